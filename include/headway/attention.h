@@ -1,0 +1,107 @@
+// Scaled dot-product attention over views, its backward, and the score matrix on request.
+//
+// For each batch b, query head h, query position i, key position j, with the kv head g = h / (H / Hkv):
+//   s(i,j) = scale * <q[b,h,i,:], k[b,g,j,:]>        then softcap * tanh(s / softcap), + bias, + alibi
+//   lse(i) = log(sum over allowed j of exp(s) + exp(sink[h]))
+//   out(i) = sum over allowed j of dropout(exp(s - lse)) * v[b,g,j,:]
+// A row with no key allowed gives out 0 and lse -inf. docs/contract.md has every rule and edge case.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "headway/plan.h"
+#include "headway/tensor.h"
+
+namespace headway {
+
+enum class Causal : std::uint8_t {
+  none,
+  square,        // top_left, and an error unless there are as many queries as keys: the two alignments agree there
+  top_left,      // allows j <= i
+  bottom_right,  // allows j <= i + offset: the last query sees the last key
+};
+
+// Allows i + offset - left <= j <= i + offset + right; a side without a number is unlimited.
+struct Window {
+  std::optional<std::int64_t> left;
+  std::optional<std::int64_t> right;
+};
+
+// Called now and then from the calling thread with the share of the work done, 0 to 1. False stops the call, which then
+// throws Cancelled and leaves its outputs unfinished.
+using Progress = std::function<bool(double)>;
+
+struct AttentionOptions {
+  std::optional<ConstTensorView> mask;          // bool, broadcasts to [B,H,Sq,Sk]; true = attend
+  std::optional<ConstTensorView> bias;          // any float type, broadcasts to [B,H,Sq,Sk]; -inf forbids
+  Causal causal = Causal::none;
+  std::optional<Window> window;
+  std::optional<ConstTensorView> valid_lens;    // integers [B] or [B,Sq]: allows j < valid_lens
+  std::optional<ConstTensorView> query_lens;    // integers [B]: rows from there on are padding
+  std::optional<double> scale;                  // 1/sqrt(D) when absent
+  std::optional<double> softcap;                // > 0
+  std::optional<ConstTensorView> alibi_slopes;  // [H]: adds -slope * |i + offset - j|
+  std::optional<ConstTensorView> sinks;         // [H]: one more score per row, with no value behind it
+  double dropout = 0.0;                         // in [0,1]; above 0 needs the seed
+  std::optional<std::uint64_t> seed;
+  Engine engine = Engine::automatic;
+  Progress progress;
+};
+
+// What attention writes besides out, for those who ask.
+struct AttentionOutputs {
+  std::optional<TensorView> lse;      // [B,H,Sq], f64 for f64 inputs, f32 otherwise
+  std::optional<TensorView> weights;  // [B,H,Sq,Sk] in the input type, before dropout
+};
+
+// Where attention_backward writes; a gradient without a view is not computed.
+struct AttentionGradients {
+  std::optional<TensorView> dq, dk, dv;  // shapes and type of query, key, value
+  std::optional<TensorView> dbias;       // the bias's own shape, any float type
+  std::optional<TensorView> dsinks;      // [H], any float type
+};
+
+// query [B,H,Sq,D], key [B,Hkv,Sk,D], value [B,Hkv,Sk,Dv], out [B,H,Sq,Dv]. Also [B,S,D] (one head) and [S,D] (one head,
+// one batch item); masks, biases, lse and weights then lack the same axes.
+void attention(ConstTensorView query, ConstTensorView key, ConstTensorView value, TensorView out,
+               const AttentionOptions& options = {}, const AttentionOutputs& outputs = {});
+
+// The gradients of sum(grad_out * out), from the out and lse that attention wrote with the same options.
+void attention_backward(ConstTensorView grad_out, ConstTensorView query, ConstTensorView key, ConstTensorView value,
+                        ConstTensorView out, ConstTensorView lse, const AttentionGradients& gradients,
+                        const AttentionOptions& options = {});
+
+// Packed sequences: query [total_q,H,D], key [total_k,Hkv,D], value [total_k,Hkv,Dv], out [total_q,H,Dv], lse [H,total_q].
+// Sequence b is rows cu_seqlens[b] to cu_seqlens[b+1]; sequences never see each other. Masks and biases broadcast to
+// [B,H,longest query,longest key] with positions counted inside a sequence.
+void attention_varlen(ConstTensorView query, ConstTensorView key, ConstTensorView value, ConstTensorView cu_seqlens_q,
+                      ConstTensorView cu_seqlens_k, TensorView out, const AttentionOptions& options = {},
+                      const AttentionOutputs& outputs = {});
+
+void attention_varlen_backward(ConstTensorView grad_out, ConstTensorView query, ConstTensorView key,
+                               ConstTensorView value, ConstTensorView out, ConstTensorView lse,
+                               ConstTensorView cu_seqlens_q, ConstTensorView cu_seqlens_k,
+                               const AttentionGradients& gradients, const AttentionOptions& options = {});
+
+// The matrix [B,H,Sq,Sk] after a stage of the definition.
+enum class Stage : std::uint8_t {
+  scaled,   // scale * <q,k>
+  capped,   // after softcap
+  biased,   // after bias and alibi, -inf where forbidden
+  weights,  // after the softmax, 0 where forbidden
+};
+
+void attention_scores(ConstTensorView query, ConstTensorView key, TensorView scores, Stage stage = Stage::weights,
+                      const AttentionOptions& options = {});
+
+// What attention would run and why; runs nothing.
+Plan explain(ConstTensorView query, ConstTensorView key, ConstTensorView value, const AttentionOptions& options = {},
+             const AttentionOutputs& outputs = {});
+Plan explain_backward(ConstTensorView query, ConstTensorView key, ConstTensorView value,
+                      const AttentionOptions& options = {});
+
+}  // namespace headway

@@ -1,0 +1,51 @@
+// The errors that Headway throws. Every text starts with the operation, says what was expected and what was found:
+// "attention: key has head_dim 80, query has 64".
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace headway {
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A value, shape or layout that the operation does not accept.
+class InvalidArgument : public Error {
+ public:
+  using Error::Error;
+};
+
+// An element type that the operation does not accept, or two that should be equal.
+class TypeMismatch : public Error {
+ public:
+  using Error::Error;
+};
+
+// An allocation that the system refused. The library stays usable.
+class OutOfMemory : public Error {
+ public:
+  using Error::Error;
+};
+
+// Something the contract allows but the engine asked for by name, or this build, does not do.
+class Unsupported : public Error {
+ public:
+  using Error::Error;
+};
+
+// A file that cannot be read, cannot be written, or is not what its format says.
+class FileError : public Error {
+ public:
+  using Error::Error;
+};
+
+// The caller's progress callback asked to stop.
+class Cancelled : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace headway

@@ -1,0 +1,11 @@
+// Headway: exact multi-head attention. This header brings in the whole public API.
+#pragma once
+
+#include "headway/attention.h"
+#include "headway/dtype.h"
+#include "headway/error.h"
+#include "headway/io.h"
+#include "headway/layer.h"
+#include "headway/plan.h"
+#include "headway/tensor.h"
+#include "headway/version.h"

@@ -1,0 +1,44 @@
+// Tensor files: NumPy's .npy and .npz, and .safetensors. Every file is read as hostile: what a header claims is checked
+// against the file's real size before anything is allocated, and nothing in a file is ever executed (no pickle).
+// Every write goes to a temporary file in the same folder and is renamed when complete.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "headway/tensor.h"
+
+namespace headway {
+
+using NamedTensors = std::map<std::string, Tensor>;
+using NamedViews = std::map<std::string, ConstTensorView>;
+
+// A .safetensors file: tensors by name, and its free-form text metadata.
+struct SafetensorsFile {
+  NamedTensors tensors;
+  std::map<std::string, std::string> metadata;
+};
+
+struct ReadLimits {
+  std::uint64_t header_bytes = std::uint64_t{100} << 20;  // of .npy and .safetensors headers, and a .npz directory
+  std::uint64_t tensor_bytes = std::uint64_t{1} << 40;    // of one tensor after decompression
+};
+
+struct WriteOptions {
+  bool overwrite = false;  // an existing file is an error otherwise
+  bool compress = false;   // .npz only: deflate instead of store
+};
+
+Tensor load_npy(const std::filesystem::path& path, const ReadLimits& limits = {});
+NamedTensors load_npz(const std::filesystem::path& path, const ReadLimits& limits = {});
+SafetensorsFile load_safetensors(const std::filesystem::path& path, const ReadLimits& limits = {});
+
+// bf16 has no .npy type of its own: .npy and .npz refuse it, .safetensors takes every type.
+void save_npy(const std::filesystem::path& path, ConstTensorView tensor, const WriteOptions& options = {});
+void save_npz(const std::filesystem::path& path, const NamedViews& tensors, const WriteOptions& options = {});
+void save_safetensors(const std::filesystem::path& path, const NamedViews& tensors,
+                      const std::map<std::string, std::string>& metadata = {}, const WriteOptions& options = {});
+
+}  // namespace headway
