@@ -1,0 +1,351 @@
+// Tensors and views: checked sizes, shape functions, ownership, conversion.
+#include "headway/tensor.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "core/elements.h"
+#include "core/text.h"
+
+namespace headway {
+
+Dims::Dims(std::span<const std::int64_t> values) {
+  for (const std::int64_t value : values) {
+    push_back(value);
+  }
+}
+
+void Dims::push_back(std::int64_t value) {
+  if (size_ == max_rank) {
+    throw InvalidArgument(text("Dims: expected at most ", max_rank, " dimensions, found more"));
+  }
+  values_[static_cast<std::size_t>(size_++)] = value;
+}
+
+bool Dims::operator==(const Dims& other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
+
+std::int64_t checked_elements(const Dims& sizes, DType dtype) {
+  for (const std::int64_t size : sizes) {
+    if (size < 0) {
+      throw InvalidArgument(text("tensor: expected sizes of 0 or more, found ", sizes));
+    }
+  }
+  // An empty tensor has no bytes, whatever the other sizes say.
+  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) {
+    return 0;
+  }
+  std::int64_t bytes = static_cast<std::int64_t>(size_of(dtype));
+  for (const std::int64_t size : sizes) {
+    if (__builtin_mul_overflow(bytes, size, &bytes)) {
+      throw InvalidArgument(text("tensor: a ", dtype, " tensor of shape ", sizes, " has more than 2^63 bytes"));
+    }
+  }
+  return bytes / static_cast<std::int64_t>(size_of(dtype));
+}
+
+Dims contiguous_strides(const Dims& sizes) {
+  Dims strides = sizes;
+  std::int64_t stride = 1;
+  for (int axis = sizes.size() - 1; axis >= 0; --axis) {
+    strides[axis] = stride;
+    // Sizes too large to be contiguous are refused where elements are counted; here they only must not overflow.
+    if (__builtin_mul_overflow(stride, std::max<std::int64_t>(sizes[axis], 1), &stride)) {
+      stride = 0;
+    }
+  }
+  return strides;
+}
+
+template <class Void>
+BasicTensorView<Void>::BasicTensorView(Void* data, DType dtype, Dims sizes, Dims strides, Device device)
+    : data_(data), dtype_(dtype), device_(device), sizes_(sizes), strides_(strides) {
+  if (sizes.size() != strides.size()) {
+    throw InvalidArgument(text("tensor: expected one stride for each size, found sizes ", sizes, " and strides ", strides));
+  }
+  const std::int64_t count = checked_elements(sizes, dtype);
+  if (count > 0 && data == nullptr) {
+    throw InvalidArgument(text("tensor: expected memory for shape ", sizes, ", found a null pointer"));
+  }
+}
+
+template <class Void>
+std::int64_t BasicTensorView<Void>::elements() const {
+  return checked_elements(sizes_, dtype_);
+}
+
+template <class Void>
+bool BasicTensorView<Void>::is_contiguous() const {
+  std::int64_t expected = 1;
+  for (int axis = rank() - 1; axis >= 0; --axis) {
+    if (sizes_[axis] != 1 && strides_[axis] != expected) {
+      return elements() == 0;
+    }
+    expected *= sizes_[axis];
+  }
+  return true;
+}
+
+template <class Void>
+void BasicTensorView<Void>::require_dtype(DType expected) const {
+  if (dtype_ != expected) {
+    throw TypeMismatch(text("tensor: expected elements of type ", expected, ", found ", dtype_));
+  }
+}
+
+template <class Void>
+std::int64_t BasicTensorView<Void>::offset(const Dims& index) const {
+  bool inside = index.size() == rank();
+  std::int64_t result = 0;
+  for (int axis = 0; inside && axis < rank(); ++axis) {
+    inside = index[axis] >= 0 && index[axis] < sizes_[axis];
+    result += index[axis] * strides_[axis];
+  }
+  if (!inside) {
+    throw InvalidArgument(text("tensor: index ", index, " is outside the shape ", sizes_));
+  }
+  return result;
+}
+
+template <class Void>
+BasicTensorView<Void> BasicTensorView<Void>::moved_by(std::int64_t elements, Dims sizes, Dims strides) const {
+  using Byte = std::conditional_t<writable, char, const char>;
+  Void* moved = data_ == nullptr ? data_ : static_cast<Byte*>(data_) + elements * static_cast<std::int64_t>(size_of(dtype_));
+  return {moved, dtype_, sizes, strides, device_};
+}
+
+namespace {
+
+void require_axis(const char* operation, int axis, int rank) {
+  if (axis < 0 || axis >= rank) {
+    throw InvalidArgument(text(operation, ": expected an axis from 0 to ", rank - 1, ", found ", axis));
+  }
+}
+
+Dims without(const Dims& dims, int dropped) {
+  Dims result;
+  for (int axis = 0; axis < dims.size(); ++axis) {
+    if (axis != dropped) {
+      result.push_back(dims[axis]);
+    }
+  }
+  return result;
+}
+
+// `dims` with the one entry at `axis` replaced by `inserted`.
+Dims replaced(const Dims& dims, int axis, const Dims& inserted) {
+  Dims result;
+  for (int i = 0; i < dims.size(); ++i) {
+    if (i != axis) {
+      result.push_back(dims[i]);
+      continue;
+    }
+    for (const std::int64_t value : inserted) {
+      result.push_back(value);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+template <class Void>
+BasicTensorView<Void> BasicTensorView<Void>::transpose(int axis_a, int axis_b) const {
+  require_axis("transpose", axis_a, rank());
+  require_axis("transpose", axis_b, rank());
+  Dims sizes = sizes_;
+  Dims strides = strides_;
+  std::swap(sizes[axis_a], sizes[axis_b]);
+  std::swap(strides[axis_a], strides[axis_b]);
+  return moved_by(0, sizes, strides);
+}
+
+template <class Void>
+BasicTensorView<Void> BasicTensorView<Void>::permute(const Dims& order) const {
+  Dims sizes;
+  Dims strides;
+  std::array<bool, Dims::max_rank> seen{};
+  bool valid = order.size() == rank();
+  for (int i = 0; valid && i < rank(); ++i) {
+    const std::int64_t axis = order[i];
+    valid = axis >= 0 && axis < rank() && !seen[static_cast<std::size_t>(axis)];
+    if (valid) {
+      seen[static_cast<std::size_t>(axis)] = true;
+      sizes.push_back(sizes_[static_cast<int>(axis)]);
+      strides.push_back(strides_[static_cast<int>(axis)]);
+    }
+  }
+  if (!valid) {
+    throw InvalidArgument(text("permute: expected each axis of shape ", sizes_, " once, found order ", order));
+  }
+  return moved_by(0, sizes, strides);
+}
+
+template <class Void>
+BasicTensorView<Void> BasicTensorView<Void>::select(int axis, std::int64_t index) const {
+  require_axis("select", axis, rank());
+  if (index < 0 || index >= sizes_[axis]) {
+    throw InvalidArgument(text("select: expected an index from 0 to ", sizes_[axis] - 1, ", found ", index));
+  }
+  return moved_by(index * strides_[axis], without(sizes_, axis), without(strides_, axis));
+}
+
+template <class Void>
+BasicTensorView<Void> BasicTensorView<Void>::slice(int axis, std::int64_t begin, std::int64_t end) const {
+  require_axis("slice", axis, rank());
+  if (begin < 0 || end < begin || end > sizes_[axis]) {
+    throw InvalidArgument(text("slice: expected 0 <= begin <= end <= ", sizes_[axis], ", found ", begin, " and ", end));
+  }
+  Dims sizes = sizes_;
+  sizes[axis] = end - begin;
+  return moved_by(end > begin ? begin * strides_[axis] : 0, sizes, strides_);
+}
+
+template <class Void>
+BasicTensorView<Void> BasicTensorView<Void>::flip(int axis) const {
+  require_axis("flip", axis, rank());
+  Dims strides = strides_;
+  strides[axis] = -strides[axis];
+  const std::int64_t last = std::max<std::int64_t>(sizes_[axis] - 1, 0);
+  return moved_by(last * strides_[axis], sizes_, strides);
+}
+
+template <class Void>
+BasicTensorView<Void> BasicTensorView<Void>::unsqueeze(int axis) const {
+  require_axis("unsqueeze", axis, rank() + 1);
+  Dims sizes;
+  Dims strides;
+  for (int i = 0; i <= rank(); ++i) {
+    if (i == axis) {
+      sizes.push_back(1);
+      strides.push_back(0);
+    }
+    if (i < rank()) {
+      sizes.push_back(sizes_[i]);
+      strides.push_back(strides_[i]);
+    }
+  }
+  return moved_by(0, sizes, strides);
+}
+
+template <class Void>
+BasicTensorView<Void> BasicTensorView<Void>::unflatten(int axis, const Dims& sizes) const {
+  require_axis("unflatten", axis, rank());
+  if (sizes.empty() || checked_elements(sizes, DType::b8) != sizes_[axis]) {
+    throw InvalidArgument(text("unflatten: expected sizes whose product is ", sizes_[axis], ", found ", sizes));
+  }
+  Dims strides = contiguous_strides(sizes);
+  for (int i = 0; i < strides.size(); ++i) {
+    strides[i] *= strides_[axis];
+  }
+  return moved_by(0, replaced(sizes_, axis, sizes), replaced(strides_, axis, strides));
+}
+
+template <class Void>
+BasicTensorView<Void> BasicTensorView<Void>::expand(const Dims& sizes) const {
+  const int added = sizes.size() - rank();
+  bool fits = added >= 0;
+  Dims strides = sizes;
+  for (int axis = 0; fits && axis < sizes.size(); ++axis) {
+    const std::int64_t own = axis < added ? 1 : sizes_[axis - added];
+    fits = own == sizes[axis] || own == 1;
+    strides[axis] = own == sizes[axis] && axis >= added ? strides_[axis - added] : 0;
+  }
+  if (!fits) {
+    throw InvalidArgument(text("expand: shape ", sizes_, " does not broadcast to ", sizes));
+  }
+  return moved_by(0, sizes, strides);
+}
+
+template class BasicTensorView<void>;
+template class BasicTensorView<const void>;
+
+namespace {
+constexpr std::size_t alignment = 64;
+}
+
+void Tensor::Free::operator()(void* memory) const noexcept { std::free(memory); }
+
+Tensor Tensor::uninitialized(const Dims& sizes, DType dtype) {
+  const auto bytes = static_cast<std::size_t>(checked_elements(sizes, dtype)) * size_of(dtype);
+  // aligned_alloc wants a multiple of the alignment; one block more than none, so that data() is never null.
+  const std::size_t rounded = (bytes / alignment + 1) * alignment;
+  Tensor result;
+  result.memory_.reset(std::aligned_alloc(alignment, rounded));
+  if (result.memory_ == nullptr) {
+    throw OutOfMemory(text("tensor: could not allocate ", bytes, " bytes for a ", dtype, " tensor of shape ", sizes));
+  }
+  result.sizes_ = sizes;
+  result.dtype_ = dtype;
+  return result;
+}
+
+Tensor::Tensor(const Dims& sizes, DType dtype) : Tensor(uninitialized(sizes, dtype)) {
+  std::memset(memory_.get(), 0, static_cast<std::size_t>(elements()) * size_of(dtype));
+}
+
+Tensor Tensor::copied_from(const void* values, std::size_t count, const Dims& sizes, DType dtype) {
+  Tensor result = uninitialized(sizes, dtype);
+  if (static_cast<std::size_t>(result.elements()) != count) {
+    throw InvalidArgument(text("tensor: shape ", sizes, " has ", result.elements(), " elements, found ", count, " values"));
+  }
+  if (count > 0) {
+    std::memcpy(result.data(), values, count * size_of(dtype));
+  }
+  return result;
+}
+
+Tensor Tensor::clone() const { return convert(*this, dtype_); }
+
+namespace {
+
+// Calls visit(from offset, to offset) for each index, the last axis fastest.
+template <class Visit>
+void for_each_pair(const Dims& sizes, const Dims& from, const Dims& to, int axis, std::int64_t from_offset,
+                   std::int64_t to_offset, const Visit& visit) {
+  if (axis == sizes.size()) {
+    visit(from_offset, to_offset);
+    return;
+  }
+  for (std::int64_t i = 0; i < sizes[axis]; ++i) {
+    for_each_pair(sizes, from, to, axis + 1, from_offset + i * from[axis], to_offset + i * to[axis], visit);
+  }
+}
+
+}  // namespace
+
+void copy(ConstTensorView from, TensorView to) {
+  if (from.sizes() != to.sizes()) {
+    throw InvalidArgument(text("copy: expected equal shapes, found ", from.sizes(), " and ", to.sizes()));
+  }
+  if (from.device() != Device{} || to.device() != Device{}) {
+    throw Unsupported(text("copy: expected host memory, found ", from.device(), " and ", to.device()));
+  }
+  if (from.elements() == 0) {
+    return;
+  }
+  if (from.dtype() == to.dtype() && from.is_contiguous() && to.is_contiguous()) {
+    std::memcpy(to.data(), from.data(), static_cast<std::size_t>(from.elements()) * size_of(from.dtype()));
+    return;
+  }
+  with_element_type(from.dtype(), [&](auto source) {
+    with_element_type(to.dtype(), [&](auto target) {
+      using Source = decltype(source);
+      using Target = decltype(target);
+      const auto* in = static_cast<const Source*>(from.data());
+      auto* out = static_cast<Target*>(to.data());
+      for_each_pair(from.sizes(), from.strides(), to.strides(), 0, 0, 0, [&](std::int64_t read, std::int64_t write) {
+        out[write] = converted<Target>(in[read]);
+      });
+    });
+  });
+}
+
+Tensor convert(ConstTensorView from, DType dtype) {
+  Tensor result = Tensor::uninitialized(from.sizes(), dtype);
+  copy(from, result);
+  return result;
+}
+
+}  // namespace headway

@@ -1,0 +1,17 @@
+// Building the texts of errors and plans.
+#pragma once
+
+#include <sstream>
+#include <string>
+
+namespace headway {
+
+// text("key has head_dim ", 80) == "key has head_dim 80"
+template <class... Parts>
+std::string text(const Parts&... parts) {
+  std::ostringstream stream;
+  (stream << ... << parts);
+  return std::move(stream).str();
+}
+
+}  // namespace headway
