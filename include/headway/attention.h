@@ -27,8 +27,8 @@ enum class Causal : std::uint8_t {
 
 // Allows i + offset - left <= j <= i + offset + right; a side without a number is unlimited.
 struct Window {
-  std::optional<std::int64_t> left;
-  std::optional<std::int64_t> right;
+  std::optional<std::int64_t> left = {};
+  std::optional<std::int64_t> right = {};
 };
 
 // Called now and then from the calling thread with the share of the work done, 0 to 1. False stops the call, which then
@@ -36,37 +36,39 @@ struct Window {
 using Progress = std::function<bool(double)>;
 
 struct AttentionOptions {
-  std::optional<ConstTensorView> mask;          // bool, broadcasts to [B,H,Sq,Sk]; true = attend
-  std::optional<ConstTensorView> bias;          // any float type, broadcasts to [B,H,Sq,Sk]; -inf forbids
+  std::optional<ConstTensorView> mask = {};  // bool, broadcasts to [B,H,Sq,Sk]; true = attend
+  std::optional<ConstTensorView> bias = {};  // any float type, broadcasts to [B,H,Sq,Sk]; -inf forbids
   Causal causal = Causal::none;
-  std::optional<Window> window;
-  std::optional<ConstTensorView> valid_lens;    // integers [B] or [B,Sq]: allows j < valid_lens
-  std::optional<ConstTensorView> query_lens;    // integers [B]: rows from there on are padding
-  std::optional<double> scale;                  // 1/sqrt(D) when absent
-  std::optional<double> softcap;                // > 0
-  std::optional<ConstTensorView> alibi_slopes;  // [H]: adds -slope * |i + offset - j|
-  std::optional<ConstTensorView> sinks;         // [H]: one more score per row, with no value behind it
-  double dropout = 0.0;                         // in [0,1]; above 0 needs the seed
-  std::optional<std::uint64_t> seed;
+  std::optional<Window> window = {};
+  std::optional<ConstTensorView> valid_lens = {};    // integers [B] or [B,Sq]: allows j < valid_lens
+  std::optional<ConstTensorView> query_lens = {};    // integers [B]: rows from there on are padding
+  std::optional<double> scale = {};                  // 1/sqrt(D) when absent
+  std::optional<double> softcap = {};                // > 0
+  std::optional<ConstTensorView> alibi_slopes = {};  // [H]: adds -slope * |i + offset - j|
+  std::optional<ConstTensorView> sinks = {};         // [H]: one more score per row, with no value behind it
+  double dropout = 0.0;                              // in [0,1]; above 0 needs the seed
+  std::optional<std::uint64_t> seed = {};
   Engine engine = Engine::automatic;
-  Progress progress;
+  Progress progress = {};
 };
 
 // What attention writes besides out, for those who ask.
 struct AttentionOutputs {
-  std::optional<TensorView> lse;      // [B,H,Sq], f64 for f64 inputs, f32 otherwise
-  std::optional<TensorView> weights;  // [B,H,Sq,Sk] in the input type, before dropout
+  std::optional<TensorView> lse = {};      // [B,H,Sq], f64 for f64 inputs, f32 otherwise
+  std::optional<TensorView> weights = {};  // [B,H,Sq,Sk] in the input type, before dropout
 };
 
 // Where attention_backward writes; a gradient without a view is not computed.
 struct AttentionGradients {
-  std::optional<TensorView> dq, dk, dv;  // shapes and type of query, key, value
-  std::optional<TensorView> dbias;       // the bias's own shape, any float type
-  std::optional<TensorView> dsinks;      // [H], any float type
+  std::optional<TensorView> dq = {};  // shapes and type of query, key, value
+  std::optional<TensorView> dk = {};
+  std::optional<TensorView> dv = {};
+  std::optional<TensorView> dbias = {};   // the bias's own shape, any float type
+  std::optional<TensorView> dsinks = {};  // [H], any float type
 };
 
-// query [B,H,Sq,D], key [B,Hkv,Sk,D], value [B,Hkv,Sk,Dv], out [B,H,Sq,Dv]. Also [B,S,D] (one head) and [S,D] (one head,
-// one batch item); masks, biases, lse and weights then lack the same axes.
+// query [B,H,Sq,D], key [B,Hkv,Sk,D], value [B,Hkv,Sk,Dv], out [B,H,Sq,Dv]. Also [B,S,D] (one head) and [S,D] (one
+// head, one batch item); masks, biases, lse and weights then lack the same axes.
 void attention(ConstTensorView query, ConstTensorView key, ConstTensorView value, TensorView out,
                const AttentionOptions& options = {}, const AttentionOutputs& outputs = {});
 
@@ -75,9 +77,9 @@ void attention_backward(ConstTensorView grad_out, ConstTensorView query, ConstTe
                         ConstTensorView out, ConstTensorView lse, const AttentionGradients& gradients,
                         const AttentionOptions& options = {});
 
-// Packed sequences: query [total_q,H,D], key [total_k,Hkv,D], value [total_k,Hkv,Dv], out [total_q,H,Dv], lse [H,total_q].
-// Sequence b is rows cu_seqlens[b] to cu_seqlens[b+1]; sequences never see each other. Masks and biases broadcast to
-// [B,H,longest query,longest key] with positions counted inside a sequence.
+// Packed sequences: query [total_q,H,D], key [total_k,Hkv,D], value [total_k,Hkv,Dv], out [total_q,H,Dv], lse
+// [H,total_q]. Sequence b is rows cu_seqlens[b] to cu_seqlens[b+1]; sequences never see each other. Masks and biases
+// broadcast to [B,H,longest query,longest key] with positions counted inside a sequence.
 void attention_varlen(ConstTensorView query, ConstTensorView key, ConstTensorView value, ConstTensorView cu_seqlens_q,
                       ConstTensorView cu_seqlens_k, TensorView out, const AttentionOptions& options = {},
                       const AttentionOutputs& outputs = {});
@@ -98,10 +100,15 @@ enum class Stage : std::uint8_t {
 void attention_scores(ConstTensorView query, ConstTensorView key, TensorView scores, Stage stage = Stage::weights,
                       const AttentionOptions& options = {});
 
+// What a call to explain is about: attention as it stands, or with these outputs, or its backward.
+struct ExplainRequest {
+  bool lse = false;
+  bool weights = false;
+  bool backward = false;
+};
+
 // What attention would run and why; runs nothing.
 Plan explain(ConstTensorView query, ConstTensorView key, ConstTensorView value, const AttentionOptions& options = {},
-             const AttentionOutputs& outputs = {});
-Plan explain_backward(ConstTensorView query, ConstTensorView key, ConstTensorView value,
-                      const AttentionOptions& options = {});
+             const ExplainRequest& request = {});
 
 }  // namespace headway

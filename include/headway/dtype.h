@@ -10,8 +10,8 @@ namespace headway {
 
 enum class DType : std::uint8_t { f32, f64, bf16, f16, b8, i32, i64 };
 
-const char* name(DType dtype);                // "f32", "bf16", "bool", ...
-std::size_t size_of(DType dtype);             // bytes of one element
+const char* name(DType dtype);     // "f32", "bf16", "bool", ...
+std::size_t size_of(DType dtype);  // bytes of one element
 constexpr bool is_float(DType dtype) { return dtype <= DType::f16; }
 constexpr bool is_integer(DType dtype) { return dtype == DType::i32 || dtype == DType::i64; }
 std::ostream& operator<<(std::ostream& stream, DType dtype);
@@ -46,10 +46,10 @@ inline constexpr bool has_dtype = false;
 template <class T>
 inline constexpr DType dtype_of = DType::f32;
 
-#define HEADWAY_ELEMENT(type, tag)               \
-  template <>                                    \
-  inline constexpr bool has_dtype<type> = true;  \
-  template <>                                    \
+#define HEADWAY_ELEMENT(type, tag)              \
+  template <>                                   \
+  inline constexpr bool has_dtype<type> = true; \
+  template <>                                   \
   inline constexpr DType dtype_of<type> = DType::tag
 HEADWAY_ELEMENT(float, f32);
 HEADWAY_ELEMENT(double, f64);

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,11 +18,17 @@
 
 namespace headway {
 
+// How parameters are drawn. Element e (counted in row-major order) of parameter p (W_q 0, W_k 1, W_v 2, W_o 3, b_q 4 to
+// b_o 7) comes from Philox4x32-10 with key = seed and counter (e/2 low word, e/2 high word, p, 0x48454144): an even e takes
+// words 0 and 1, an odd one words 2 and 3, low word first. The top 53 of those 64 bits are u in [0, 1); the value computed
+// from u in float64 is rounded once to the parameter's type.
 enum class Initializer : std::uint8_t {
-  xavier_uniform,  // U(-a, a), a = sqrt(6 / (inputs + outputs)); biases 0
-  torch_linear,    // U(-a, a), a = 1 / sqrt(inputs), biases too: what nn.Linear draws
-  uniform_01,      // U[0, 1), biases too: what document 003 draws
+  xavier_uniform,  // (2u - 1) a, a = sqrt(6 / (inputs + outputs)); biases 0
+  torch_linear,    // (2u - 1) a, a = 1 / sqrt(inputs), biases too: the distribution of nn.Linear
+  uniform_01,      // u, biases too; where rounding would reach 1, the largest number below it
 };
+
+const char* name(Initializer initializer);
 
 struct MultiHeadAttentionConfig {
   std::int64_t model_dim = 0;  // width of the queries and of the output
@@ -34,12 +41,21 @@ struct MultiHeadAttentionConfig {
   DType dtype = DType::f32;
   Initializer initializer = Initializer::xavier_uniform;
   std::uint64_t seed = 0;      // the same seed gives the same parameters everywhere
+
+  bool operator==(const MultiHeadAttentionConfig&) const = default;
 };
 
-// Gradients of a layer: of its inputs, and of each parameter by name.
+// Gradients of a layer: of its inputs, in their shapes, and of each parameter by name. Where one tensor was queries, keys
+// and values at once, its gradient is the sum of the three.
 struct Gradients {
   Tensor queries, keys, values;
   std::map<std::string, Tensor> parameters;
+};
+
+// Where backward writes the gradients of what came in through the options, for those who train them.
+struct OptionGradients {
+  std::optional<TensorView> bias;   // the bias's own shape, any float type
+  std::optional<TensorView> sinks;  // [heads], any float type
 };
 
 class MultiHeadAttention {
@@ -49,6 +65,7 @@ class MultiHeadAttention {
   MultiHeadAttention(MultiHeadAttention&&) noexcept;
   MultiHeadAttention& operator=(MultiHeadAttention&&) noexcept;
 
+  // As given, with every 0 replaced by the number that it stands for.
   const MultiHeadAttentionConfig& config() const;
 
   // W_q [model_dim, heads*head_dim], W_k [key_dim, kv_heads*head_dim], W_v [value_dim, kv_heads*head_dim],
@@ -58,24 +75,28 @@ class MultiHeadAttention {
   TensorView parameter(const std::string& name);
   ConstTensorView parameter(const std::string& name) const;
 
-  // queries [B,Sq,model_dim], keys [B,Sk,key_dim], values [B,Sk,value_dim] -> [B,Sq,model_dim]; all three may lack B.
-  // forward remembers views of its inputs for backward, so they must stay alive and unchanged until then.
+  // queries [B,Sq,model_dim], keys [B,Sk,key_dim], values [B,Sk,value_dim] -> [B,Sq,model_dim]. All three may lack B: then
+  // weights are [heads,Sq,Sk] and lse [heads,Sq], and valid_lens and query_lens keep a batch axis of size 1.
+  // forward remembers views of its inputs and options for backward: they and the parameters must stay alive and unchanged
+  // until then. After a forward that throws there is nothing to go backward from.
   Tensor forward(ConstTensorView queries, ConstTensorView keys, ConstTensorView values,
                  const AttentionOptions& options = {}, const AttentionOutputs& outputs = {});
 
-  // The same result, remembering nothing; several threads may call it at once.
+  // The same result, bit for bit, remembering nothing; several threads may call it at once.
   Tensor infer(ConstTensorView queries, ConstTensorView keys, ConstTensorView values,
                const AttentionOptions& options = {}, const AttentionOutputs& outputs = {}) const;
 
-  // The gradients of sum(grad_output * y) of the last forward.
-  Gradients backward(ConstTensorView grad_output);
+  // The gradients of sum(grad_output * y) of the last forward; may be called again with another grad_output.
+  Gradients backward(ConstTensorView grad_output, const OptionGradients& option_gradients = {});
 
-  // Parameters and shape as .safetensors; load checks every name, shape and type.
+  // Parameters and config as .safetensors; load checks every name, shape, type and number.
   void save(const std::filesystem::path& path, bool overwrite = false) const;
   static MultiHeadAttention load(const std::filesystem::path& path);
 
  private:
   struct State;
+  explicit MultiHeadAttention(std::unique_ptr<State> state);
+
   std::unique_ptr<State> state_;
 };
 

@@ -23,19 +23,20 @@ struct Plan {
   };
 
   Engine engine = Engine::reference;
-  std::string operation;        // "attention", "attention_backward", ...
-  std::string kernel;           // the engine's own name for what it runs
-  std::string instruction_set;  // what the kernel was compiled for
-  std::string shape;            // "query (2, 8, 128, 64) f32, key (2, 2, 128, 64), value (2, 2, 128, 64)"
-  std::string options;          // the options in force: "causal bottom_right, window (128, 0)"
+  std::string operation;         // "attention", "attention_backward", ...
+  std::string kernel;            // the engine's own name for what it runs
+  std::string instruction_set;   // what the kernel was compiled for
+  std::string shape;             // "query (2, 8, 128, 64) f32, key (2, 2, 128, 64), value (2, 2, 128, 64)"
+  std::string options;           // the options in force: "causal bottom_right, window (128, 0)"
   std::int64_t query_block = 1;  // queries and keys in one tile
   std::int64_t key_block = 1;
-  std::int64_t tasks = 0;        // independent pieces of work
+  std::int64_t tasks = 0;  // independent pieces of work
   int threads = 1;
-  double pairs = 0;              // (query, key) pairs that the key ranges leave to visit
-  double flops = 0;              // 2 (D + Dv) per visited pair forward, 2.5 times that backward
-  double bytes = 0;              // the inputs and outputs, each once
-  double scratch_bytes = 0;      // memory allocated besides the outputs
+  double pairs = 0;          // (query, key) pairs that the key ranges leave to visit
+  double all_pairs = 0;      // batch * heads * queries * keys
+  double flops = 0;          // 2 (D + Dv) per visited pair forward, 2.5 times that backward
+  double bytes = 0;          // the inputs and outputs, each once
+  double scratch_bytes = 0;  // memory allocated besides the outputs
   std::vector<PassedOver> passed_over;
 };
 

@@ -1,5 +1,5 @@
-// Tensor owns memory; TensorView and ConstTensorView borrow it. A view is a pointer, an element type, a device, sizes and
-// strides in elements (of any sign; 0 repeats an element). Shape functions return views and never copy.
+// Tensor owns memory; TensorView and ConstTensorView borrow it. A view is a pointer, an element type, a device, sizes
+// and strides in elements (of any sign; 0 repeats an element). Shape functions return views and never copy.
 #pragma once
 
 #include <array>
@@ -70,17 +70,17 @@ class BasicTensorView {
 
   // Over memory of a known element type: TensorView(pointer, {2, 3}) or, with strides, (pointer, {2, 3}, {3, 1}).
   template <class T>
-    requires(Element<std::remove_const_t<T>> && std::is_convertible_v<T*, Void*>)
-  BasicTensorView(T* data, Dims sizes) : BasicTensorView(data, dtype_of<std::remove_const_t<T>>, sizes) {}
+  requires(Element<std::remove_const_t<T>>&& std::is_convertible_v<T*, Void*>) BasicTensorView(T* data, Dims sizes)
+      : BasicTensorView(data, dtype_of<std::remove_const_t<T>>, sizes) {}
   template <class T>
-    requires(Element<std::remove_const_t<T>> && std::is_convertible_v<T*, Void*>)
-  BasicTensorView(T* data, Dims sizes, Dims strides)
+  requires(Element<std::remove_const_t<T>>&& std::is_convertible_v<T*, Void*>)
+      BasicTensorView(T* data, Dims sizes, Dims strides)
       : BasicTensorView(data, dtype_of<std::remove_const_t<T>>, sizes, strides) {}
 
   // What may be written may be read.
   template <class Other>
-    requires(!writable && !std::is_const_v<Other>)
-  BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT(google-explicit-constructor)
+  requires(!writable && !std::is_const_v<Other>)
+      BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT(google-explicit-constructor)
       : BasicTensorView(other.data(), other.dtype(), other.sizes(), other.strides(), other.device()) {}
 
   Void* data() const { return data_; }
@@ -110,12 +110,12 @@ class BasicTensorView {
 
   BasicTensorView transpose(int axis_a, int axis_b) const;
   BasicTensorView permute(const Dims& order) const;
-  BasicTensorView select(int axis, std::int64_t index) const;                         // drops the axis
-  BasicTensorView slice(int axis, std::int64_t begin, std::int64_t end) const;        // [begin, end)
-  BasicTensorView flip(int axis) const;                                               // reads backwards
-  BasicTensorView unsqueeze(int axis) const;                                          // a new axis of size 1
-  BasicTensorView unflatten(int axis, const Dims& sizes) const;                       // one axis into several
-  BasicTensorView expand(const Dims& sizes) const;                                    // NumPy broadcasting, stride 0
+  BasicTensorView select(int axis, std::int64_t index) const;                   // drops the axis
+  BasicTensorView slice(int axis, std::int64_t begin, std::int64_t end) const;  // [begin, end)
+  BasicTensorView flip(int axis) const;                                         // reads backwards
+  BasicTensorView unsqueeze(int axis) const;                                    // a new axis of size 1
+  BasicTensorView unflatten(int axis, const Dims& sizes) const;                 // one axis into several
+  BasicTensorView expand(const Dims& sizes) const;                              // NumPy broadcasting, stride 0
 
  private:
   void require_dtype(DType expected) const;
@@ -137,8 +137,8 @@ using ConstTensorView = BasicTensorView<const void>;
 // Owns contiguous, 64-byte aligned host memory. Moving is free, copying is spelled clone().
 class Tensor {
  public:
-  Tensor() = default;                                               // shape (0), f32
-  explicit Tensor(const Dims& sizes, DType dtype = DType::f32);     // zeros
+  Tensor() = default;                                            // shape (0), f32
+  explicit Tensor(const Dims& sizes, DType dtype = DType::f32);  // zeros
   static Tensor uninitialized(const Dims& sizes, DType dtype);
 
   // Tensor::of<float>({2, 2}, {1, 2, 3, 4})
@@ -147,8 +147,7 @@ class Tensor {
     return copied_from(values.begin(), values.size(), sizes, dtype_of<T>);
   }
   template <Element T>
-    requires(!std::is_same_v<T, bool>)
-  static Tensor of(const Dims& sizes, const std::vector<T>& values) {
+  requires(!std::is_same_v<T, bool>) static Tensor of(const Dims& sizes, const std::vector<T>& values) {
     return copied_from(values.data(), values.size(), sizes, dtype_of<T>);
   }
 

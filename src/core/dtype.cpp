@@ -44,33 +44,45 @@ std::uint16_t float16_bits(float value) {
   }
   // Below: a multiple of 2^-24. Adding 0.5 puts that multiple, correctly rounded, into the last bits of a float.
   const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-  return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(0.5f)));
+  return static_cast<std::uint16_t>(sign |
+                                    (std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(0.5f)));
 }
 
 }  // namespace
 
 const char* name(DType dtype) {
   switch (dtype) {
-    case DType::f32: return "f32";
-    case DType::f64: return "f64";
-    case DType::bf16: return "bf16";
-    case DType::f16: return "f16";
-    case DType::b8: return "bool";
-    case DType::i32: return "i32";
-    case DType::i64: return "i64";
+    case DType::f32:
+      return "f32";
+    case DType::f64:
+      return "f64";
+    case DType::bf16:
+      return "bf16";
+    case DType::f16:
+      return "f16";
+    case DType::b8:
+      return "bool";
+    case DType::i32:
+      return "i32";
+    case DType::i64:
+      return "i64";
   }
   return "unknown";
 }
 
 std::size_t size_of(DType dtype) {
   switch (dtype) {
-    case DType::b8: return 1;
+    case DType::b8:
+      return 1;
     case DType::bf16:
-    case DType::f16: return 2;
+    case DType::f16:
+      return 2;
     case DType::f32:
-    case DType::i32: return 4;
+    case DType::i32:
+      return 4;
     case DType::f64:
-    case DType::i64: return 8;
+    case DType::i64:
+      return 8;
   }
   return 1;
 }

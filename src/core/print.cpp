@@ -12,7 +12,7 @@
 namespace headway {
 namespace {
 
-constexpr std::int64_t edge_items = 3;       // shown at each end of an axis that is shortened
+constexpr std::int64_t edge_items = 3;         // shown at each end of an axis that is shortened
 constexpr std::int64_t shown_elements = 1000;  // a tensor with more is shortened
 
 std::string format_element(ConstTensorView view, std::int64_t offset) {

@@ -62,7 +62,8 @@ template <class Void>
 BasicTensorView<Void>::BasicTensorView(Void* data, DType dtype, Dims sizes, Dims strides, Device device)
     : data_(data), dtype_(dtype), device_(device), sizes_(sizes), strides_(strides) {
   if (sizes.size() != strides.size()) {
-    throw InvalidArgument(text("tensor: expected one stride for each size, found sizes ", sizes, " and strides ", strides));
+    throw InvalidArgument(
+        text("tensor: expected one stride for each size, found sizes ", sizes, " and strides ", strides));
   }
   const std::int64_t count = checked_elements(sizes, dtype);
   if (count > 0 && data == nullptr) {
@@ -111,7 +112,8 @@ std::int64_t BasicTensorView<Void>::offset(const Dims& index) const {
 template <class Void>
 BasicTensorView<Void> BasicTensorView<Void>::moved_by(std::int64_t elements, Dims sizes, Dims strides) const {
   using Byte = std::conditional_t<writable, char, const char>;
-  Void* moved = data_ == nullptr ? data_ : static_cast<Byte*>(data_) + elements * static_cast<std::int64_t>(size_of(dtype_));
+  Void* moved =
+      data_ == nullptr ? data_ : static_cast<Byte*>(data_) + elements * static_cast<std::int64_t>(size_of(dtype_));
   return {moved, dtype_, sizes, strides, device_};
 }
 
@@ -288,7 +290,8 @@ Tensor::Tensor(const Dims& sizes, DType dtype) : Tensor(uninitialized(sizes, dty
 Tensor Tensor::copied_from(const void* values, std::size_t count, const Dims& sizes, DType dtype) {
   Tensor result = uninitialized(sizes, dtype);
   if (static_cast<std::size_t>(result.elements()) != count) {
-    throw InvalidArgument(text("tensor: shape ", sizes, " has ", result.elements(), " elements, found ", count, " values"));
+    throw InvalidArgument(
+        text("tensor: shape ", sizes, " has ", result.elements(), " elements, found ", count, " values"));
   }
   if (count > 0) {
     std::memcpy(result.data(), values, count * size_of(dtype));
@@ -335,9 +338,8 @@ void copy(ConstTensorView from, TensorView to) {
       using Target = decltype(target);
       const auto* in = static_cast<const Source*>(from.data());
       auto* out = static_cast<Target*>(to.data());
-      for_each_pair(from.sizes(), from.strides(), to.strides(), 0, 0, 0, [&](std::int64_t read, std::int64_t write) {
-        out[write] = converted<Target>(in[read]);
-      });
+      for_each_pair(from.sizes(), from.strides(), to.strides(), 0, 0, 0,
+                    [&](std::int64_t read, std::int64_t write) { out[write] = converted<Target>(in[read]); });
     });
   });
 }

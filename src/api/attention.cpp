@@ -1,0 +1,83 @@
+// The public attention functions: build the Problem, choose an engine, run.
+#include "headway/attention.h"
+
+#include <new>
+#include <stdexcept>
+
+#include "core/engine.h"
+#include "core/text.h"
+#include "core/validate.h"
+
+namespace headway {
+namespace {
+
+// Chooses an engine and has it do the pass. Engines allocate scratch; what the system refuses is our own error.
+template <class SomeProblem>
+void run(const SomeProblem& problem, void (EngineBase::*pass)(const SomeProblem&, const Plan&) const) {
+  const Choice choice = choose(problem);
+  const auto refuse = [&] {
+    throw OutOfMemory(text(problem.operation, ": could not allocate ", choice.plan.scratch_bytes, " bytes of scratch"));
+  };
+  try {
+    (choice.engine->*pass)(problem, choice.plan);
+  } catch (const std::bad_alloc&) {
+    refuse();
+  } catch (const std::length_error&) {
+    refuse();
+  }
+}
+
+}  // namespace
+
+void attention(ConstTensorView query, ConstTensorView key, ConstTensorView value, TensorView out,
+               const AttentionOptions& options, const AttentionOutputs& outputs) {
+  run(forward_problem({.operation = "attention", .query = query, .key = key, .value = value, .options = options}, out,
+                      outputs),
+      &EngineBase::forward);
+}
+
+void attention_backward(ConstTensorView grad_out, ConstTensorView query, ConstTensorView key, ConstTensorView value,
+                        ConstTensorView out, ConstTensorView lse, const AttentionGradients& gradients,
+                        const AttentionOptions& options) {
+  run(backward_problem(
+          {.operation = "attention_backward", .query = query, .key = key, .value = value, .options = options}, grad_out,
+          out, lse, gradients),
+      &EngineBase::backward);
+}
+
+void attention_varlen(ConstTensorView query, ConstTensorView key, ConstTensorView value, ConstTensorView cu_seqlens_q,
+                      ConstTensorView cu_seqlens_k, TensorView out, const AttentionOptions& options,
+                      const AttentionOutputs& outputs) {
+  run(forward_problem({.operation = "attention_varlen",
+                       .query = query,
+                       .key = key,
+                       .value = value,
+                       .cu_seqlens_q = cu_seqlens_q,
+                       .cu_seqlens_k = cu_seqlens_k,
+                       .options = options},
+                      out, outputs),
+      &EngineBase::forward);
+}
+
+void attention_varlen_backward(ConstTensorView grad_out, ConstTensorView query, ConstTensorView key,
+                               ConstTensorView value, ConstTensorView out, ConstTensorView lse,
+                               ConstTensorView cu_seqlens_q, ConstTensorView cu_seqlens_k,
+                               const AttentionGradients& gradients, const AttentionOptions& options) {
+  run(backward_problem({.operation = "attention_varlen_backward",
+                        .query = query,
+                        .key = key,
+                        .value = value,
+                        .cu_seqlens_q = cu_seqlens_q,
+                        .cu_seqlens_k = cu_seqlens_k,
+                        .options = options},
+                       grad_out, out, lse, gradients),
+      &EngineBase::backward);
+}
+
+void attention_scores(ConstTensorView query, ConstTensorView key, TensorView scores, Stage stage,
+                      const AttentionOptions& options) {
+  run(scores_problem({.operation = "attention_scores", .query = query, .key = key, .options = options}, scores, stage),
+      &EngineBase::scores);
+}
+
+}  // namespace headway

@@ -1,0 +1,18 @@
+// explain(): the plan of a call, without the call.
+#include "core/engine.h"
+#include "core/validate.h"
+
+namespace headway {
+
+Plan explain(ConstTensorView query, ConstTensorView key, ConstTensorView value, const AttentionOptions& options,
+             const ExplainRequest& request) {
+  Problem problem =
+      inputs_problem({.operation = "explain", .query = query, .key = key, .value = value, .options = options},
+                     request.backward ? Pass::backward : Pass::forward);
+  problem.operation = request.backward ? "attention_backward" : "attention";
+  problem.wants_lse = request.lse;
+  problem.wants_weights = request.weights;
+  return choose(problem).plan;
+}
+
+}  // namespace headway

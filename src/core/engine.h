@@ -1,0 +1,54 @@
+// What an engine is, the ordered list of them, and how one is chosen.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+
+#include "core/problem.h"
+#include "headway/plan.h"
+
+namespace headway {
+
+class EngineBase {
+ public:
+  EngineBase() = default;
+  EngineBase(const EngineBase&) = delete;
+  EngineBase& operator=(const EngineBase&) = delete;
+
+  virtual Engine id() const = 0;
+
+  // Why this build or machine cannot use the engine at all; nothing when it can.
+  virtual std::optional<std::string> unavailable() const = 0;
+
+  // Why the engine does not take this problem; nothing when it does.
+  virtual std::optional<std::string> refusal(const Problem& problem) const = 0;
+
+  // Fills in what the engine decides: kernel, instruction set, tiles, tasks, threads, scratch.
+  virtual void describe(const Problem& problem, Plan& plan) const = 0;
+
+  // A valid problem that was not refused; only resources can fail.
+  virtual void forward(const ForwardProblem& problem, const Plan& plan) const = 0;
+  virtual void backward(const BackwardProblem& problem, const Plan& plan) const = 0;
+  virtual void scores(const ScoresProblem& problem, const Plan& plan) const = 0;
+
+ protected:
+  ~EngineBase() = default;
+};
+
+// Each engine's folder defines one of these; the folder of a missing one says that it was not built.
+const EngineBase& reference_engine();
+const EngineBase& cpu_engine();
+const EngineBase& cuda_engine();
+
+// The fastest first, the reference last.
+std::span<const EngineBase* const> engine_list();
+
+// The engine that will run a problem. Throws Unsupported, with the reason, when the one asked for by name cannot.
+struct Choice {
+  const EngineBase* engine;
+  Plan plan;
+};
+Choice choose(const Problem& problem);
+
+}  // namespace headway

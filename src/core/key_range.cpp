@@ -1,0 +1,125 @@
+// Sequences, key ranges, and how many pairs they leave.
+#include "core/key_range.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/elements.h"
+
+namespace headway {
+namespace {
+
+std::int64_t entry(const ConstTensorView& lengths, std::int64_t index) {
+  return load_integer(lengths, index * lengths.stride(0));
+}
+
+std::int64_t valid_len(const Problem& problem, std::int64_t b, std::int64_t i) {
+  const ConstTensorView& lens = *problem.valid_lens;
+  return load_integer(lens, b * lens.stride(0) + i * lens.stride(1));
+}
+
+std::int64_t alignment_offset(const Problem& problem, const Sequence& sequence, std::int64_t b) {
+  if (problem.causal == Causal::top_left) {
+    return 0;
+  }
+  if (problem.causal == Causal::none) {
+    return sequence.key_count - sequence.query_count;
+  }
+  const std::int64_t real_keys = problem.valid_lens_per_batch ? valid_len(problem, b, 0) : sequence.key_count;
+  return real_keys - sequence.real_queries;
+}
+
+}  // namespace
+
+Sequence sequence(const Problem& problem, std::int64_t b) {
+  Sequence result;
+  result.query_count = problem.query_len;
+  result.key_count = problem.key_len;
+  if (problem.packed()) {
+    result.query_begin = entry(*problem.cu_seqlens_q, b);
+    result.query_count = entry(*problem.cu_seqlens_q, b + 1) - result.query_begin;
+    result.key_begin = entry(*problem.cu_seqlens_k, b);
+    result.key_count = entry(*problem.cu_seqlens_k, b + 1) - result.key_begin;
+  }
+  result.real_queries = problem.query_lens ? entry(*problem.query_lens, b) : result.query_count;
+  result.offset = alignment_offset(problem, result, b);
+  return result;
+}
+
+KeyRange key_range(const Problem& problem, const Sequence& sequence, std::int64_t b, std::int64_t i) {
+  if (i >= sequence.real_queries) {
+    return {0, 0};
+  }
+  const std::int64_t position = i + sequence.offset;
+  KeyRange range{0, sequence.key_count};
+  if (problem.causal != Causal::none) {
+    range.end = std::min(range.end, position + 1);
+  }
+  if (problem.window_left) {
+    range.begin = std::max(range.begin, position - *problem.window_left);
+  }
+  if (problem.window_right) {
+    range.end = std::min(range.end, position + *problem.window_right + 1);
+  }
+  if (problem.valid_lens) {
+    range.end = std::min(range.end, valid_len(problem, b, i));
+  }
+  return range.begin < range.end ? range : KeyRange{0, 0};
+}
+
+namespace {
+
+// Sums range sizes over the rows of one batch item without visiting each: where no range depends on the row itself but
+// through i + offset, the count is linear in i between a few corners.
+double pairs_between_corners(const Problem& problem, const Sequence& sequence, std::int64_t b) {
+  const std::int64_t rows = sequence.real_queries;
+  const std::int64_t keys =
+      problem.valid_lens ? std::min(valid_len(problem, b, 0), sequence.key_count) : sequence.key_count;
+  const std::int64_t left = problem.window_left.value_or(0);
+  std::int64_t right = problem.window_right.value_or(0);
+  if (problem.causal != Causal::none) {
+    right = problem.window_right ? std::min<std::int64_t>(right, 0) : 0;
+  }
+  // Rows at which begin leaves 0 or meets the last key, and at which end leaves 0 or reaches it.
+  std::array<std::int64_t, 6> corners = {0,
+                                         left - sequence.offset,
+                                         keys + left - sequence.offset,
+                                         -right - sequence.offset - 1,
+                                         keys - right - sequence.offset - 1,
+                                         rows};
+  for (std::int64_t& corner : corners) {
+    corner = std::clamp<std::int64_t>(corner, 0, rows);
+  }
+  std::sort(corners.begin(), corners.end());
+  double pairs = 0;
+  for (std::size_t k = 0; k + 1 < corners.size(); ++k) {
+    const std::int64_t first = corners[k];
+    const std::int64_t last = corners[k + 1] - 1;
+    if (first > last) {
+      continue;
+    }
+    const auto at_first = static_cast<double>(key_range(problem, sequence, b, first).count());
+    const auto at_last = static_cast<double>(key_range(problem, sequence, b, last).count());
+    pairs += (at_first + at_last) / 2 * static_cast<double>(last - first + 1);
+  }
+  return pairs;
+}
+
+}  // namespace
+
+double visited_pairs(const Problem& problem) {
+  double pairs = 0;
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const Sequence current = sequence(problem, b);
+    if (!problem.valid_lens || problem.valid_lens_per_batch) {
+      pairs += pairs_between_corners(problem, current, b);
+      continue;
+    }
+    for (std::int64_t i = 0; i < current.query_count; ++i) {
+      pairs += static_cast<double>(key_range(problem, current, b, i).count());
+    }
+  }
+  return pairs * static_cast<double>(problem.heads);
+}
+
+}  // namespace headway

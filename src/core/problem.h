@@ -1,0 +1,77 @@
+// One attention call as plain data: views in one logical order, resolved options, the outputs asked for. Everything an
+// engine reads about a call is here; validate.h makes Problems, and only valid ones.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "core/dropout.h"
+#include "headway/attention.h"
+
+namespace headway {
+
+enum class Pass : std::uint8_t { forward, backward, scores };
+
+struct Problem {
+  std::string_view operation;  // what the user called, for error texts
+  Pass pass = Pass::forward;
+
+  std::int64_t batch = 0;  // packed: the number of sequences
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t query_len = 0;  // packed: of the longest sequence
+  std::int64_t key_len = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t value_dim = 0;
+
+  // [B,H,S,D]. Packed sequences share one long S axis: their batch stride is 0 and a Sequence says where each begins.
+  ConstTensorView query, key, value;
+  std::optional<ConstTensorView> cu_seqlens_q, cu_seqlens_k;
+
+  // The key range of a row (see key_range.h).
+  Causal causal = Causal::none;  // square has become top_left
+  std::optional<std::int64_t> window_left, window_right;
+  std::optional<ConstTensorView> valid_lens;  // [B,Sq], stride 0 over Sq where the user gave [B]
+  bool valid_lens_per_batch = false;
+  std::optional<ConstTensorView> query_lens;  // [B]
+
+  // Score modifiers, in the order in which they apply.
+  double scale = 1.0;
+  std::optional<double> softcap;
+  std::optional<ConstTensorView> bias;          // [B,H,Sq,Sk]
+  std::optional<ConstTensorView> alibi_slopes;  // [H]
+  std::optional<ConstTensorView> mask;          // [B,H,Sq,Sk]
+  std::optional<ConstTensorView> sinks;         // [H]
+  Dropout dropout;
+
+  bool wants_lse = false;
+  bool wants_weights = false;
+  Engine engine = Engine::automatic;  // what the user asked for
+  Progress progress;
+
+  DType dtype() const { return query.dtype(); }
+  bool packed() const { return cu_seqlens_q.has_value(); }
+  std::int64_t kv_head(std::int64_t head) const { return head / (heads / kv_heads); }
+};
+
+struct ForwardProblem : Problem {
+  TensorView out;                     // [B,H,Sq,Dv]
+  std::optional<TensorView> lse;      // [B,H,Sq]
+  std::optional<TensorView> weights;  // [B,H,Sq,Sk]
+};
+
+struct BackwardProblem : Problem {
+  ConstTensorView grad_out, out;         // [B,H,Sq,Dv]
+  ConstTensorView lse;                   // [B,H,Sq]
+  std::optional<TensorView> dq, dk, dv;  // like query, key, value
+  std::optional<TensorView> dbias;       // [B,H,Sq,Sk], or 1 for the axes to sum over
+  std::optional<TensorView> dsinks;      // [H]
+};
+
+struct ScoresProblem : Problem {
+  Stage stage = Stage::weights;
+  TensorView scores;  // [B,H,Sq,Sk]
+};
+
+}  // namespace headway

@@ -1,0 +1,155 @@
+// Writing a file so that its name holds either everything or what was there before.
+#include "io/output_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <random>
+
+namespace headway::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int create_new = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
+constexpr mode_t default_mode = 0666;  // less the umask, which the system takes off
+constexpr const char* exists_already = "the file exists; set overwrite to replace it";
+
+// A link is followed as other programs do, rather than replaced by a file.
+fs::path resolved(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::is_symlink(path, ignored)) {
+    return path;
+  }
+  const fs::path target = fs::canonical(path, ignored);
+  return target.empty() ? path : target;
+}
+
+// So that the new name survives a power failure. The file is complete either way, and not every file system can do this.
+void sync_folder(const fs::path& file) {
+  const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+  const FileDescriptor descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (descriptor.is_open()) {
+    ::fsync(descriptor.number());
+  }
+}
+
+}  // namespace
+
+OutputFile::OutputFile(const char* operation, const fs::path& path, bool overwrite)
+    : context_(operation, path), target_(overwrite ? resolved(path) : path), overwrite_(overwrite) {
+  refuse_target();
+  create_temporary();
+}
+
+OutputFile::~OutputFile() {
+  if (!temporary_.empty()) {
+    ::unlink(temporary_.c_str());
+  }
+}
+
+// Before the work rather than after it; publish() decides again, without a race.
+void OutputFile::refuse_target() const {
+  struct stat status {};
+  if (::lstat(target_.c_str(), &status) != 0) {
+    return;
+  }
+  if (S_ISDIR(status.st_mode)) {
+    context_.fail_system("write", EISDIR);
+  }
+  if (!overwrite_) {
+    context_.fail(exists_already);
+  }
+  if (!S_ISREG(status.st_mode) && !S_ISLNK(status.st_mode)) {
+    context_.fail("expected a regular file to overwrite, found a device, socket or FIFO");
+  }
+}
+
+void OutputFile::create_temporary() {
+  constexpr int attempts = 100;
+  std::random_device random;
+  for (int attempt = 0; attempt < attempts; ++attempt) {
+    // Not built from the target's name, which may be as long as a name can be.
+    const fs::path candidate = target_.parent_path() / text(".headway-", std::hex, random(), random(), ".tmp");
+    descriptor_ = FileDescriptor(::open(candidate.c_str(), create_new, default_mode));
+    if (descriptor_.is_open()) {
+      temporary_ = candidate;
+      return;
+    }
+    if (errno != EEXIST) {
+      context_.fail_system("create a file in its folder", errno);
+    }
+  }
+  context_.fail_system("create a file in its folder", EEXIST);
+}
+
+void OutputFile::write(std::span<const std::byte> bytes) {
+  rewrite(position_, bytes);
+  position_ += bytes.size();
+}
+
+void OutputFile::rewrite(std::uint64_t offset, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::pwrite(descriptor_.number(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    if (count <= 0) {
+      context_.fail_system("write", count < 0 ? errno : ENOSPC);
+    }
+    offset += static_cast<std::uint64_t>(count);
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
+}
+
+ByteSink OutputFile::sink() {
+  return [this](std::span<const std::byte> bytes) { write(bytes); };
+}
+
+void OutputFile::commit() {
+  if (::fsync(descriptor_.number()) != 0) {
+    context_.fail_system("write", errno);
+  }
+  if (descriptor_.close() != 0) {
+    context_.fail_system("write", errno);
+  }
+  publish();
+  temporary_.clear();
+  sync_folder(target_);
+}
+
+void OutputFile::publish() {
+  if (overwrite_) {
+    rename_to_target();
+    return;
+  }
+  // A link never replaces a file, where a rename would.
+  if (::link(temporary_.c_str(), target_.c_str()) == 0) {
+    ::unlink(temporary_.c_str());
+    return;
+  }
+  // Not every file system has links. There, an empty file takes the name first, if nobody has it, and is then replaced.
+  const FileDescriptor claim(::open(target_.c_str(), create_new, default_mode));
+  if (!claim.is_open() && errno == EEXIST) {
+    context_.fail(exists_already);
+  }
+  if (!claim.is_open()) {
+    context_.fail_system("write", errno);
+  }
+  try {
+    rename_to_target();
+  } catch (const FileError&) {
+    ::unlink(target_.c_str());
+    throw;
+  }
+}
+
+void OutputFile::rename_to_target() {
+  if (std::rename(temporary_.c_str(), target_.c_str()) != 0) {
+    context_.fail_system("write", errno);
+  }
+}
+
+}  // namespace headway::io

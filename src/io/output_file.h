@@ -1,0 +1,46 @@
+// Writing a file so that its name holds either everything or what was there before.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+
+#include "io/file_context.h"
+#include "io/file_descriptor.h"
+
+namespace headway::io {
+
+using ByteSink = std::function<void(std::span<const std::byte>)>;
+
+// Bytes go to a temporary file in the same folder, which commit() renames. Destroyed before that, the temporary file goes
+// and the old file stays.
+class OutputFile {
+ public:
+  OutputFile(const char* operation, const std::filesystem::path& path, bool overwrite);
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  void write(std::span<const std::byte> bytes);                          // at the end
+  void rewrite(std::uint64_t offset, std::span<const std::byte> bytes);  // over what was written before
+  std::uint64_t position() const { return position_; }
+  ByteSink sink();
+  void commit();
+
+ private:
+  void refuse_target() const;
+  void create_temporary();
+  void publish();
+  void rename_to_target();
+
+  FileContext context_;
+  std::filesystem::path target_;
+  bool overwrite_;
+  std::filesystem::path temporary_;  // empty when there is none to remove
+  FileDescriptor descriptor_;
+  std::uint64_t position_ = 0;
+};
+
+}  // namespace headway::io

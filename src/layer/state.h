@@ -1,0 +1,38 @@
+// What a layer holds: its parameters, and what forward leaves for backward.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "headway/layer.h"
+
+namespace headway {
+
+// The inputs of one call, the batch axis restored where the user left it out.
+struct LayerInputs {
+  ConstTensorView queries, keys, values;  // [B,Sq,model_dim], [B,Sk,key_dim], [B,Sk,value_dim]
+  bool batched = true;                    // whether the user gave B
+};
+
+// What the forward pass computes on its way to y.
+struct Activations {
+  Tensor q, k, v;  // [B,Sq,H*hd], [B,Sk,Hkv*hd] twice
+  Tensor context;  // attention's output, heads side by side: [B,Sq,H*hd]
+};
+
+struct Remembered {
+  LayerInputs inputs;
+  AttentionOptions options;
+  Activations activations;
+  Tensor lse;  // [B,H,Sq]
+};
+
+struct MultiHeadAttention::State {
+  MultiHeadAttentionConfig config;                         // resolved
+  std::vector<std::pair<std::string, Tensor>> parameters;  // in the order of parameter_specs(config)
+  std::optional<Remembered> remembered;
+};
+
+}  // namespace headway

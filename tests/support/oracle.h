@@ -1,0 +1,92 @@
+// Section 1 of the contract by direct softmax over the full matrix, forward and backward, in long double; and the error
+// bounds of section 3. Written from the contract, independently of every engine.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "headway/attention.h"
+#include "support/array.h"
+
+namespace headway::test {
+
+// Philox4x32-10 as published by Salmon et al., 2011.
+std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key);
+
+// One call as plain numbers, padded to rank 4: [B,H,Sq,D] and so on, of which item b uses rows[b] queries and keys[b] keys
+// (all of them, unless the call is packed).
+struct Spec {
+  Array q, k, v;                    // [B,H,Sq,D], [B,Hkv,Sk,D], [B,Hkv,Sk,Dv]
+  std::vector<std::int64_t> rows, keys;
+  std::optional<Array> mask, bias;  // rank 4, size 1 where they repeat
+  std::optional<Array> valid_lens;  // [B] or [B,Sq]
+  std::optional<Array> query_lens;  // [B]
+  std::optional<Array> alibi_slopes, sinks;  // [H]
+  Causal causal = Causal::none;
+  Window window;
+  Real scale = 1;
+  std::optional<double> softcap;
+  double dropout = 0;
+  std::uint64_t seed = 0;
+
+  std::int64_t batch() const { return q.size(0); }
+  std::int64_t heads() const { return q.size(1); }
+  std::int64_t kv_heads() const { return k.size(1); }
+  std::int64_t head_dim() const { return q.size(3); }
+  std::int64_t value_dim() const { return v.size(3); }
+};
+
+// The sequence boundaries of a packed call.
+struct Packing {
+  std::vector<std::int64_t> starts_q, starts_k;
+
+  std::int64_t batch() const { return static_cast<std::int64_t>(starts_q.size()) - 1; }
+  std::int64_t longest_q() const;
+  std::int64_t longest_k() const;
+};
+
+Spec spec_of(ConstTensorView q, ConstTensorView k, ConstTensorView v, const AttentionOptions& options);
+Spec spec_of(ConstTensorView q, ConstTensorView k, ConstTensorView v, const Packing& packing,
+             const AttentionOptions& options);
+
+// [total,H,D] to [B,H,longest,D] and back; what no sequence covers is 0.
+Array padded(const Array& packed, const std::vector<std::int64_t>& starts);
+Array packed(const Array& padded, const std::vector<std::int64_t>& starts);
+Array packed_lse(const Array& lse, const std::vector<std::int64_t>& starts);  // [B,H,longest] to [H,total]
+
+// A result with the scales that its error bound is made of, element by element.
+struct Bounded {
+  Array value;
+  Array terms;     // the sum of the terms' absolute values
+  Array weighted;  // the same with each term times 16 + 4 L(i)
+};
+
+struct Forward {
+  Bounded out;
+  Bounded weights;
+  Bounded lse;
+};
+
+struct Backward {
+  Bounded dq, dk, dv;
+  std::optional<Bounded> dbias, dsinks;
+};
+
+Forward forward(const Spec& spec);
+Backward backward(const Spec& spec, const Array& grad_out);
+
+// The same formulas with every stored matrix rounded to the type, and dot products in f32 (f64 for f64): the eager
+// implementation that section 3 compares with. Only the values are filled.
+Backward eager_backward(const Spec& spec, const Array& grad_out, DType dtype);
+
+// The score matrix after a stage.
+Array scores(const Spec& spec, Stage stage);
+
+// Section 3's bound for each element of a result computed in `dtype`. `eager`, where given, holds the eager
+// implementation's values: twice its error is then allowed on top.
+enum class Kind : std::uint8_t { out, weights, lse, gradient };
+Array error_bound(const Bounded& exact, Kind kind, DType dtype, const Array* eager = nullptr);
+
+}  // namespace headway::test

@@ -1,0 +1,102 @@
+#include "support/strided.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
+namespace headway::test {
+namespace {
+
+constexpr unsigned char untouched = 0xFF;  // a NaN in every floating type
+constexpr std::int64_t margin = 64;        // elements before and after
+
+// Memory order of the axes, outermost first.
+std::vector<int> memory_order(int rank, Layout layout) {
+  std::vector<int> order(static_cast<std::size_t>(rank));
+  std::iota(order.begin(), order.end(), 0);
+  if (layout == Layout::heads_inside && rank >= 4) std::swap(order[1], order[2]);
+  if (layout == Layout::heads_inside && (rank == 2 || rank == 3)) std::swap(order[0], order[1]);
+  return order;
+}
+
+}  // namespace
+
+const char* name(Layout layout) {
+  switch (layout) {
+    case Layout::contiguous: return "contiguous";
+    case Layout::heads_inside: return "heads inside";
+    case Layout::gaps: return "gaps";
+    case Layout::reversed: return "reversed";
+    case Layout::misaligned: return "misaligned";
+    case Layout::repeated: return "repeated";
+  }
+  return "?";
+}
+
+Strided::Strided(const Dims& sizes, DType dtype, Layout layout) : dtype_(dtype), sizes_(sizes), strides_(sizes) {
+  const std::vector<int> order = memory_order(sizes.size(), layout);
+  std::int64_t step = layout == Layout::gaps ? 2 : 1;
+  for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
+    strides_[*axis] = layout == Layout::reversed ? -step : step;
+    if (layout == Layout::repeated && *axis == 0) strides_[*axis] = 0;
+    const std::int64_t padding = layout == Layout::gaps || (layout == Layout::misaligned && axis == order.rbegin());
+    step *= std::max<std::int64_t>(sizes[*axis], 1) + padding;
+  }
+  const std::int64_t last = margin + (layout == Layout::misaligned) + step;
+  first_ = layout == Layout::reversed ? last - 1 : last - step;
+  const auto element = static_cast<std::int64_t>(size_of(dtype));
+  bytes_.assign(static_cast<std::size_t>((last + margin) * element + 64), untouched);
+  aligned_ = (64 - reinterpret_cast<std::uintptr_t>(bytes_.data()) % 64) % 64;
+}
+
+void* Strided::address() {
+  return bytes_.data() + aligned_ + static_cast<std::size_t>(first_) * size_of(dtype_);
+}
+
+bool Strided::surroundings_intact() const {
+  std::vector<bool> ours(bytes_.size(), false);
+  const std::size_t element = size_of(dtype_);
+  const std::int64_t elements = checked_elements(sizes_, dtype_);
+  for (std::int64_t n = 0; n < elements; ++n) {
+    const Dims index = index_of(n, sizes_);
+    std::int64_t position = first_;
+    for (int axis = 0; axis < sizes_.size(); ++axis) position += index[axis] * strides_[axis];
+    const std::size_t byte = aligned_ + static_cast<std::size_t>(position) * element;
+    std::fill_n(ours.begin() + static_cast<std::ptrdiff_t>(byte), element, true);
+  }
+  for (std::size_t byte = 0; byte < bytes_.size(); ++byte)
+    if (!ours[byte] && bytes_[byte] != untouched) return false;
+  return true;
+}
+
+void fill_normal(TensorView view, Random& random, double size) {
+  std::normal_distribution<double> normal_number(0.0, size);
+  const std::int64_t elements = view.elements();
+  for (std::int64_t n = 0; n < elements; ++n) set(view, index_of(n, view.sizes()), normal_number(random));
+}
+
+void fill_bool(TensorView view, Random& random, double probability) {
+  std::bernoulli_distribution coin(probability);
+  const std::int64_t elements = view.elements();
+  for (std::int64_t n = 0; n < elements; ++n) set(view, index_of(n, view.sizes()), coin(random));
+}
+
+Tensor normal(const Dims& sizes, DType dtype, Random& random, double size) {
+  Tensor result(sizes, dtype);
+  fill_normal(result, random, size);
+  return result;
+}
+
+Strided normal_strided(const Dims& sizes, DType dtype, Layout layout, Random& random, double size) {
+  Strided result(sizes, dtype, layout);
+  fill_normal(result.view(), random, size);
+  return result;
+}
+
+Tensor filled(const Dims& sizes, DType dtype, double value) {
+  Tensor result(sizes, dtype);
+  for (std::int64_t n = 0; n < result.elements(); ++n) set(result, index_of(n, sizes), value);
+  return result;
+}
+
+}  // namespace headway::test
