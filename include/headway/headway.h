@@ -8,4 +8,5 @@
 #include "headway/layer.h"
 #include "headway/plan.h"
 #include "headway/tensor.h"
+#include "headway/threads.h"
 #include "headway/version.h"

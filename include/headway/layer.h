@@ -19,9 +19,9 @@
 namespace headway {
 
 // How parameters are drawn. Element e (counted in row-major order) of parameter p (W_q 0, W_k 1, W_v 2, W_o 3, b_q 4 to
-// b_o 7) comes from Philox4x32-10 with key = seed and counter (e/2 low word, e/2 high word, p, 0x48454144): an even e takes
-// words 0 and 1, an odd one words 2 and 3, low word first. The top 53 of those 64 bits are u in [0, 1); the value computed
-// from u in float64 is rounded once to the parameter's type.
+// b_o 7) comes from Philox4x32-10 with key = seed and counter (e/2 low word, e/2 high word, p, 0x48454144): an even e
+// takes words 0 and 1, an odd one words 2 and 3, low word first. The top 53 of those 64 bits are u in [0, 1); the value
+// computed from u in float64 is rounded once to the parameter's type.
 enum class Initializer : std::uint8_t {
   xavier_uniform,  // (2u - 1) a, a = sqrt(6 / (inputs + outputs)); biases 0
   torch_linear,    // (2u - 1) a, a = 1 / sqrt(inputs), biases too: the distribution of nn.Linear
@@ -40,13 +40,13 @@ struct MultiHeadAttentionConfig {
   bool bias = false;           // b_q, b_k, b_v, b_o
   DType dtype = DType::f32;
   Initializer initializer = Initializer::xavier_uniform;
-  std::uint64_t seed = 0;      // the same seed gives the same parameters everywhere
+  std::uint64_t seed = 0;  // the same seed gives the same parameters everywhere
 
   bool operator==(const MultiHeadAttentionConfig&) const = default;
 };
 
-// Gradients of a layer: of its inputs, in their shapes, and of each parameter by name. Where one tensor was queries, keys
-// and values at once, its gradient is the sum of the three.
+// Gradients of a layer: of its inputs, in their shapes, and of each parameter by name. Where one tensor was queries,
+// keys and values at once, its gradient is the sum of the three.
 struct Gradients {
   Tensor queries, keys, values;
   std::map<std::string, Tensor> parameters;
@@ -54,8 +54,8 @@ struct Gradients {
 
 // Where backward writes the gradients of what came in through the options, for those who train them.
 struct OptionGradients {
-  std::optional<TensorView> bias;   // the bias's own shape, any float type
-  std::optional<TensorView> sinks;  // [heads], any float type
+  std::optional<TensorView> bias = {};   // the bias's own shape, any float type
+  std::optional<TensorView> sinks = {};  // [heads], any float type
 };
 
 class MultiHeadAttention {
@@ -75,10 +75,10 @@ class MultiHeadAttention {
   TensorView parameter(const std::string& name);
   ConstTensorView parameter(const std::string& name) const;
 
-  // queries [B,Sq,model_dim], keys [B,Sk,key_dim], values [B,Sk,value_dim] -> [B,Sq,model_dim]. All three may lack B: then
-  // weights are [heads,Sq,Sk] and lse [heads,Sq], and valid_lens and query_lens keep a batch axis of size 1.
-  // forward remembers views of its inputs and options for backward: they and the parameters must stay alive and unchanged
-  // until then. After a forward that throws there is nothing to go backward from.
+  // queries [B,Sq,model_dim], keys [B,Sk,key_dim], values [B,Sk,value_dim] -> [B,Sq,model_dim]. All three may lack B:
+  // weights are then [heads,Sq,Sk], lse [heads,Sq], and valid_lens and query_lens may lack B too.
+  // forward remembers views of its inputs and options for backward: they and the parameters must stay alive and
+  // unchanged until then. After a forward that throws there is nothing to go backward from.
   Tensor forward(ConstTensorView queries, ConstTensorView keys, ConstTensorView values,
                  const AttentionOptions& options = {}, const AttentionOutputs& outputs = {});
 

@@ -9,10 +9,11 @@ Plan explain(ConstTensorView query, ConstTensorView key, ConstTensorView value, 
   Problem problem =
       inputs_problem({.operation = "explain", .query = query, .key = key, .value = value, .options = options},
                      request.backward ? Pass::backward : Pass::forward);
-  problem.operation = request.backward ? "attention_backward" : "attention";
   problem.wants_lse = request.lse;
   problem.wants_weights = request.weights;
-  return choose(problem).plan;
+  Plan plan = choose(problem).plan;
+  plan.operation = request.backward ? "attention_backward" : "attention";
+  return plan;
 }
 
 }  // namespace headway

@@ -109,6 +109,9 @@ double pairs_between_corners(const Problem& problem, const Sequence& sequence, s
 
 double visited_pairs(const Problem& problem) {
   double pairs = 0;
+  if (problem.heads == 0 || problem.query_len == 0 || problem.key_len == 0) {
+    return pairs;
+  }
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Sequence current = sequence(problem, b);
     if (!problem.valid_lens || problem.valid_lens_per_batch) {

@@ -1,6 +1,7 @@
 // Reports progress to the caller now and then, and stops the work when the caller says so.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <string_view>
@@ -16,9 +17,12 @@ class ProgressMeter {
       : operation_(operation), progress_(progress), steps_(steps), last_report_(Clock::now()) {}
 
   // One of the steps is done.
-  void advance() {
-    ++done_;
-    if (progress_ && (done_ == steps_ || Clock::now() - last_report_ >= interval)) {
+  void advance() { advance_to(done_ + 1); }
+
+  void advance_to(std::int64_t done) {
+    const bool ends = done == steps_ && done_ != steps_;
+    done_ = done;
+    if (progress_ && (ends || Clock::now() - last_report_ >= interval)) {
       report();
     }
   }
@@ -30,7 +34,7 @@ class ProgressMeter {
   void report() {
     last_report_ = Clock::now();
     if (!progress_(static_cast<double>(done_) / static_cast<double>(steps_))) {
-      throw Cancelled(text(operation_, ": cancelled by the caller after ", done_, " of ", steps_, " rows"));
+      throw Cancelled(text(operation_, ": cancelled by the caller after ", done_, " of ", steps_, " steps"));
     }
   }
 
@@ -39,6 +43,27 @@ class ProgressMeter {
   std::int64_t steps_;
   std::int64_t done_ = 0;
   Clock::time_point last_report_;
+};
+
+// The same for tasks on several threads: all count, the calling thread (worker 0) reports.
+class SharedProgress {
+ public:
+  SharedProgress(std::string_view operation, const Progress& progress, std::int64_t tasks)
+      : meter_(operation, progress, tasks) {}
+
+  // On the calling thread, when all tasks are done.
+  void finish() { meter_.advance_to(done_.load(std::memory_order_relaxed)); }
+
+  void task_done(int worker) {
+    const std::int64_t done = done_.fetch_add(1, std::memory_order_relaxed) + 1;
+    if (worker == 0) {
+      meter_.advance_to(done);
+    }
+  }
+
+ private:
+  ProgressMeter meter_;
+  std::atomic<std::int64_t> done_{0};
 };
 
 }  // namespace headway

@@ -78,10 +78,13 @@ std::int64_t BasicTensorView<Void>::elements() const {
 
 template <class Void>
 bool BasicTensorView<Void>::is_contiguous() const {
+  if (elements() == 0) {
+    return true;
+  }
   std::int64_t expected = 1;
   for (int axis = rank() - 1; axis >= 0; --axis) {
     if (sizes_[axis] != 1 && strides_[axis] != expected) {
-      return elements() == 0;
+      return false;
     }
     expected *= sizes_[axis];
   }

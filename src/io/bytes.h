@@ -25,10 +25,11 @@ Integer load_integer(std::span<const std::byte> bytes) {
   return value;
 }
 
+void append_bytes(Bytes& bytes, std::span<const std::byte> more);
+
 template <class Integer>
 void append_integer(Bytes& bytes, Integer value) {
-  const auto raw = std::as_bytes(std::span(&value, 1));
-  bytes.insert(bytes.end(), raw.begin(), raw.end());
+  append_bytes(bytes, std::as_bytes(std::span(&value, 1)));
 }
 
 inline std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }

@@ -11,8 +11,8 @@
 
 namespace headway::io {
 
-// Bytes read once from front to back. remaining() is what is claimed to follow; for a compressed source the claim can be
-// false, which read() then reports.
+// Bytes read once from front to back. remaining() is what is claimed to follow; for a compressed source the claim can
+// be false, which read() then reports.
 class ByteSource {
  public:
   virtual ~ByteSource() = default;

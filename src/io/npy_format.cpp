@@ -45,17 +45,15 @@ class HeaderParser {
       fail("the end of the header");
     }
     if (!dtype_ || !fortran_order_ || !sizes_) {
-      context_.fail("expected a header with descr, fortran_order and shape, found one without ",
-                    !dtype_           ? "descr"
-                    : !fortran_order_ ? "fortran_order"
-                                      : "shape");
+      const char* missing = !dtype_ ? "descr" : !fortran_order_ ? "fortran_order" : "shape";
+      context_.fail("expected a header with descr, fortran_order and shape, found one without ", missing);
     }
     return {*dtype_, *fortran_order_, *sizes_};
   }
 
  private:
   [[noreturn]] void fail(std::string_view expected) const {
-    context_.fail("expected ", expected, " in the header, found ", quoted(rest_));
+    context_.fail("expected ", expected, " in the header, found ", shown(rest_));
   }
 
   void skip_spaces() { rest_.remove_prefix(std::min(rest_.find_first_not_of(" \t\r\n"), rest_.size())); }
@@ -96,22 +94,22 @@ class HeaderParser {
     } else if (key == "shape" && !sizes_) {
       sizes_ = parse_shape();
     } else {
-      context_.fail("expected descr, fortran_order and shape once each in the header, found another ", quoted(key));
+      context_.fail("expected descr, fortran_order and shape once each in the header, found another ", shown(key));
     }
   }
 
   DType parse_dtype() {
     skip_spaces();
     if (rest_.starts_with('[') || rest_.starts_with('(')) {
-      context_.fail("expected an element type of ", listed(types), ", found the structured type ", quoted(rest_));
+      context_.fail("expected an element type of ", listed(types), ", found the structured type ", shown(rest_));
     }
     const std::string_view found = parse_string();
     const TypeName* type = find_type(types, found);
     if (type == nullptr) {
-      const std::string_view remark = found.find('O') != found.npos  ? " (Python objects are never unpickled)"
-                                      : found.starts_with('>') ? " (big-endian)"
-                                                               : "";
-      context_.fail("expected an element type of ", listed(types), ", found ", quoted(found), remark);
+      const std::string_view remark = found.find('O') != found.npos ? " (Python objects are never unpickled)"
+                                      : found.starts_with('>')      ? " (big-endian)"
+                                                                    : "";
+      context_.fail("expected an element type of ", listed(types), ", found ", shown(found), remark);
     }
     return type->dtype;
   }
@@ -177,8 +175,8 @@ std::uint64_t read_header_length(ByteSource& source, const FileContext& context)
   source.read(start);
   const std::string_view found = text_of(start);
   if (!found.starts_with(magic)) {
-    context.fail("expected a .npy array, which starts with ", quoted(magic), ", found ",
-                 quoted(found.substr(0, magic.size())));
+    context.fail("expected a .npy array, which starts with ", shown(magic), ", found ",
+                 shown(found.substr(0, magic.size())));
   }
   const int major = std::to_integer<int>(start[magic.size()]);
   const int minor = std::to_integer<int>(start[magic.size() + 1]);
@@ -215,8 +213,8 @@ std::string header_for(ConstTensorView view) {
   if (view.rank() > 1) {
     shape.resize(shape.size() - 2);
   }
-  std::string dictionary = text("{'descr': '", find_type(types, view.dtype())->name,
-                                "', 'fortran_order': False, 'shape': (", shape, "), }");
+  std::string dictionary =
+      text("{'descr': '", find_type(types, view.dtype())->name, "', 'fortran_order': False, 'shape': (", shape, "), }");
   const std::size_t fixed = magic.size() + 2 + sizeof(std::uint16_t);
   const std::size_t unpadded = fixed + dictionary.size() + 1;
   dictionary.append((alignment - unpadded % alignment) % alignment, ' ');
@@ -261,8 +259,7 @@ void require_npy(const char* operation, std::string_view name, ConstTensorView v
   require_host(operation, name, view);
   if (find_type(types, view.dtype()) == nullptr) {
     throw TypeMismatch(text(operation, ": expected an element type that .npy has, found ", view.dtype(),
-                            name.empty() ? "" : " for ", name.empty() ? "" : quoted(name),
-                            "; save it as .safetensors or convert it"));
+                            for_tensor(name), "; save it as .safetensors or convert it"));
   }
 }
 

@@ -23,7 +23,7 @@ void require_name(const std::string& name) {
   constexpr std::size_t longest = 0xffff - suffix.size();
   if (name.size() > longest || name.find('\0') != std::string::npos || !io::is_utf8(name)) {
     throw InvalidArgument(text("save_npz: expected names in UTF-8 of at most ", longest,
-                               " bytes and no zero byte, found ", io::quoted(name)));
+                               " bytes and no zero byte, found ", io::shown(name)));
   }
 }
 
@@ -33,7 +33,7 @@ NamedTensors load_npz(const std::filesystem::path& path, const ReadLimits& limit
   const io::InputFile file("load_npz", path);
   NamedTensors tensors;
   for (const io::ZipEntry& entry : io::read_zip_directory(file, limits)) {
-    const io::FileContext context = file.context().within("member " + io::quoted(entry.name));
+    const io::FileContext context = io::member_context(file, entry);
     std::string name = tensor_name(entry.name);
     if (tensors.contains(name)) {
       context.fail("expected each name once, found it again");

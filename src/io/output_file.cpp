@@ -27,7 +27,8 @@ fs::path resolved(const fs::path& path) {
   return target.empty() ? path : target;
 }
 
-// So that the new name survives a power failure. The file is complete either way, and not every file system can do this.
+// So that the new name survives a power failure. The file is complete either way, and not every file system can do
+// this.
 void sync_folder(const fs::path& file) {
   const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   const FileDescriptor descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

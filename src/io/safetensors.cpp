@@ -42,7 +42,7 @@ void require_exact_cover(std::vector<io::SafetensorsEntry>& entries, std::uint64
             [](const auto& a, const auto& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   std::uint64_t covered = 0;
   for (const io::SafetensorsEntry& entry : entries) {
-    const io::FileContext tensor = context.within("tensor " + io::quoted(entry.name));
+    const io::FileContext tensor = context.within("tensor " + io::shown(entry.name));
     const std::uint64_t bytes = io::checked_bytes(entry.sizes, entry.dtype, limits, tensor);
     if (entry.end < entry.begin || entry.end - entry.begin != bytes) {
       tensor.fail("expected ", bytes, " bytes (", entry.dtype, " of shape ", entry.sizes, "), found data_offsets ",
@@ -61,7 +61,7 @@ void require_exact_cover(std::vector<io::SafetensorsEntry>& entries, std::uint64
 
 void require_text(const char* what, const std::string& text_found) {
   if (!io::is_utf8(text_found)) {
-    throw InvalidArgument(text("save_safetensors: expected ", what, " in UTF-8, found ", io::quoted(text_found)));
+    throw InvalidArgument(text("save_safetensors: expected ", what, " in UTF-8, found ", io::shown(text_found)));
   }
 }
 
@@ -70,7 +70,7 @@ void require_writable(const NamedViews& tensors, const io::Metadata& metadata) {
     io::require_host("save_safetensors", name, view);
     require_text("names", name);
     if (name == io::metadata_key) {
-      throw InvalidArgument(text("save_safetensors: no tensor can have the name ", io::quoted(name)));
+      throw InvalidArgument(text("save_safetensors: no tensor can have the name ", io::shown(name)));
     }
   }
   for (const auto& [key, value] : metadata) {

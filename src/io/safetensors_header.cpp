@@ -14,8 +14,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr TypeName types[] = {{"F32", DType::f32},  {"F64", DType::f64}, {"BF16", DType::bf16}, {"F16", DType::f16},
-                              {"BOOL", DType::b8},  {"I32", DType::i32}, {"I64", DType::i64}};
+constexpr TypeName types[] = {{"F32", DType::f32}, {"F64", DType::f64}, {"BF16", DType::bf16}, {"F16", DType::f16},
+                              {"BOOL", DType::b8}, {"I32", DType::i32}, {"I64", DType::i64}};
 
 // Takes JSON one token at a time. No tree is built, so a hostile header costs little more than its own size; nesting is
 // refused at the first bracket too many; and a repeated key is seen, which a tree would have merged.
@@ -27,9 +27,14 @@ class HeaderReader final : public json::json_sax_t {
 
   bool start_object(std::size_t) override {
     switch (place_) {
-      case Place::outside: place_ = Place::file; return true;
-      case Place::file_value: place_ = is_metadata_ ? Place::metadata : Place::tensor; return true;
-      default: refuse("an object");
+      case Place::outside:
+        place_ = Place::file;
+        return true;
+      case Place::file_value:
+        place_ = is_metadata_ ? Place::metadata : Place::tensor;
+        return true;
+      default:
+        refuse("an object");
     }
   }
 
@@ -43,12 +48,16 @@ class HeaderReader final : public json::json_sax_t {
 
   bool key(std::string& text) override {
     switch (place_) {
-      case Place::file: start_value(text); break;
+      case Place::file:
+        start_value(text);
+        break;
       case Place::metadata:
         metadata_name_ = text;
         place_ = Place::metadata_value;
         break;
-      default: start_tensor_field(text); break;
+      default:
+        start_tensor_field(text);
+        break;
     }
     return true;
   }
@@ -114,7 +123,7 @@ class HeaderReader final : public json::json_sax_t {
  private:
   enum class Place { outside, file, file_value, metadata, metadata_value, tensor, dtype, shape, offsets };
 
-  std::string tensor() const { return "tensor " + quoted(name_); }
+  std::string tensor() const { return "tensor " + shown(name_); }
 
   template <class... Parts>
   [[noreturn]] void tensor_fail(const Parts&... parts) const {
@@ -124,19 +133,25 @@ class HeaderReader final : public json::json_sax_t {
   [[noreturn]] void refuse(const char* found) const {
     switch (place_) {
       case Place::outside:
-      case Place::file: context_.fail("expected the header to be an object, found ", found);
+      case Place::file:
+        context_.fail("expected the header to be an object, found ", found);
       case Place::metadata:
-      case Place::metadata_value: context_.fail("expected metadata to be texts by name, found ", found);
-      case Place::dtype: tensor_fail("expected dtype to be a string, found ", found);
-      case Place::shape: tensor_fail("expected shape to be an array of sizes, found ", found);
-      case Place::offsets: tensor_fail("expected data_offsets to be an array of two offsets, found ", found);
-      default: context_.fail("expected ", quoted(name_), " to be an object, found ", found);
+      case Place::metadata_value:
+        context_.fail("expected metadata to be texts by name, found ", found);
+      case Place::dtype:
+        tensor_fail("expected dtype to be a string, found ", found);
+      case Place::shape:
+        tensor_fail("expected shape to be an array of sizes, found ", found);
+      case Place::offsets:
+        tensor_fail("expected data_offsets to be an array of two offsets, found ", found);
+      default:
+        context_.fail("expected ", shown(name_), " to be an object, found ", found);
     }
   }
 
   void start_value(const std::string& name) {
     if (!names_.insert(name).second) {
-      context_.fail("expected each name once, found ", quoted(name), " again");
+      context_.fail("expected each name once, found ", shown(name), " again");
     }
     name_ = name;
     is_metadata_ = name == metadata_key;
@@ -154,22 +169,23 @@ class HeaderReader final : public json::json_sax_t {
     } else if (field == "data_offsets" && !offsets_) {
       place_ = Place::offsets;
     } else {
-      tensor_fail("expected dtype, shape and data_offsets once each, found another ", quoted(field));
+      tensor_fail("expected dtype, shape and data_offsets once each, found another ", shown(field));
     }
   }
 
   DType parse_dtype(const std::string& text) const {
     const TypeName* type = find_type(types, text);
     if (type == nullptr) {
-      tensor_fail("expected an element type of ", listed(types), ", found ", quoted(text));
+      tensor_fail("expected an element type of ", listed(types), ", found ", shown(text));
     }
     return type->dtype;
   }
 
   void finish_tensor() {
     if (!dtype_ || !sizes_ || !offsets_) {
-      tensor_fail("expected dtype, shape and data_offsets, found no ",
-                  !dtype_ ? "dtype" : !sizes_ ? "shape" : "data_offsets");
+      tensor_fail("expected dtype, shape and data_offsets, found no ", !dtype_   ? "dtype"
+                                                                       : !sizes_ ? "shape"
+                                                                                 : "data_offsets");
     }
     header_.entries.push_back({name_, *dtype_, *sizes_, (*offsets_)[0], (*offsets_)[1]});
   }
@@ -201,7 +217,11 @@ std::string shape_text(const Dims& sizes) {
 SafetensorsHeader parse_safetensors_header(std::string_view header, const FileContext& context) {
   // White space may follow the object, to align the data, but not come before it.
   if (!header.starts_with('{')) {
-    context.fail("expected the header to start with '{', found ", quoted(header.substr(0, 8)));
+    context.fail("expected the header to start with '{', found ", shown(header.substr(0, 8)));
+  }
+  // The parser takes a zero byte for the end, and would not see what a file hides behind it.
+  if (const std::size_t zero = header.find('\0'); zero != std::string_view::npos) {
+    context.fail("expected JSON in the header, found a zero byte at its byte ", zero);
   }
   HeaderReader reader(context);
   json::sax_parse(header, &reader);

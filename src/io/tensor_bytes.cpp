@@ -15,7 +15,8 @@ namespace {
 constexpr std::size_t chunk_bytes = std::size_t{1} << 20;
 
 std::span<const std::byte> contiguous_bytes(ConstTensorView view) {
-  return {static_cast<const std::byte*>(view.data()), static_cast<std::size_t>(view.elements()) * size_of(view.dtype())};
+  return {static_cast<const std::byte*>(view.data()),
+          static_cast<std::size_t>(view.elements()) * size_of(view.dtype())};
 }
 
 // Steps `index` to the next element in C order and `offset` with it. The offset never leaves the view, not even on the
@@ -58,7 +59,8 @@ const TypeName* find_type(std::span<const TypeName> types, std::string_view name
 }
 
 const TypeName* find_type(std::span<const TypeName> types, DType dtype) {
-  const auto found = std::find_if(types.begin(), types.end(), [&](const TypeName& type) { return type.dtype == dtype; });
+  const auto found =
+      std::find_if(types.begin(), types.end(), [&](const TypeName& type) { return type.dtype == dtype; });
   return found == types.end() ? nullptr : &*found;
 }
 
@@ -102,10 +104,11 @@ Tensor read_elements(ByteSource& source, const Dims& sizes, DType dtype) {
   return result;
 }
 
+std::string for_tensor(std::string_view name) { return name.empty() ? "" : " for " + shown(name); }
+
 void require_host(const char* operation, std::string_view name, ConstTensorView view) {
   if (view.device().type != DeviceType::cpu) {
-    throw Unsupported(text(operation, ": expected host memory", name.empty() ? "" : " for ",
-                           name.empty() ? "" : quoted(name), ", found ", view.device()));
+    throw Unsupported(text(operation, ": expected host memory", for_tensor(name), ", found ", view.device()));
   }
 }
 

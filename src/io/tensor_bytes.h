@@ -32,7 +32,8 @@ std::uint64_t checked_bytes(const Dims& sizes, DType dtype, const ReadLimits& li
 // Allocates, so call it when checked_bytes() was compared with what the source has.
 Tensor read_elements(ByteSource& source, const Dims& sizes, DType dtype);
 
-// A view that can be written: `name` is empty where a file holds one tensor.
+// In error texts: ` for "weight"`, or nothing where a file holds one tensor and `name` is empty.
+std::string for_tensor(std::string_view name);
 void require_host(const char* operation, std::string_view name, ConstTensorView view);
 void write_elements(const ByteSink& sink, ConstTensorView view);
 

@@ -7,7 +7,7 @@
 namespace headway::io {
 
 // For error texts: in quotes, short, and printable ASCII whatever the file holds.
-std::string quoted(std::string_view untrusted);
+std::string shown(std::string_view untrusted);
 
 bool is_utf8(std::string_view name);
 

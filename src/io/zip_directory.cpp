@@ -161,10 +161,6 @@ void require_readable(const ZipEntry& entry, const FileContext& context) {
   }
 }
 
-FileContext member(const InputFile& file, const ZipEntry& entry) {
-  return file.context().within("member " + quoted(entry.name));
-}
-
 ZipEntry take_entry(FieldReader& fields, const InputFile& file) {
   if (fields.take<std::uint32_t>() != zip::central_signature) {
     file.context().fail("expected an entry in the directory, found something else");
@@ -180,7 +176,7 @@ ZipEntry take_entry(FieldReader& fields, const InputFile& file) {
   entry.name = text_of(fields.take(name_bytes));
   const auto extra = fields.take(extra_bytes);
   fields.take(comment_bytes);
-  const FileContext context = member(file, entry);
+  const FileContext context = member_context(file, entry);
   if (!is_utf8(entry.name)) {
     context.fail("expected a name in UTF-8, found other bytes");
   }
@@ -203,7 +199,7 @@ void require_same(const ZipEntry& entry, const ZipEntry& local, const FileContex
 
 // Fills in data_offset; `end` is where members must end.
 void locate_data(ZipEntry& entry, const InputFile& file, std::uint64_t end) {
-  const FileContext context = member(file, entry);
+  const FileContext context = member_context(file, entry);
   const auto require_room = [&](std::uint64_t offset, std::uint64_t bytes) {
     if (offset > end || bytes > end - offset) {
       context.fail("expected ", bytes, " bytes at offset ", offset, ", found that members end at ", end);
@@ -245,6 +241,10 @@ void refuse_overlaps(const std::vector<ZipEntry>& entries, const FileContext& co
 }
 
 }  // namespace
+
+FileContext member_context(const InputFile& file, const ZipEntry& entry) {
+  return file.context().within("member " + shown(entry.name));
+}
 
 std::vector<ZipEntry> read_zip_directory(const InputFile& file, const ReadLimits& limits) {
   const Directory directory = find_directory(file, limits);

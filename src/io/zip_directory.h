@@ -21,6 +21,9 @@ struct ZipEntry {
   std::uint64_t data_offset = 0;
 };
 
+// For errors about one member.
+FileContext member_context(const InputFile& file, const ZipEntry& entry);
+
 // Every entry lies inside the file, and no two share bytes: otherwise a small archive could unpack to far more than its
 // own size allows.
 std::vector<ZipEntry> read_zip_directory(const InputFile& file, const ReadLimits& limits);

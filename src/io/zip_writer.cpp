@@ -28,11 +28,6 @@ std::uint32_t narrow_or_marked(std::uint64_t value) {
   return fits_32(value) ? static_cast<std::uint32_t>(value) : zip::in_zip64_32;
 }
 
-void append_text(Bytes& to, const std::string& text) {
-  const auto raw = bytes_of(text);
-  to.insert(to.end(), raw.begin(), raw.end());
-}
-
 // The fields that a member has both in the directory and in front of its data.
 void append_common_fields(Bytes& to, const Member& member, std::uint16_t extra_bytes) {
   constexpr std::uint16_t version_deflate = 20;
@@ -64,7 +59,7 @@ Bytes zip64_field(const Member& member, bool with_offset) {
   if (!numbers.empty()) {
     append_integer(field, zip::zip64_extra);
     append_integer(field, static_cast<std::uint16_t>(numbers.size()));
-    field.insert(field.end(), numbers.begin(), numbers.end());
+    append_bytes(field, numbers);
   }
   return field;
 }
@@ -74,8 +69,8 @@ Bytes local_header(const Member& member) {
   Bytes header;
   append_integer(header, zip::local_signature);
   append_common_fields(header, member, static_cast<std::uint16_t>(extra.size()));
-  append_text(header, member.name);
-  header.insert(header.end(), extra.begin(), extra.end());
+  append_bytes(header, bytes_of(member.name));
+  append_bytes(header, extra);
   return header;
 }
 
@@ -90,8 +85,8 @@ void append_central_header(Bytes& to, const Member& member) {
   append_integer(to, std::uint32_t{0});  // disk, internal attributes
   append_integer(to, regular_file_0644);
   append_integer(to, narrow_or_marked(member.header_offset));
-  append_text(to, member.name);
-  to.insert(to.end(), extra.begin(), extra.end());
+  append_bytes(to, bytes_of(member.name));
+  append_bytes(to, extra);
 }
 
 // Deflates what it is given into a file.

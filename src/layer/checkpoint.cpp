@@ -1,5 +1,5 @@
-// A layer as a .safetensors file: its parameters by name, its config as text in the metadata. A file is read as hostile:
-// nothing is allocated for what its config claims before the tensors in it were found to match.
+// A layer as a .safetensors file: its parameters by name, its config as text in the metadata. A file is read as
+// hostile: nothing is allocated for what its config claims before the tensors in it were found to match.
 #include <charconv>
 #include <string_view>
 
@@ -100,8 +100,8 @@ const char* name(YesNo value) { return value == YesNo::yes ? "true" : "false"; }
 
 MultiHeadAttentionConfig read_config(const Reader& reader) {
   if (reader.value(kind_key) != layer_kind) {
-    reader.refuse("expected ", kind_key, " to be ", layer_kind, ", found \"",
-                  Reader::shortened(reader.value(kind_key)), "\"");
+    reader.refuse("expected ", kind_key, " to be ", layer_kind, ", found \"", Reader::shortened(reader.value(kind_key)),
+                  "\"");
   }
   MultiHeadAttentionConfig config;
   for_each_integer(config, [&](const char* key, auto& number) {
@@ -109,8 +109,8 @@ MultiHeadAttentionConfig read_config(const Reader& reader) {
   });
   config.bias = reader.choice("bias", {YesNo::no, YesNo::yes}) == YesNo::yes;
   config.dtype = reader.choice("dtype", {DType::f32, DType::f64, DType::bf16, DType::f16});
-  config.initializer = reader.choice(
-      "initializer", {Initializer::xavier_uniform, Initializer::torch_linear, Initializer::uniform_01});
+  config.initializer =
+      reader.choice("initializer", {Initializer::xavier_uniform, Initializer::torch_linear, Initializer::uniform_01});
   try {
     const MultiHeadAttentionConfig checked = resolved(config);
     if (checked != config) {

@@ -1,8 +1,6 @@
 // Checking a layer's config, and the parameters that follow from it.
 #include "layer/config.h"
 
-#include <limits>
-
 #include "core/text.h"
 
 namespace headway {
@@ -46,9 +44,12 @@ void require_small_enough(const MultiHeadAttentionConfig& config) {
 
 const char* name(Initializer initializer) {
   switch (initializer) {
-    case Initializer::xavier_uniform: return "xavier_uniform";
-    case Initializer::torch_linear: return "torch_linear";
-    case Initializer::uniform_01: return "uniform_01";
+    case Initializer::xavier_uniform:
+      return "xavier_uniform";
+    case Initializer::torch_linear:
+      return "torch_linear";
+    case Initializer::uniform_01:
+      return "uniform_01";
   }
   return "unknown";
 }

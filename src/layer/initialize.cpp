@@ -1,7 +1,9 @@
 // Parameter draws: a pure function of (seed, parameter, element), the same on every machine.
 #include "layer/initialize.h"
 
+#include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "core/elements.h"
 #include "core/philox.h"
@@ -25,7 +27,8 @@ void for_each_draw(std::uint64_t seed, std::uint32_t parameter, std::int64_t ele
   for (std::int64_t e = 0; e < elements; e += 2) {
     const auto block = static_cast<std::uint64_t>(e / 2);
     const Philox4x32::Counter words = Philox4x32::words(
-        {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), parameter, parameter_stream}, seed);
+        {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32), parameter, parameter_stream},
+        seed);
     store(e, unit_interval(words[0], words[1]));
     if (e + 1 < elements) {
       store(e + 1, unit_interval(words[2], words[3]));
@@ -36,10 +39,10 @@ void for_each_draw(std::uint64_t seed, std::uint32_t parameter, std::int64_t ele
 // The largest number below 1 of each type: 1 - 2^-(mantissa bits).
 template <class T>
 double largest_below_one() {
-  constexpr double ulp = std::is_same_v<T, double>     ? 0x1p-53
-                         : std::is_same_v<T, float>    ? 0x1p-24
-                         : std::is_same_v<T, float16>  ? 0x1p-11
-                                                       : 0x1p-8;
+  constexpr double ulp = std::is_same_v<T, double>    ? 0x1p-53
+                         : std::is_same_v<T, float>   ? 0x1p-24
+                         : std::is_same_v<T, float16> ? 0x1p-11
+                                                      : 0x1p-8;
   return 1.0 - ulp;
 }
 

@@ -17,13 +17,15 @@ template <class... Parts>
 // Type, device and alignment: what reading an element relies on.
 void check_storage(std::string_view operation, const char* name, ConstTensorView view, DType dtype) {
   if (view.dtype() != dtype) {
-    throw TypeMismatch(text(operation, ": ", name, " has type ", view.dtype(), ", the layer's parameters have ", dtype));
+    throw TypeMismatch(
+        text(operation, ": ", name, " has type ", view.dtype(), ", the layer's parameters have ", dtype));
   }
   if (view.device() != Device{}) {
     throw Unsupported(text(operation, ": ", name, " is on ", view.device(), ", the layer's parameters are on cpu"));
   }
   if (reinterpret_cast<std::uintptr_t>(view.data()) % size_of(dtype) != 0) {
-    refuse(operation, name, " must be aligned to its element's ", size_of(dtype), " bytes, found address ", view.data());
+    refuse(operation, name, " must be aligned to its element's ", size_of(dtype), " bytes, found address ",
+           view.data());
   }
 }
 
@@ -44,7 +46,8 @@ void check_ranks(std::string_view operation, ConstTensorView queries, ConstTenso
     refuse(operation, "keys has shape ", keys.sizes(), ", queries has ", queries.sizes(), ": expected as many axes");
   }
   if (values.rank() != rank) {
-    refuse(operation, "values has shape ", values.sizes(), ", queries has ", queries.sizes(), ": expected as many axes");
+    refuse(operation, "values has shape ", values.sizes(), ", queries has ", queries.sizes(),
+           ": expected as many axes");
   }
 }
 

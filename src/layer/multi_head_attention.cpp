@@ -1,5 +1,7 @@
 // The layer: three projections, attention over their output in place, one projection back; and the same way backward.
 #include <algorithm>
+#include <string_view>
+#include <utility>
 
 #include "core/text.h"
 #include "core/validate.h"
@@ -88,7 +90,8 @@ Activations attend(std::string_view operation, const MultiHeadAttentionConfig& c
   result.context = Tensor::uninitialized(result.q.sizes(), config.dtype);
   const Heads heads = heads_of(result, config);
   const TensorView context = split_heads(result.context.view(), config.heads, config.head_dim);
-  forward_problem({operation, heads.q, heads.k, heads.v, {}, {}, options}, context, outputs);
+  forward_problem({.operation = operation, .query = heads.q, .key = heads.k, .value = heads.v, .options = options},
+                  context, outputs);
 
   project(parameters, "q", inputs.queries, result.q);
   project(parameters, "k", inputs.keys, result.k);

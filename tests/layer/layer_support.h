@@ -20,10 +20,14 @@ inline const DType float_types[] = {DType::f32, DType::f64, DType::bf16, DType::
 
 inline double unit_roundoff(DType dtype) {
   switch (dtype) {
-    case DType::f64: return 0x1p-53;
-    case DType::bf16: return 0x1p-8;
-    case DType::f16: return 0x1p-11;
-    default: return 0x1p-24;
+    case DType::f64:
+      return 0x1p-53;
+    case DType::bf16:
+      return 0x1p-8;
+    case DType::f16:
+      return 0x1p-11;
+    default:
+      return 0x1p-24;
   }
 }
 
@@ -144,8 +148,8 @@ inline std::vector<double> textbook_softmax(const std::vector<double>& scores) {
 }
 
 // queries [B,Sq,model_dim] and so on; every tensor is read as float64.
-inline TextbookResult textbook(const MultiHeadAttention& layer, const Inputs& in,
-                               const Allowed& allowed = [](auto, auto, auto) { return true; }) {
+inline TextbookResult textbook(
+    const MultiHeadAttention& layer, const Inputs& in, const Allowed& allowed = [](auto, auto, auto) { return true; }) {
   const MultiHeadAttentionConfig& config = layer.config();
   const auto head_dim = static_cast<std::size_t>(config.head_dim);
   TextbookResult result;

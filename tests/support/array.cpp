@@ -40,7 +40,8 @@ Array::Array(const Dims& sizes, Real fill) : values(count(sizes), fill), sizes_(
 std::size_t Array::offset(std::initializer_list<std::int64_t> index) const {
   std::size_t result = 0;
   int axis = 0;
-  for (std::int64_t position : index) result = result * static_cast<std::size_t>(sizes_[axis++]) + static_cast<std::size_t>(position);
+  for (std::int64_t position : index)
+    result = result * static_cast<std::size_t>(sizes_[axis++]) + static_cast<std::size_t>(position);
   return result;
 }
 

@@ -71,8 +71,8 @@ Results Call::run(bool weights) const {
 }
 
 GradientTensors Call::gradients(ConstTensorView grad_out, const Results& results) const {
-  GradientTensors made{filled(q.sizes(), q.dtype(), nan), filled(k.sizes(), q.dtype(), nan),
-                       filled(v.sizes(), q.dtype(), nan), {}, {}};
+  GradientTensors made{
+      filled(q.sizes(), q.dtype(), nan), filled(k.sizes(), q.dtype(), nan), filled(v.sizes(), q.dtype(), nan), {}, {}};
   AttentionGradients views{made.dq.view(), made.dk.view(), made.dv.view(), {}, {}};
   if (options.bias) {
     made.dbias = filled(options.bias->sizes(), lse_type(), nan);
@@ -107,8 +107,9 @@ testing::AssertionResult within(const Array& actual, const Array& exact, const A
   const auto at = static_cast<std::size_t>(worst);
   return testing::AssertionFailure() << wrong << " of " << actual.elements() << " elements; at "
                                      << index_of(worst, actual.sizes()) << ": " << actual.values[at] << " instead of "
-                                     << exact.values[at] << ", off by " << std::abs(actual.values[at] - exact.values[at])
-                                     << ", bound " << bound.values[at];
+                                     << exact.values[at] << ", off by "
+                                     << std::abs(actual.values[at] - exact.values[at]) << ", bound "
+                                     << bound.values[at];
 }
 
 testing::AssertionResult within(ConstTensorView actual, const Array& exact, const Array& bound) {

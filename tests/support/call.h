@@ -60,8 +60,8 @@ void expect_contract(const Call& call, std::uint64_t seed = 1);
 bool same_bits(const Results& a, const Results& b);
 bool same_bits(const GradientTensors& a, const GradientTensors& b);
 
-// Runs the statement, which must throw exactly Exception with a text that starts with `operation` + ": " and holds every
-// one of `parts`.
+// Runs the statement, which must throw exactly Exception with a text that starts with `operation` + ": " and holds
+// every one of `parts`.
 template <class Exception, class Run>
 testing::AssertionResult throws(const std::string& operation, const std::vector<std::string>& parts, Run run) {
   try {
@@ -69,9 +69,11 @@ testing::AssertionResult throws(const std::string& operation, const std::vector<
   } catch (const Error& error) {
     const std::string text = error.what();
     if (typeid(error) != typeid(Exception)) return testing::AssertionFailure() << "another class, with: " << text;
-    if (text.rfind(operation + ": ", 0) != 0) return testing::AssertionFailure() << "not from " << operation << ": " << text;
+    if (text.rfind(operation + ": ", 0) != 0)
+      return testing::AssertionFailure() << "not from " << operation << ": " << text;
     for (const std::string& part : parts)
-      if (text.find(part) == std::string::npos) return testing::AssertionFailure() << "no '" << part << "' in: " << text;
+      if (text.find(part) == std::string::npos)
+        return testing::AssertionFailure() << "no '" << part << "' in: " << text;
     return testing::AssertionSuccess();
   } catch (const std::exception& error) {
     return testing::AssertionFailure() << "not a headway::Error: " << error.what();

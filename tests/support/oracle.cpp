@@ -26,20 +26,6 @@ bool padding(const Spec& spec, std::int64_t b, std::int64_t i) {
   return i >= spec.rows[at(b)] || (spec.query_lens && i >= integer((*spec.query_lens)(b)));
 }
 
-bool allowed(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
-  if (padding(spec, b, i) || j >= spec.keys[at(b)]) return false;
-  const std::int64_t diagonal = i + offset(spec, b);
-  if (spec.causal != Causal::none && j > diagonal) return false;
-  if (spec.window.left && j < diagonal - *spec.window.left) return false;
-  if (spec.window.right && j > diagonal + *spec.window.right) return false;
-  if (spec.valid_lens) {
-    const Array& lens = *spec.valid_lens;
-    if (j >= integer(lens.sizes().size() == 1 ? lens(b) : lens(b, i))) return false;
-  }
-  if (spec.mask && spec.mask->repeated(b, h, i, j) == 0) return false;
-  return !(spec.bias && spec.bias->repeated(b, h, i, j) == -infinity);
-}
-
 // What dropout multiplies p(i,j) with: 0 or 1/(1-p).
 Real kept(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
   if (spec.dropout == 0) return 1;
@@ -89,8 +75,9 @@ Score score(const Spec& spec, Arithmetic arithmetic, std::int64_t b, std::int64_
   }
   const Real bias = spec.bias ? spec.bias->repeated(b, h, i, j) : 0;
   const auto distance = static_cast<Real>(std::abs(i + offset(spec, b) - j));
-  const Real alibi = spec.alibi_slopes ? -(*spec.alibi_slopes)(h) * distance : 0;
-  result.biased = arithmetic.store(static_cast<Number>(result.capped) + static_cast<Number>(bias) + static_cast<Number>(alibi));
+  const Real alibi = spec.alibi_slopes ? -(*spec.alibi_slopes)(h)*distance : 0;
+  result.biased =
+      arithmetic.store(static_cast<Number>(result.capped) + static_cast<Number>(bias) + static_cast<Number>(alibi));
   result.magnitude += std::abs(bias) + std::abs(alibi);
   return result;
 }
@@ -100,6 +87,7 @@ template <class Number>
 struct Row {
   std::vector<std::int64_t> keys;  // the allowed ones
   std::vector<Number> p, keep;     // of each allowed key
+  std::vector<Real> p_size;        // what p's relative error counts from: at least the smallest normal number
   std::vector<Number> tanh;        // of each allowed key, 0 without softcap
   Number lse = -std::numeric_limits<Number>::infinity();
   Number sink = 0;  // the sink's share of the row
@@ -130,7 +118,10 @@ auto row_of(const Spec& spec, Arithmetic arithmetic, std::int64_t b, std::int64_
   for (Number one : s) sum += std::exp(one - largest);
   row.lse = largest + std::log(sum);
   if (sink) row.sink = std::exp(sink_score - row.lse);
-  for (Number one : s) row.p.push_back(arithmetic.store(std::exp(one - largest) / sum));
+  for (Number one : s) {
+    row.p.push_back(arithmetic.store(std::exp(one - largest) / sum));
+    row.p_size.push_back(row.p.back() + spec.smallest_normal);
+  }
   return row;
 }
 
@@ -179,12 +170,12 @@ void add_row_gradients(const Spec& spec, Arithmetic arithmetic, const Array& gra
     dp[n] = row.keep[n] == 0 ? 0 : arithmetic.store(row.keep[n] * dot);
     dp_size[n] = row.keep[n] == 0 ? 0 : row.keep[n] * size;
     delta += row.p[n] * dp[n];
-    delta_size += row.p[n] * dp_size[n];
+    delta_size += row.p_size[n] * dp_size[n];
   }
   for (std::size_t n = 0; n < row.keys.size(); ++n) {
     const std::int64_t j = row.keys[n];
     const Number ds = arithmetic.store(row.p[n] * (dp[n] - delta));
-    const Real ds_size = row.p[n] * (dp_size[n] + delta_size);
+    const Real ds_size = row.p_size[n] * (dp_size[n] + delta_size);
     if (to.dbias) {
       const auto index = &spec.bias->repeated(b, h, i, j) - spec.bias->values.data();
       add(*to.dbias, index, ds, ds_size, weight);
@@ -203,8 +194,8 @@ void add_row_gradients(const Spec& spec, Arithmetic arithmetic, const Array& gra
     const Number dropped = arithmetic.store(row.p[n] * row.keep[n]);
     const std::int64_t v_row = row_start(spec.v, b, g, j);
     for (std::int64_t d = 0; d < spec.value_dim(); ++d) {
-      const Number term = dropped * static_cast<Number>(grad_out(b, h, i, d));
-      add(to.dv, v_row + d, term, std::abs(term), weight);
+      const auto gradient = static_cast<Number>(grad_out(b, h, i, d));
+      add(to.dv, v_row + d, dropped * gradient, row.p_size[n] * row.keep[n] * std::abs(gradient), weight);
     }
   }
   if (to.dsinks) add(*to.dsinks, h, -row.sink * delta, row.sink * delta_size, weight);
@@ -224,6 +215,20 @@ Backward backward_in(const Spec& spec, Arithmetic arithmetic, const Array& grad_
 }
 
 }  // namespace
+
+bool allowed(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
+  if (padding(spec, b, i) || j >= spec.keys[at(b)]) return false;
+  const std::int64_t diagonal = i + offset(spec, b);
+  if (spec.causal != Causal::none && j > diagonal) return false;
+  if (spec.window.left && j < diagonal - *spec.window.left) return false;
+  if (spec.window.right && j > diagonal + *spec.window.right) return false;
+  if (spec.valid_lens) {
+    const Array& lens = *spec.valid_lens;
+    if (j >= integer(lens.sizes().size() == 1 ? lens(b) : lens(b, i))) return false;
+  }
+  if (spec.mask && spec.mask->repeated(b, h, i, j) == 0) return false;
+  return !(spec.bias && spec.bias->repeated(b, h, i, j) == -infinity);
+}
 
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key) {
   for (int round = 0; round < 10; ++round) {
@@ -251,8 +256,8 @@ Forward forward(const Spec& spec) {
       add(result.weights, row_start(result.weights.value, b, h, i) + j, row.p[n], row.p[n], weight);
       if (row.keep[n] == 0) continue;
       for (std::int64_t d = 0; d < spec.value_dim(); ++d) {
-        const Real term = row.p[n] * row.keep[n] * spec.v(b, g, j, d);
-        add(result.out, out_row + d, term, std::abs(term), weight);
+        const Real value = row.keep[n] * spec.v(b, g, j, d);
+        add(result.out, out_row + d, row.p[n] * value, row.p_size[n] * std::abs(value), weight);
       }
     }
     result.lse.value(b, h, i) = row.lse;
@@ -286,15 +291,14 @@ Array error_bound(const Bounded& exact, Kind kind, DType dtype, const Array* eag
   const bool half = dtype == DType::bf16 || dtype == DType::f16;
   const Real unit = dtype == DType::f64 ? 0x1p-53L : 0x1p-24L;
   const Real type_unit = !half || kind == Kind::lse ? 0 : dtype == DType::f16 ? 0x1p-11L : 0x1p-8L;
-  const Real quantum = dtype == DType::f64   ? 0x1p-1074L
-                       : dtype == DType::f16 ? 0x1p-24L
+  const Real quantum = dtype == DType::f64    ? 0x1p-1074L
+                       : dtype == DType::f16  ? 0x1p-24L
                        : dtype == DType::bf16 ? 0x1p-133L
                                               : 0x1p-149L;
   Real eager_error = 0;  // the largest, in units of the element's terms
   for (std::size_t n = 0; eager && n < exact.terms.values.size(); ++n)
     if (exact.terms.values[n] > 0)
-      eager_error =
-          std::max(eager_error, std::abs(eager->values[n] - exact.value.values[n]) / exact.terms.values[n]);
+      eager_error = std::max(eager_error, std::abs(eager->values[n] - exact.value.values[n]) / exact.terms.values[n]);
   Array bound(exact.value.sizes());
   for (std::size_t n = 0; n < bound.values.size(); ++n) {
     const Real terms = exact.terms.values[n];

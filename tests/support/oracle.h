@@ -15,14 +15,14 @@ namespace headway::test {
 // Philox4x32-10 as published by Salmon et al., 2011.
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key);
 
-// One call as plain numbers, padded to rank 4: [B,H,Sq,D] and so on, of which item b uses rows[b] queries and keys[b] keys
-// (all of them, unless the call is packed).
+// One call as plain numbers, padded to rank 4: [B,H,Sq,D] and so on, of which item b uses rows[b] queries and keys[b]
+// keys (all of them, unless the call is packed).
 struct Spec {
-  Array q, k, v;                    // [B,H,Sq,D], [B,Hkv,Sk,D], [B,Hkv,Sk,Dv]
+  Array q, k, v;  // [B,H,Sq,D], [B,Hkv,Sk,D], [B,Hkv,Sk,Dv]
   std::vector<std::int64_t> rows, keys;
-  std::optional<Array> mask, bias;  // rank 4, size 1 where they repeat
-  std::optional<Array> valid_lens;  // [B] or [B,Sq]
-  std::optional<Array> query_lens;  // [B]
+  std::optional<Array> mask, bias;           // rank 4, size 1 where they repeat
+  std::optional<Array> valid_lens;           // [B] or [B,Sq]
+  std::optional<Array> query_lens;           // [B]
   std::optional<Array> alibi_slopes, sinks;  // [H]
   Causal causal = Causal::none;
   Window window;
@@ -30,6 +30,7 @@ struct Spec {
   std::optional<double> softcap;
   double dropout = 0;
   std::uint64_t seed = 0;
+  Real smallest_normal = 0x1p-126L;  // of the type that holds p inside an engine
 
   std::int64_t batch() const { return q.size(0); }
   std::int64_t heads() const { return q.size(1); }
@@ -55,6 +56,9 @@ Spec spec_of(ConstTensorView q, ConstTensorView k, ConstTensorView v, const Pack
 Array padded(const Array& packed, const std::vector<std::int64_t>& starts);
 Array packed(const Array& padded, const std::vector<std::int64_t>& starts);
 Array packed_lse(const Array& lse, const std::vector<std::int64_t>& starts);  // [B,H,longest] to [H,total]
+
+// Whether every mask lets row i attend to key j.
+bool allowed(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j);
 
 // A result with the scales that its error bound is made of, element by element.
 struct Bounded {

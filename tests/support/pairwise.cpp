@@ -53,7 +53,6 @@ class Builder {
     return best;
   }
 
- private:
   // New pairs that the level would cover; -1 when it is forbidden here.
   int gain_of(int factor, int level) const {
     int gain = 0;
@@ -66,6 +65,7 @@ class Builder {
     return gain;
   }
 
+ private:
   const std::vector<Factor>& factors_;
   const Compatible& compatible_;
   const std::set<Pair>& uncovered_;
@@ -74,7 +74,8 @@ class Builder {
 
 }  // namespace
 
-CoveringArray cover_pairs(const std::vector<Factor>& factors, const Compatible& compatible, std::uint64_t seed) {
+CoveringArray cover_pairs(const std::vector<Factor>& factors, const Compatible& compatible, double sparsity,
+                          std::uint64_t seed) {
   CoveringArray result;
   std::set<Pair> uncovered;
   each_pair(factors, [&](int a, int level_a, int b, int level_b) {
@@ -86,6 +87,7 @@ CoveringArray cover_pairs(const std::vector<Factor>& factors, const Compatible& 
   result.legal_pairs = static_cast<std::int64_t>(uncovered.size());
 
   std::mt19937_64 random(seed);
+  std::bernoulli_distribution skip(sparsity);
   std::vector<int> factor_order(factors.size());
   std::iota(factor_order.begin(), factor_order.end(), 0);
   while (!uncovered.empty()) {
@@ -98,6 +100,11 @@ CoveringArray cover_pairs(const std::vector<Factor>& factors, const Compatible& 
     std::shuffle(factor_order.begin(), factor_order.end(), random);
     for (int factor : factor_order) {
       if (builder.chosen(factor)) continue;
+      const bool sparse = factors[static_cast<std::size_t>(factor)].restricts && skip(random);
+      if (sparse && builder.gain_of(factor, 0) >= 0) {
+        builder.choose(factor, 0);
+        continue;
+      }
       std::vector<int> level_order(static_cast<std::size_t>(levels_of(factors, factor)));
       std::iota(level_order.begin(), level_order.end(), 0);
       std::shuffle(level_order.begin(), level_order.end(), random);
@@ -123,6 +130,7 @@ Coverage coverage_of(const std::vector<Assignment>& cases, const std::vector<Fac
       result.legal = result.legal && !found;
     else
       result.covered += found;
+    result.legal_pairs += compatible(a, level_a, b, level_b);
   });
   return result;
 }

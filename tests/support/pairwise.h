@@ -1,4 +1,5 @@
-// Covering arrays of strength two: a short list of cases in which every legal pair of levels of every two factors occurs.
+// Covering arrays of strength two: a short list of cases in which every legal pair of levels of every two factors
+// occurs.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@ namespace headway::test {
 struct Factor {
   std::string name;
   std::vector<std::string> levels;
+  bool restricts = false;  // its levels but the first leave less to compute
 };
 
 // One level's number per factor.
@@ -26,11 +28,14 @@ struct CoveringArray {
 };
 
 // Greedy: each case starts from a pair not yet covered and takes, factor by factor, the level that covers the most new
-// pairs. Ties fall by the seed. Every factor needs a level that is compatible with everything.
-CoveringArray cover_pairs(const std::vector<Factor>& factors, const Compatible& compatible, std::uint64_t seed);
+// pairs; a factor that restricts takes its first level instead with probability `sparsity`, so that some cases have
+// much to compute. Ties fall by the seed. Every factor needs a level that is compatible with everything.
+CoveringArray cover_pairs(const std::vector<Factor>& factors, const Compatible& compatible, double sparsity,
+                          std::uint64_t seed);
 
 // How many legal pairs of levels the cases contain, counted anew; and whether any case holds a forbidden pair.
 struct Coverage {
+  std::int64_t legal_pairs = 0;
   std::int64_t covered = 0;
   bool legal = true;
 };

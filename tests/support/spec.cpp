@@ -25,8 +25,10 @@ std::optional<Array> broadcastable(const std::optional<ConstTensorView>& view, i
 }
 
 // Everything but q, k, v, rows and keys.
-Spec options_only(const AttentionOptions& options, int call_rank, std::int64_t head_dim) {
+Spec options_only(const AttentionOptions& options, int call_rank, ConstTensorView q) {
+  const std::int64_t head_dim = q.size(q.rank() - 1);
   Spec spec;
+  if (q.dtype() == DType::f64) spec.smallest_normal = 0x1p-1022L;
   spec.mask = broadcastable(options.mask, call_rank);
   spec.bias = broadcastable(options.bias, call_rank);
   spec.valid_lens = read(options.valid_lens);
@@ -70,7 +72,7 @@ std::int64_t Packing::longest_k() const { return longest(starts_k); }
 
 Spec spec_of(ConstTensorView q, ConstTensorView k, ConstTensorView v, const AttentionOptions& options) {
   const int rank = q.rank();
-  Spec spec = options_only(options, rank, q.size(rank - 1));
+  Spec spec = options_only(options, rank, q);
   spec.q = headway::test::read(q).reshaped(with_rank_4(q.sizes(), rank));
   spec.k = headway::test::read(k).reshaped(with_rank_4(k.sizes(), rank));
   spec.v = headway::test::read(v).reshaped(with_rank_4(v.sizes(), rank));
@@ -81,7 +83,7 @@ Spec spec_of(ConstTensorView q, ConstTensorView k, ConstTensorView v, const Atte
 
 Spec spec_of(ConstTensorView q, ConstTensorView k, ConstTensorView v, const Packing& packing,
              const AttentionOptions& options) {
-  Spec spec = options_only(options, 4, q.size(2));
+  Spec spec = options_only(options, 4, q);
   spec.q = padded(headway::test::read(q), packing.starts_q);
   spec.k = padded(headway::test::read(k), packing.starts_k);
   spec.v = padded(headway::test::read(v), packing.starts_k);

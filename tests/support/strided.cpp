@@ -49,9 +49,7 @@ Strided::Strided(const Dims& sizes, DType dtype, Layout layout) : dtype_(dtype),
   aligned_ = (64 - reinterpret_cast<std::uintptr_t>(bytes_.data()) % 64) % 64;
 }
 
-void* Strided::address() {
-  return bytes_.data() + aligned_ + static_cast<std::size_t>(first_) * size_of(dtype_);
-}
+void* Strided::address() { return bytes_.data() + aligned_ + static_cast<std::size_t>(first_) * size_of(dtype_); }
 
 bool Strided::surroundings_intact() const {
   std::vector<bool> ours(bytes_.size(), false);

@@ -23,6 +23,9 @@ class SweepCase {
   Call call;
   Strided grad_out;
 
+  // Whether some row attends to two keys (to one, where more is impossible) and not all is dropped.
+  bool live() const;
+
   // Run on the call's engine and compare results and canaries.
   void check_forward();
   void check_backward();
@@ -40,6 +43,7 @@ class SweepCase {
   Layout layout(const char* factor) const;
   Strided output(const Dims& sizes, DType dtype) const;
   std::int64_t random_up_to(std::int64_t largest);
+  std::int64_t random_length(std::int64_t largest, std::int64_t b);
 
   Assignment levels_;
   Random random_;

@@ -1,4 +1,5 @@
 // Forward, row by row: the scores of the allowed keys, their softmax, the weighted sum of the values.
+#include <algorithm>
 #include <vector>
 
 #include "core/progress.h"
@@ -54,8 +55,15 @@ class Forward {
     if (problem_.lse) {
       // Without a key the sum is empty: lse is the sink's, or -inf.
       const double lse = row_.empty() ? sink.value_or(-infinity) : softmax.lse();
-      store_float(*problem_.lse, row_offset(*problem_.lse, b, h, row), lse);
+      store_float(*problem_.lse, row_offset(*problem_.lse, b, h, row), within_range(lse, problem_.lse->dtype()));
     }
+  }
+
+  // A finite lse that f32 cannot hold (after a float64 bias of -1e300) becomes the nearest that it can: still finite, so
+  // that the backward stays finite too.
+  static double within_range(double lse, DType dtype) {
+    constexpr double highest = std::numeric_limits<float>::max();
+    return dtype == DType::f32 && std::isfinite(lse) ? std::clamp(lse, -highest, highest) : lse;
   }
 
   void add_value(const Vector<T>& value, double weight) {

@@ -1,0 +1,39 @@
+// The options of attention that every command shares, as flags.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "headway/attention.h"
+#include "tensor_inputs.h"
+
+namespace CLI {
+class App;
+}
+
+namespace headway::cli {
+
+class AttentionArguments {
+ public:
+  void add_to(CLI::App& app);
+
+  // The texts that may name files, for comparing with what is written.
+  std::vector<std::string> texts() const;
+
+  // Reads the files that the flags name; the views live as long as `inputs`.
+  AttentionOptions options(TensorInputs& inputs) const;
+
+ private:
+  AttentionOptions scalars_;  // what needs no file
+  std::optional<std::string> mask_, bias_, valid_lens_, query_lens_, alibi_slopes_, sinks_;
+};
+
+// Arrays without a batch axis have valid_lens without one; the attention behind --heads and the layer has one.
+AttentionOptions with_batch_axis(AttentionOptions options);
+
+// --causal alone means --causal=square. CLI11 would take whatever follows it for its value, a file too, so it is
+// spelled out before CLI11 sees it.
+std::vector<std::string> with_causal_spelled_out(const std::vector<std::string>& arguments);
+
+}  // namespace headway::cli

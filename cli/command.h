@@ -1,0 +1,29 @@
+// A command of the command line: its options are added when it is made, its work is done by run().
+#pragma once
+
+#include <memory>
+
+namespace CLI {
+class App;
+}
+
+namespace headway::cli {
+
+class Command {
+ public:
+  virtual ~Command() = default;
+
+  // Results go to standard output only when everything has succeeded; failures are exceptions, which main turns into
+  // an exit code.
+  virtual void run() = 0;
+};
+
+// Each adds its subcommand to `app`, and the caller finds it there by name.
+std::unique_ptr<Command> make_attend(CLI::App& app);
+std::unique_ptr<Command> make_explain(CLI::App& app);
+std::unique_ptr<Command> make_layer(CLI::App& app);
+std::unique_ptr<Command> make_layer_init(CLI::App& app);
+std::unique_ptr<Command> make_random(CLI::App& app);
+std::unique_ptr<Command> make_info(CLI::App& app);
+
+}  // namespace headway::cli

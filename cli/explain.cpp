@@ -1,0 +1,87 @@
+// headway explain: what attention would run, and why.
+#include <algorithm>
+#include <iostream>
+#include <optional>
+
+#include "arguments.h"
+#include "attention_call.h"
+#include "command.h"
+#include "headway/headway.h"
+
+namespace headway::cli {
+namespace {
+
+constexpr const char* examples = R"(Examples:
+  headway explain q.npy k.npy v.npy --causal
+  headway explain --shape 2,8,4096,4096,64 --dtype bf16 --window 128,0
+  headway explain --shape 1,32,1,8192,128 --kv-heads 8 --backward)";
+
+class Explain final : public Command {
+ public:
+  explicit Explain(CLI::App& app) {
+    CLI::App& command = *app.add_subcommand("explain", "What attention would run, and why; runs nothing");
+    arguments_.add_files_to(command, false);
+    add_parsed(command, "--shape", "B,H,Sq,Sk,D[,Dv]", "Instead of files: the sizes alone",
+               [this](const std::string& found) { shape_ = parse_shape(found); });
+    add_choice(command, "--dtype", dtype_, float_types(), "Element type, with --shape [f32]");
+    command.add_flag("--backward", request_.backward, "The backward pass instead of the forward one");
+    command.add_flag("--weights", request_.weights, "As if the weights were asked for");
+    command.add_flag("--lse", request_.lse, "As if the lse were asked for");
+    arguments_.add_options_to(command);
+    command.footer(examples);
+  }
+
+  void run() override {
+    TensorInputs inputs;
+    const AttentionCall call = shape_.empty() ? call_from_files(inputs) : call_from_shape(inputs);
+    std::cout << headway::explain(call.query, call.key, call.value, call.options, request_);
+  }
+
+ private:
+  static std::vector<std::int64_t> parse_shape(const std::string& found) {
+    std::vector<std::int64_t> shape = parse_numbers<std::int64_t>(found);
+    if (shape.size() != 5 && shape.size() != 6) {
+      throw UsageError(text("expected 5 or 6 numbers B,H,Sq,Sk,D[,Dv], found ", found));
+    }
+    return shape;
+  }
+
+  AttentionCall call_from_files(TensorInputs& inputs) const {
+    const std::vector<std::string> names = arguments_.files();
+    if (std::find(names.begin(), names.end(), "") != names.end()) {
+      throw UsageError("expected query, key and value, or --shape");
+    }
+    if (dtype_) {
+      throw UsageError("--dtype goes with --shape; files have a type of their own");
+    }
+    return arguments_.load(inputs);
+  }
+
+  AttentionCall call_from_shape(TensorInputs& inputs) const {
+    if (!arguments_.files()[0].empty()) {
+      throw UsageError("expected either files or --shape, found both");
+    }
+    if (arguments_.heads()) {
+      throw UsageError("--heads goes with files; --shape says how many heads there are");
+    }
+    const std::int64_t batch = shape_[0], heads = shape_[1], queries = shape_[2], keys = shape_[3];
+    const std::int64_t head_dim = shape_[4], value_dim = shape_.size() == 6 ? shape_[5] : head_dim;
+    const std::int64_t kv_heads = arguments_.kv_heads().value_or(heads);
+    const DType dtype = dtype_.value_or(DType::f32);
+    return {.query = stand_in({batch, heads, queries, head_dim}, dtype),
+            .key = stand_in({batch, kv_heads, keys, head_dim}, dtype),
+            .value = stand_in({batch, kv_heads, keys, value_dim}, dtype),
+            .options = arguments_.attention().options(inputs)};
+  }
+
+  AttentionCallArguments arguments_;
+  std::vector<std::int64_t> shape_;
+  std::optional<DType> dtype_;
+  ExplainRequest request_;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_explain(CLI::App& app) { return std::make_unique<Explain>(app); }
+
+}  // namespace headway::cli

@@ -1,0 +1,40 @@
+// Texts that the command prints, and its own two kinds of failure.
+#pragma once
+
+#include <chrono>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace headway::cli {
+
+// What was asked for makes no sense: exit code 2.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// What was asked for could not be done: exit code 1.
+class Failure : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// text("expected ", 3, " numbers") == "expected 3 numbers"
+template <class... Parts>
+std::string text(const Parts&... parts) {
+  std::ostringstream stream;
+  (stream << ... << parts);
+  return std::move(stream).str();
+}
+
+// The library's texts start with its own operation ("load_npy: q.npy: ..."); the user knows the command instead.
+std::string_view without_operation(std::string_view library_text);
+
+// File names and foreign texts may hold anything; what is printed is one line.
+std::string on_one_line(std::string_view printed);
+
+std::string duration_text(std::chrono::duration<double> duration);  // 12.3 ms, 4.56 s
+
+}  // namespace headway::cli

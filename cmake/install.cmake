@@ -1,0 +1,60 @@
+# What `cmake --install` puts where: the public headers, the library, the command, and how other builds find them
+# (find_package(headway), pkg-config headway).
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/headway)
+set(pkgconfig_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+install(TARGETS headway EXPORT headwayTargets
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
+  INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/headway ${PROJECT_BINARY_DIR}/include/headway
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/headway)
+
+# A static library leaves zlib to whoever links it; a shared one has settled that itself.
+get_target_property(library_type headway TYPE)
+if(library_type STREQUAL "STATIC_LIBRARY" AND HEADWAY_IO_NPZ)
+  set(config_dependencies "find_dependency(ZLIB)")
+  set(pkgconfig_libs " -lz")
+else()
+  set(config_dependencies "")
+  set(pkgconfig_libs "")
+endif()
+
+# An installed command finds an installed shared library beside it, wherever the tree was put.
+if(TARGET headway_cli AND NOT IS_ABSOLUTE ${CMAKE_INSTALL_LIBDIR})
+  file(RELATIVE_PATH bin_to_lib /prefix/${CMAKE_INSTALL_BINDIR} /prefix/${CMAKE_INSTALL_LIBDIR})
+  set_target_properties(headway_cli PROPERTIES INSTALL_RPATH "$ORIGIN/${bin_to_lib}")
+endif()
+
+install(EXPORT headwayTargets NAMESPACE headway:: DESTINATION ${package_dir})
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/headwayConfig.cmake.in
+  ${PROJECT_BINARY_DIR}/headwayConfig.cmake INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO)
+# Before 1.0 a new minor version may change the API.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/headwayConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/headwayConfig.cmake ${PROJECT_BINARY_DIR}/headwayConfigVersion.cmake
+  DESTINATION ${package_dir})
+
+# The .pc file finds the prefix from where it lies itself, so that an installed tree can be moved; folders given as
+# absolute paths stay what they are.
+function(pkgconfig_path result folder)
+  if(IS_ABSOLUTE ${folder})
+    set(${result} ${folder} PARENT_SCOPE)
+  else()
+    set(${result} "\${prefix}/${folder}" PARENT_SCOPE)
+  endif()
+endfunction()
+pkgconfig_path(pkgconfig_libdir ${CMAKE_INSTALL_LIBDIR})
+pkgconfig_path(pkgconfig_includedir ${CMAKE_INSTALL_INCLUDEDIR})
+if(IS_ABSOLUTE ${CMAKE_INSTALL_LIBDIR})
+  set(pkgconfig_prefix ${CMAKE_INSTALL_PREFIX})
+else()
+  file(RELATIVE_PATH up /prefix/${pkgconfig_dir} /prefix)
+  string(REGEX REPLACE "/$" "" pkgconfig_prefix "\${pcfiledir}/${up}")
+endif()
+configure_file(${PROJECT_SOURCE_DIR}/cmake/headway.pc.in ${PROJECT_BINARY_DIR}/headway.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/headway.pc DESTINATION ${pkgconfig_dir})

@@ -1,0 +1,208 @@
+// The thread pool and its settings.
+#include "core/parallel.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "core/text.h"
+#include "headway/error.h"
+#include "headway/threads.h"
+
+namespace headway {
+namespace {
+
+struct Job {
+  TaskFunction task;
+  std::int64_t count;
+  std::atomic<std::int64_t> next{0};
+  std::atomic<bool> failed{false};
+  std::exception_ptr error = nullptr;
+
+  void work(int worker) {
+    for (std::int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < count && !failed.load(std::memory_order_relaxed);
+         i = next.fetch_add(1, std::memory_order_relaxed)) {
+      try {
+        task(i, worker);
+      } catch (...) {
+        if (!failed.exchange(true)) {
+          error = std::current_exception();
+        }
+      }
+    }
+  }
+};
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Spins for some tens of microseconds, then sleeps until the value changes.
+template <class T>
+void wait_while_equal(const std::atomic<T>& value, T old) {
+  constexpr int spins = 4000;
+  for (int i = 0; i < spins; ++i) {
+    if (value.load(std::memory_order_acquire) != old) {
+      return;
+    }
+    pause();
+  }
+  value.wait(old, std::memory_order_acquire);
+}
+
+// Never destroyed: its threads are detached and may sleep in it while the process ends.
+class Pool {
+ public:
+  void run(Job& job, int threads) {
+    start_workers(threads - 1);
+    const auto helpers = static_cast<std::uint64_t>(threads - 1);
+    job_ = &job;
+    finished_.store(0, std::memory_order_relaxed);
+    const std::uint64_t generation = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+    ticket_.store(generation << 32 | helpers, std::memory_order_release);
+    ticket_.notify_all();
+    job.work(0);
+    // No task is left: whoever has not come yet need not come, the others must have ended.
+    const std::uint64_t closed = ticket_.exchange(generation << 32, std::memory_order_acq_rel);
+    const auto came = static_cast<std::uint32_t>(helpers - (closed & 0xffffffffu));
+    for (std::uint32_t done = finished_.load(std::memory_order_acquire); done != came;
+         done = finished_.load(std::memory_order_acquire)) {
+      wait_while_equal(finished_, done);
+    }
+  }
+
+  std::mutex in_use;
+
+ private:
+  // As many as the system grants: places that nobody takes are closed when the tasks run out. Signals stay with the
+  // user's own threads.
+  void start_workers(int wanted) {
+    if (workers_ >= wanted) {
+      return;
+    }
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      for (; workers_ < wanted; ++workers_) {
+        std::thread([this] { serve(); }).detach();
+      }
+    } catch (const std::system_error&) {
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  // A worker takes one of the places that a ticket offers; the place is its number in the job.
+  [[noreturn]] void serve() {
+    std::uint64_t seen = 0;
+    for (;;) {
+      std::uint64_t ticket = ticket_.load(std::memory_order_acquire);
+      if (ticket >> 32 == seen || (ticket & 0xffffffffu) == 0) {
+        wait_while_equal(ticket_, ticket);
+        continue;
+      }
+      if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) {
+        continue;
+      }
+      seen = ticket >> 32;
+      inside_task = true;
+      job_->work(static_cast<int>(ticket & 0xffffffffu));
+      finished_.fetch_add(1, std::memory_order_acq_rel);
+      finished_.notify_one();
+    }
+  }
+
+ public:
+  static thread_local bool inside_task;
+
+ private:
+  Job* job_ = nullptr;
+  std::atomic<std::uint64_t> ticket_{0};  // generation in the high half, places still open in the low half
+  std::atomic<std::uint32_t> finished_{0};
+  int workers_ = 0;
+};
+
+thread_local bool Pool::inside_task = false;
+
+std::atomic<Pool*> current_pool{nullptr};
+
+// A child has none of its parent's threads, and perhaps a pool that was busy: it gets a new one.
+void forget_pool() { current_pool.store(nullptr, std::memory_order_relaxed); }
+
+Pool& pool() {
+  static std::once_flag registered;
+  std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, forget_pool); });
+  Pool* existing = current_pool.load(std::memory_order_acquire);
+  if (existing == nullptr) {
+    auto* made = new Pool;
+    if (current_pool.compare_exchange_strong(existing, made, std::memory_order_acq_rel)) {
+      return *made;
+    }
+    delete made;
+  }
+  return *existing;
+}
+
+// A positive number from the environment, or 0.
+int threads_from(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value == nullptr ? 0 : std::clamp(std::atoi(value), 0, 4096);
+}
+
+int default_threads() {
+  for (const char* variable : {"HEADWAY_THREADS", "OMP_NUM_THREADS"}) {
+    if (const int threads = threads_from(variable); threads > 0) {
+      return threads;
+    }
+  }
+  cpu_set_t allowed;
+  const int cpus = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 0;
+  return cpus > 0 ? cpus : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+std::atomic<int>& thread_setting() {
+  static std::atomic<int> setting{default_threads()};
+  return setting;
+}
+
+}  // namespace
+
+int get_threads() { return thread_setting().load(std::memory_order_relaxed); }
+
+void set_threads(int threads) {
+  if (threads < 1) {
+    throw InvalidArgument(text("set_threads: expected 1 or more, found ", threads));
+  }
+  thread_setting().store(threads, std::memory_order_relaxed);
+}
+
+void parallel_for(std::int64_t count, int threads, TaskFunction task) {
+  Job job{task, count};
+  const int useful = static_cast<int>(std::min<std::int64_t>(count, threads));
+  if (useful > 1 && !Pool::inside_task) {
+    Pool& shared = pool();
+    if (const std::unique_lock lock(shared.in_use, std::try_to_lock); lock) {
+      Pool::inside_task = true;
+      shared.run(job, useful);
+      Pool::inside_task = false;
+    }
+  }
+  job.work(0);  // all of it, or what is left: nothing
+  if (job.error) {
+    std::rethrow_exception(job.error);
+  }
+}
+
+}  // namespace headway

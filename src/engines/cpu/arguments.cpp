@@ -1,0 +1,108 @@
+// Filling in kernel arguments.
+#include "engines/cpu/arguments.h"
+
+#include "core/elements.h"
+
+namespace headway::cpu {
+namespace {
+
+// The [rows, columns] matrix of head h of batch item b, from row `begin` on.
+template <class MatrixType, class View>
+MatrixType matrix_of(const View& view, std::int64_t b, std::int64_t h, std::int64_t begin) {
+  using Byte = std::conditional_t<std::is_same_v<MatrixType, Matrix>, const char, char>;
+  const std::int64_t offset = row_offset(view, b, h, begin) * static_cast<std::int64_t>(size_of(view.dtype()));
+  auto* data = static_cast<Byte*>(view.data());
+  return {data == nullptr ? nullptr : data + offset, view.stride(2), view.stride(3)};
+}
+
+Modifiers modifiers_of(const Problem& problem, std::int64_t b, std::int64_t h) {
+  Modifiers result;
+  result.softcap = problem.softcap.value_or(0.0);
+  if (problem.bias) {
+    result.bias = matrix_of<Matrix>(*problem.bias, b, h, 0);
+    result.bias_storage = storage_of(problem.bias->dtype());
+  }
+  if (problem.mask) {
+    result.mask = matrix_of<Matrix>(*problem.mask, b, h, 0);
+  }
+  if (problem.alibi_slopes) {
+    result.alibi_slope = load_float(*problem.alibi_slopes, h * problem.alibi_slopes->stride(0));
+    result.has_alibi = true;
+  }
+  result.any = problem.softcap || problem.bias || problem.mask || problem.alibi_slopes;
+  return result;
+}
+
+DropoutRule dropout_of(const Problem& problem, std::int64_t b, std::int64_t h) {
+  DropoutRule rule;
+  rule.seed = problem.dropout.seed;
+  rule.threshold = problem.dropout.threshold;
+  rule.kept_scale = problem.dropout.kept_scale;
+  rule.batch = static_cast<std::uint32_t>(b);
+  rule.head = static_cast<std::uint32_t>(h);
+  rule.active = problem.dropout.active();
+  return rule;
+}
+
+}  // namespace
+
+Storage storage_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64: return Storage::f64;
+    case DType::bf16: return Storage::bf16;
+    case DType::f16: return Storage::f16;
+    default: return Storage::f32;
+  }
+}
+
+RangeRule range_rule(const Problem& problem, const Sequence& sequence, std::int64_t b) {
+  constexpr std::int64_t unlimited = std::int64_t{1} << 61;
+  RangeRule rule;
+  rule.keys = sequence.key_count;
+  rule.real_queries = sequence.real_queries;
+  rule.offset = sequence.offset;
+  rule.left = problem.window_left.value_or(unlimited);
+  rule.right = problem.window_right.value_or(unlimited);
+  if (problem.causal != Causal::none) {
+    rule.right = std::min<std::int64_t>(rule.right, 0);
+  }
+  if (problem.valid_lens) {
+    const ConstTensorView& lens = *problem.valid_lens;
+    rule.valid_lens = static_cast<const char*>(lens.data()) + b * lens.stride(0) * static_cast<std::int64_t>(size_of(lens.dtype()));
+    rule.valid_lens_stride = lens.stride(1);
+    rule.valid_lens_are_i64 = lens.dtype() == DType::i64;
+  }
+  return rule;
+}
+
+ForwardArgs forward_args(const ForwardProblem& problem, std::int64_t b, std::int64_t h) {
+  const Sequence current = sequence(problem, b);
+  const std::int64_t g = problem.kv_head(h);
+  ForwardArgs args;
+  args.query = matrix_of<Matrix>(problem.query, b, h, current.query_begin);
+  args.key = matrix_of<Matrix>(problem.key, b, g, current.key_begin);
+  args.value = matrix_of<Matrix>(problem.value, b, g, current.key_begin);
+  args.out = matrix_of<WritableMatrix>(problem.out, b, h, current.query_begin);
+  if (problem.lse) {
+    const TensorView& lse = *problem.lse;
+    args.lse = static_cast<char*>(lse.data()) +
+               row_offset(lse, b, h, current.query_begin) * static_cast<std::int64_t>(size_of(lse.dtype()));
+    args.lse_stride = lse.stride(2);
+  }
+  if (problem.weights) {
+    args.weights = matrix_of<WritableMatrix>(*problem.weights, b, h, 0);
+  }
+  args.head_dim = problem.head_dim;
+  args.value_dim = problem.value_dim;
+  args.ranges = range_rule(problem, current, b);
+  args.modifiers = modifiers_of(problem, b, h);
+  args.dropout = dropout_of(problem, b, h);
+  args.scale = problem.scale;
+  if (problem.sinks) {
+    args.sink = load_float(*problem.sinks, h * problem.sinks->stride(0));
+    args.has_sink = true;
+  }
+  return args;
+}
+
+}  // namespace headway::cpu

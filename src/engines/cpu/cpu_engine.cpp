@@ -1,0 +1,39 @@
+// The CPU engine: SIMD kernels on all cores.
+#include "core/engine.h"
+#include "core/text.h"
+#include "engines/cpu/forward.h"
+#include "engines/cpu/kernels.h"
+
+namespace headway {
+namespace {
+
+class CpuEngine final : public EngineBase {
+ public:
+  Engine id() const override { return Engine::cpu; }
+  std::optional<std::string> unavailable() const override { return std::nullopt; }
+
+  std::optional<std::string> refusal(const Problem& problem) const override {
+    if (problem.query.device() != Device{}) {
+      return text("the tensors are on ", problem.query.device(), ", and it reads host memory only");
+    }
+    return std::nullopt;
+  }
+
+  void describe(const Problem& problem, Plan& plan) const override {
+    plan.instruction_set = cpu::chosen_kernels().name;
+    cpu::describe_forward(problem, plan);
+  }
+
+  void forward(const ForwardProblem& problem, const Plan& plan) const override { cpu::forward(problem, plan); }
+  void backward(const BackwardProblem& problem, const Plan& plan) const override { reference_engine().backward(problem, plan); }
+  void scores(const ScoresProblem& problem, const Plan& plan) const override { cpu::scores(problem, plan); }
+};
+
+}  // namespace
+
+const EngineBase& cpu_engine() {
+  static const CpuEngine engine;
+  return engine;
+}
+
+}  // namespace headway

@@ -1,0 +1,16 @@
+// The CPU engine's forward pass and score matrices: how a problem is cut into tasks.
+#pragma once
+
+#include "core/problem.h"
+#include "headway/plan.h"
+
+namespace headway::cpu {
+
+void describe_forward(const Problem& problem, Plan& plan);
+void forward(const ForwardProblem& problem, const Plan& plan);
+
+// attention_scores runs as a forward whose values have no width: the weights are the last stage, earlier stages come out
+// before the softmax.
+void scores(const ScoresProblem& problem, const Plan& plan);
+
+}  // namespace headway::cpu

@@ -1,0 +1,71 @@
+// What a kernel is told: bare pointers, strides in elements and numbers, for one head of one batch item. The host side
+// fills these in from a Problem; no type in here has code of its own, so every instruction set may share it.
+#pragma once
+
+#include <cstdint>
+
+namespace headway::cpu {
+
+enum class Storage : std::uint8_t { f32, f64, bf16, f16 };
+
+// A [rows, columns] matrix.
+struct Matrix {
+  const void* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t column_stride = 0;
+};
+
+struct WritableMatrix {
+  void* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t column_stride = 0;
+};
+
+// Which keys row i may attend to: position = i + offset, keys [max(0, position - left), min(keys, position + right + 1)),
+// cut at valid_lens[i] where there are any; rows from real_queries on have none.
+struct RangeRule {
+  std::int64_t keys = 0;
+  std::int64_t real_queries = 0;
+  std::int64_t offset = 0;
+  std::int64_t left = 0;
+  std::int64_t right = 0;
+  const void* valid_lens = nullptr;  // one per row
+  std::int64_t valid_lens_stride = 0;
+  bool valid_lens_are_i64 = false;
+};
+
+struct Modifiers {
+  double softcap = 0;                // 0: none
+  Matrix bias;                       // data null: none
+  Storage bias_storage = Storage::f32;
+  Matrix mask;                       // bytes; data null: none
+  double alibi_slope = 0;
+  bool has_alibi = false;
+  bool any = false;                  // whether scores are changed at all
+};
+
+struct DropoutRule {
+  std::uint64_t seed = 0;
+  std::uint64_t threshold = 0;       // 0: none
+  double kept_scale = 1;
+  std::uint32_t batch = 0, head = 0;
+  bool active = false;
+};
+
+struct ForwardArgs {
+  Matrix query, key, value;          // [Sq, D], [Sk, D], [Sk, Dv]
+  WritableMatrix out;                // [Sq, Dv]
+  void* lse = nullptr;               // null: not wanted
+  std::int64_t lse_stride = 0;
+  WritableMatrix weights;            // [Sq, Sk]; data null: not wanted
+  std::int64_t head_dim = 0, value_dim = 0;
+  RangeRule ranges;
+  Modifiers modifiers;
+  DropoutRule dropout;
+  double scale = 1;
+  double sink = 0;
+  bool has_sink = false;
+  std::int64_t row_begin = 0, row_end = 0;  // the query rows to do now
+};
+
+}  // namespace headway::cpu

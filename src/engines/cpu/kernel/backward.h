@@ -1,0 +1,382 @@
+// Attention backward, keys in lanes: one task is a chunk of keys of one kv head against all queries of the heads that
+// share it.
+//
+// Keys go in groups of 128, packed once: K^T and V^T as panels for S and dP, K as rows for dQ. All query blocks that reach
+// the group pass by; each gives P and dS (backward_tile.h), then
+//   dV^T [Dv][keys] += dO^T P      dK^T [D][keys] += Q^T dS      dQ [queries][D] += dS K
+// with the same outer-product tile: P and dS as vectors and dO and Q as broadcasts for the first two, K as vectors and dS as
+// broadcasts for the third. dK^T and dV^T stay in the second-level cache until the group is done; per group, Q and dO are
+// read once and the dQ partial is read and written once: 4 (3 D + Dv) bytes for 256 (3 D + 2 Dv) operations a query, so the
+// FMA units bound it.
+//
+// Sums start from 0 in each block and are added to the total at its end, so that long sums keep their accuracy. A key's
+// bits depend on its own sequence alone: blocks, groups and heads come in one order, and skipped ones add nothing.
+#pragma once
+
+#include <cstdint>
+
+#include "engines/cpu/kernel/backward_args.h"
+#include "engines/cpu/kernel/backward_tile.h"
+#include "engines/cpu/kernel/pack.h"
+#include "engines/cpu/kernel/ranges.h"
+#include "engines/cpu/kernel/row_blocks.h"
+#include "engines/cpu/kernel/scratch.h"
+#include "engines/cpu/kernel/store_as.h"
+#include "engines/cpu/kernel/tile.h"
+
+namespace headway::cpu {
+namespace {
+
+template <class S, class In>
+class Backward {
+ public:
+  using Scalar = typename S::Scalar;
+  using Vector = typename S::Vector;
+  static constexpr int lanes = S::lanes;
+  static constexpr int width = S::lanes * S::panel_vectors;
+  static constexpr int panels = 128 / width;
+  static constexpr int group_keys = panels * width;
+
+  // Scratch of a task, in Scalars.
+  static std::int64_t scratch_size(const BackwardArgs& args) { return Layout(args, nullptr).scratch.used; }
+
+  Backward(const BackwardArgs& args, int chunk, Scalar* scratch) : args_(args), chunk_(chunk), at_(args, scratch) {}
+
+  HEADWAY_NOINLINE void run() {
+    for (std::int64_t block = 0; block < block_count(args_); ++block) {
+      at_.blocks[block] = row_block(args_, block);
+    }
+    for (std::int64_t k = args_.chunk_begin[chunk_]; k < args_.chunk_begin[chunk_ + 1]; k += group_keys) {
+      group_ = {k, smaller(k + group_keys, args_.chunk_begin[chunk_ + 1])};
+      load_group();
+      for (std::int64_t h = 0; h < args_.head_count; ++h) {
+        head_ = args_.heads + h;
+        for (block_ = 0; block_ < block_count(args_); ++block_) {
+          visit();
+        }
+      }
+      store_group();
+    }
+  }
+
+ private:
+  struct Layout {
+    Scratch<Scalar> scratch;
+    Scalar *key_panels, *value_panels, *dk_panels, *dv_panels, *key_rows;
+    Scalar *weights, *gradients, *slopes, *query_copy, *grad_out_copy;
+    std::uint64_t *allowed, *kept;
+    Range* spans;
+    RowBlock* blocks;
+
+    Layout(const BackwardArgs& args, Scalar* base) : scratch{base} {
+      key_panels = scratch.template take<Scalar>(args.head_dim * group_keys);
+      value_panels = scratch.template take<Scalar>(args.value_dim * group_keys);
+      dk_panels = scratch.template take<Scalar>(args.head_dim * group_keys);
+      dv_panels = scratch.template take<Scalar>(args.value_dim * group_keys);
+      key_rows = scratch.template take<Scalar>(padded<S>(args.head_dim) * group_keys);
+      weights = scratch.template take<Scalar>(query_block * width);
+      gradients = scratch.template take<Scalar>(query_block * group_keys);
+      slopes = scratch.template take<Scalar>(query_block * width);
+      query_copy = scratch.template take<Scalar>(query_block * args.head_dim);
+      grad_out_copy = scratch.template take<Scalar>(query_block * args.value_dim);
+      allowed = scratch.template take<std::uint64_t>(query_block * panels);
+      kept = scratch.template take<std::uint64_t>(query_block);
+      spans = scratch.template take<Range>(query_block / edge_rows * panels);
+      blocks = scratch.template take<RowBlock>(block_count(args));
+    }
+  };
+
+  // ---- The group of keys ----
+
+  int panel_count() const { return static_cast<int>((group_.end - group_.begin + width - 1) / width); }
+  int panel_keys(int p) const { return at_most(group_.end - group_.begin - p * width, width); }
+  int panel_vectors(int p) const { return (panel_keys(p) + lanes - 1) / lanes; }
+  Scalar* tile_gradients(int p) const { return at_.gradients + p * query_block * width; }
+  std::uint64_t* tile_allowed(int p) const { return at_.allowed + p * query_block; }
+  Range* tile_spans(int p) const { return at_.spans + p * (query_block / edge_rows); }
+
+  void load_group() {
+    const Scalar factor = TileGradients<S>::score_factor(args_.scale, args_.heads[0].modifiers);
+    for (int p = 0; p < panel_count(); ++p) {
+      for (int v = 0; v < panel_vectors(p); ++v) {
+        const std::int64_t key = group_.begin + p * width + v * lanes;
+        const int rows = at_most(group_.end - key, lanes);
+        pack_transposed<S, In>(args_.key, key, rows, args_.head_dim, factor,
+                               at_.key_panels + p * args_.head_dim * width + v * lanes, width);
+        pack_transposed<S, In>(args_.value, key, rows, args_.value_dim, 1,
+                               at_.value_panels + p * args_.value_dim * width + v * lanes, width);
+      }
+    }
+    clear_numbers(at_.key_rows, padded<S>(args_.head_dim) * group_keys);  // zeros behind the last column
+    copy_rows<S, In>(args_.key, group_.begin, group_.end - group_.begin, args_.head_dim, at_.key_rows,
+                     padded<S>(args_.head_dim));
+    clear_numbers(at_.dk_panels, args_.head_dim * group_keys);
+    clear_numbers(at_.dv_panels, args_.value_dim * group_keys);
+  }
+
+  static void clear_numbers(Scalar* numbers, std::int64_t count) {
+    for (std::int64_t n = 0; n < count; n += lanes) {
+      S::store(numbers + n, S::zero());
+    }
+  }
+
+  void store_group() {
+    for (int p = 0; p < panel_count(); ++p) {
+      for (int v = 0; v < panel_vectors(p); ++v) {
+        store_keys(args_.dk, p, v, at_.dk_panels, args_.head_dim, args_.scale);
+        store_keys(args_.dv, p, v, at_.dv_panels, args_.value_dim, args_.heads[0].dropout.kept_scale);
+      }
+    }
+  }
+
+  void store_keys(const WritableMatrix& target, int p, int v, const Scalar* numbers, std::int64_t columns, double factor) {
+    const std::int64_t key = group_.begin + p * width + v * lanes;
+    if (target.data != nullptr) {
+      unpack_transposed<S, In>(numbers + p * columns * width + v * lanes, width, S::set(static_cast<Scalar>(factor)),
+                               target, key, at_most(group_.end - key, lanes), columns);
+    }
+  }
+
+  // ---- A block of queries ----
+
+  const RowBlock& rows() const { return at_.blocks[block_]; }
+  bool wants_dq() const { return head_->dq_partials != nullptr; }
+  bool wants_gradients() const { return wants_dq() || args_.dk.data != nullptr || head_->dbias.data != nullptr; }
+
+  void visit() {
+    if (!overlap(rows().hull, group_)) {
+      if (head_->dbias.data != nullptr) {
+        clear_bias(group_);
+      }
+      return;
+    }
+    query_ = block_rows(head_->query, args_.head_dim, at_.query_copy);
+    grad_out_ = block_rows(head_->grad_out, args_.value_dim, at_.grad_out_copy);
+    bool forbids = false;
+    for (int p = 0; p < panel_count(); ++p) {
+      forbids |= visit_panel(p);
+    }
+    if (wants_dq()) {
+      add_queries(forbids);
+    }
+  }
+
+  // Rows as broadcasts want them. Rows that lie far apart are copied: they would share few sets of the cache.
+  Rows<Scalar> block_rows(const Matrix& matrix, std::int64_t columns, Scalar* copy) const {
+    const bool compact = matrix.row_stride >= 0 && matrix.row_stride <= 2 * columns;
+    if (readable_in_place<S, In>(matrix) && compact) {
+      return readable_rows<S, In>(matrix, rows().begin, rows().count, columns, copy);
+    }
+    copy_rows<S, In>(matrix, rows().begin, rows().count, columns, copy, columns);
+    return {copy, columns};
+  }
+
+  // Returns whether the tile has forbidden pairs.
+  bool visit_panel(int p) {
+    const ChunkPlace place{rows().begin, rows().count, group_.begin + p * width, panel_keys(p)};
+    const Range keys{place.key_begin, place.key_begin + place.keys};
+    if (!overlap(rows().hull, keys)) {
+      skip_panel(p, keys);
+      return false;
+    }
+    const Tile<Scalar> tile{place, query_, grad_out_,
+                            static_cast<const Scalar*>(head_->prepared_lse) + rows().begin,
+                            static_cast<const Scalar*>(head_->delta) + rows().begin,
+                            at_.key_panels + p * args_.head_dim * width, at_.value_panels + p * args_.value_dim * width,
+                            at_.weights, tile_gradients(p), at_.slopes, tile_allowed(p), at_.kept, tile_spans(p)};
+    TileGradients<S> gradients(args_, *head_, tile);
+    const bool edge = rows().core.begin > keys.begin || rows().core.end < keys.end;
+    const bool forbids = gradients.run(edge, wants_gradients());
+    if (head_->dbias.data != nullptr) {
+      store_as(head_->dbias, head_->dbias_storage, place.row_begin, place.rows, place.key_begin, place.keys,
+               tile.gradients, width);
+    }
+    if (head_->modifiers.softcap != 0) {
+      gradients.apply_slopes();
+    }
+    if (args_.dv.data != nullptr) {
+      add_keys(p, edge, forbids, tile.weights, grad_out_, args_.value_dim, at_.dv_panels);
+    }
+    if (args_.dk.data != nullptr) {
+      add_keys(p, edge, forbids, tile.gradients, query_, args_.head_dim, at_.dk_panels);
+    }
+    return forbids;
+  }
+
+  void skip_panel(int p, const Range& keys) {
+    for (int group = 0; group * edge_rows < rows().count; ++group) {
+      tile_spans(p)[group] = {0, 0};
+    }
+    for (int r = 0; r < rows().count; ++r) {
+      tile_allowed(p)[r] = 0;
+    }
+    if (head_->dbias.data != nullptr) {
+      clear_bias(keys);
+    }
+  }
+
+  void clear_bias(const Range& keys) {
+    const Scalar zeros[width] = {};
+    for (std::int64_t key = keys.begin; key < keys.end; key += width) {
+      store_as(head_->dbias, head_->dbias_storage, rows().begin, rows().count, key, smaller(keys.end - key, width), zeros,
+               0);
+    }
+  }
+
+  // ---- dK and dV ----
+
+  // target^T [columns][keys] += rows^T [columns][queries] * pairs [queries][keys]
+  void add_keys(int p, bool edge, bool forbids, const Scalar* pairs, const Rows<Scalar>& rows_of, std::int64_t columns,
+                Scalar* targets) {
+    Scalar* target = targets + p * columns * width;
+    if (forbids && !rows_are_finite<S>(rows_of, 0, rows().count, columns)) {
+      add_keys_carefully(p, pairs, rows_of, columns, target);
+      return;
+    }
+    if (edge) {
+      for (int v = 0; v < panel_vectors(p); ++v) {
+        const Range reach = rows_reaching(p, v);
+        add_keys_of<1>(pairs + v * lanes, rows_of, reach, columns, target + v * lanes);
+      }
+      return;
+    }
+    const Range all{0, rows().count};
+    switch (panel_vectors(p)) {
+      case 1: add_keys_of<1>(pairs, rows_of, all, columns, target); break;
+      case 2: add_keys_of<2>(pairs, rows_of, all, columns, target); break;
+      case 3: add_keys_of<3>(pairs, rows_of, all, columns, target); break;
+      default: add_keys_of<S::panel_vectors>(pairs, rows_of, all, columns, target); break;
+    }
+  }
+
+  // The rows of the block between the first and the last group that reaches vector v of the panel.
+  Range rows_reaching(int p, int v) const {
+    Range reach{0, 0};
+    for (int group = 0; group * edge_rows < rows().count; ++group) {
+      if (overlap(tile_spans(p)[group], {v * lanes, (v + 1) * lanes})) {
+        reach.begin = reach.begin == reach.end ? group * edge_rows : reach.begin;
+        reach.end = smaller((group + 1) * edge_rows, rows().count);
+      }
+    }
+    return reach;
+  }
+
+  template <int NV>
+  HEADWAY_NOINLINE void add_keys_of(const Scalar* pairs, const Rows<Scalar>& rows_of, const Range& reach,
+                                    std::int64_t columns, Scalar* target) {
+    in_strips<broadcasts<S, NV>()>(columns, [&](auto strip, std::int64_t d) HEADWAY_LAMBDA {
+      constexpr int NB = strip.size;
+      Accumulators<S, NV, NB> acc;
+      clear<S, NV, NB>(acc);
+      accumulate<S, NV, NB, Scalars::along>(acc, pairs + reach.begin * width, width,
+                                            rows_of.data + reach.begin * rows_of.ld + d, rows_of.ld,
+                                            reach.end - reach.begin);
+      add_to<NV, NB>(acc, target + d * width, width);
+    });
+  }
+
+  template <int NV, int NB>
+  HEADWAY_INLINE static void add_to(const Accumulators<S, NV, NB>& acc, Scalar* target, std::int64_t ld) {
+    HEADWAY_UNROLL
+    for (int c = 0; c < NB; ++c) {
+      HEADWAY_UNROLL
+      for (int v = 0; v < NV; ++v) {
+        S::store(target + c * ld + v * lanes, S::load(target + c * ld + v * lanes) + acc[c][v]);
+      }
+    }
+  }
+
+  // Where a row holds NaN or infinity, keys that it may not attend to must not multiply it by their 0. Same sums in the
+  // same order, pair by pair.
+  HEADWAY_NOINLINE void add_keys_carefully(int p, const Scalar* pairs, const Rows<Scalar>& rows_of, std::int64_t columns,
+                                           Scalar* target) {
+    for (int key = 0; key < panel_keys(p); ++key) {
+      for (std::int64_t d = 0; d < columns; ++d) {
+        Scalar sum = 0;
+        for (int r = 0; r < rows().count; ++r) {
+          if ((tile_allowed(p)[r] >> key & 1) != 0) {
+            sum = S::fma_scalar(rows_of.data[r * rows_of.ld + d], pairs[r * width + key], sum);
+          }
+        }
+        target[d * width + key] = target[d * width + key] + sum;
+      }
+    }
+  }
+
+  // ---- dQ ----
+
+  // The block's partial; the first group of the chunk that the block reaches sets it, later ones add.
+  Scalar* partial() const {
+    const std::int64_t ld = padded<S>(args_.head_dim);
+    return static_cast<Scalar*>(head_->dq_partials) + (chunk_ * args_.queries + rows().begin) * ld;
+  }
+  bool is_first() const { return larger(rows().hull.begin, args_.chunk_begin[chunk_]) >= group_.begin; }
+
+  // dQ [queries][D] += dS [queries][keys] * K [keys][D], 16 rows at a time, each with the keys that they reach.
+  void add_queries(bool forbids) {
+    if (is_first()) {
+      clear_numbers(partial(), rows().count * padded<S>(args_.head_dim));
+    }
+    const Rows<Scalar> keys{at_.key_rows, padded<S>(args_.head_dim)};
+    if (forbids && !rows_are_finite<S>(keys, 0, group_.end - group_.begin, args_.head_dim)) {
+      add_queries_carefully(keys);
+      return;
+    }
+    const int column_vectors = static_cast<int>(keys.ld / lanes);
+    for (int v = 0; v < column_vectors; v += S::panel_vectors) {
+      switch (column_vectors - v) {
+        case 1: add_queries_of<1>(v); break;
+        case 2: add_queries_of<2>(v); break;
+        case 3: add_queries_of<3>(v); break;
+        default: add_queries_of<S::panel_vectors>(v); break;
+      }
+    }
+  }
+
+  template <int NV>
+  HEADWAY_NOINLINE void add_queries_of(int v) {
+    const std::int64_t ld = padded<S>(args_.head_dim);
+    for (int row = 0; row < rows().count; row += edge_rows) {
+      const int count = at_most(rows().count - row, edge_rows);
+      in_strips<broadcasts<S, NV>()>(count, [&](auto strip, std::int64_t r) HEADWAY_LAMBDA {
+        constexpr int NB = strip.size;
+        Accumulators<S, NV, NB> acc;
+        clear<S, NV, NB>(acc);
+        for (int p = 0; p < panel_count(); ++p) {
+          const Range& span = tile_spans(p)[row / edge_rows];
+          accumulate<S, NV, NB, Scalars::across>(acc, at_.key_rows + (p * width + span.begin) * ld + v * lanes, ld,
+                                                 tile_gradients(p) + (row + r) * width + span.begin, width,
+                                                 span.end - span.begin);
+        }
+        add_to<NV, NB>(acc, partial() + (row + r) * ld + v * lanes, ld);
+      });
+    }
+  }
+
+  HEADWAY_NOINLINE void add_queries_carefully(const Rows<Scalar>& keys) {
+    for (int r = 0; r < rows().count; ++r) {
+      for (std::int64_t d = 0; d < args_.head_dim; ++d) {
+        Scalar sum = 0;
+        for (std::int64_t key = 0; key < group_.end - group_.begin; ++key) {
+          const auto p = static_cast<int>(key / width);
+          if ((tile_allowed(p)[r] >> (key % width) & 1) != 0) {
+            sum = S::fma_scalar(tile_gradients(p)[r * width + key % width], keys.data[key * keys.ld + d], sum);
+          }
+        }
+        Scalar& total = partial()[r * keys.ld + d];
+        total = total + sum;
+      }
+    }
+  }
+
+  const BackwardArgs& args_;
+  int chunk_;
+  Layout at_;
+  Range group_{};
+  const BackwardHead* head_ = nullptr;
+  std::int64_t block_ = 0;
+  Rows<Scalar> query_{}, grad_out_{};
+};
+
+}  // namespace
+}  // namespace headway::cpu

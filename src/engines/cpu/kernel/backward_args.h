@@ -1,0 +1,61 @@
+// What the backward kernels are told, beside args.h. A BackwardArgs is one kv head of one batch item (or packed sequence)
+// with the query heads that share it. Its work is four kinds of tasks; a kind begins when the ones it reads are done:
+//   prepare    a head's rows, cut anywhere                 lse and delta, from grad_out, out and lse
+//   gradients  a chunk of keys, all heads of the group     dk, dv, a dq partial per head, dbias where no axis is summed
+//   sum        a head's rows, in multiples of query_block  dq from the partials
+//   bias       a region of dbias                           dbias where axes are summed over; needs `prepare` alone
+// The bits depend on the chunks, which key_chunks() derives from the ranges alone, and on no other cut.
+#pragma once
+
+#include <cstdint>
+
+#include "engines/cpu/kernel/args.h"
+
+namespace headway::cpu {
+
+constexpr int most_key_chunks = 4;
+
+struct BackwardHead {
+  Matrix query, grad_out, out;  // [Sq, D], [Sq, Dv], [Sq, Dv]
+  const void* lse = nullptr;    // natural log, in the compute type
+  std::int64_t lse_stride = 0;
+  Modifiers modifiers;
+  DropoutRule dropout;
+  double sink = 0;
+  bool has_sink = false;
+  void* prepared_lse = nullptr;  // [Sq] in the compute type: lse in units of log2
+  void* delta = nullptr;         // [Sq] in the compute type: <grad_out, out>
+  void* dq_partials = nullptr;   // [chunks][Sq][padded D] in the compute type, 64-byte aligned; null: dq is not wanted
+  WritableMatrix dq;             // [Sq, D]
+  WritableMatrix dbias;          // [Sq, Sk]; data null: not wanted, or summed over axes
+  Storage dbias_storage = Storage::f32;
+};
+
+struct BackwardArgs {
+  Matrix key, value;      // [Sk, D], [Sk, Dv]
+  WritableMatrix dk, dv;  // data null: not wanted
+  const BackwardHead* heads = nullptr;
+  std::int64_t head_count = 0;
+  std::int64_t queries = 0;
+  std::int64_t head_dim = 0, value_dim = 0;
+  RangeRule ranges;
+  double scale = 1;
+  std::int64_t chunk_begin[most_key_chunks + 1] = {};  // chunk c holds keys [chunk_begin[c], chunk_begin[c + 1])
+  int chunks = 0;
+};
+
+// A part of a dbias that has size 1 along the axes to sum over: rows x keys at one (b, h) of dbias, summed over the
+// call's [batch_begin, batch_end) x [head_begin, head_end): one item along an axis that dbias has, all along the others.
+struct BiasRegion {
+  const BackwardArgs* sequences = nullptr;  // [batch][kv heads]
+  std::int64_t kv_heads = 0;
+  std::int64_t batch_begin = 0, batch_end = 0;
+  std::int64_t head_begin = 0, head_end = 0;
+  std::int64_t row_begin = 0, row_end = 0;  // all rows where they are summed over
+  std::int64_t key_begin = 0, key_end = 0;  // all keys where they are summed over
+  bool sum_rows = false, sum_keys = false;
+  WritableMatrix dbias;  // [Sq or 1, Sk or 1]
+  Storage dbias_storage = Storage::f32;
+};
+
+}  // namespace headway::cpu

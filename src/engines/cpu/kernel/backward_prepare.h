@@ -1,0 +1,90 @@
+// What the backward pass wants to know about each row before it starts: lse in units of log2, and
+// delta = <grad_out, out>, the mean of dP under P. grad_out, out and lse are read once; memory bounds it.
+#pragma once
+
+#include <cstdint>
+
+#include "engines/cpu/kernel/backward_args.h"
+#include "engines/cpu/kernel/modifiers.h"
+#include "engines/cpu/kernel/pack.h"
+#include "engines/cpu/kernel/ranges.h"
+
+namespace headway::cpu {
+namespace {
+
+// delta of up to S::lanes rows from row `begin` on; rows without keys are not read and get 0.
+template <class S, class In>
+HEADWAY_INLINE typename S::Vector row_deltas(const BackwardArgs& args, const BackwardHead& head, std::int64_t begin,
+                                             int rows) {
+  using Vector = typename S::Vector;
+  Vector sums[S::lanes];
+  HEADWAY_UNROLL
+  for (int r = 0; r < S::lanes; ++r) {
+    sums[r] = S::zero();
+    const std::int64_t i = begin + r;
+    const Range range = r < rows ? range_of_row(args.ranges, i) : Range{0, 0};
+    if (range.begin == range.end) {
+      continue;
+    }
+    const In* grad_out = static_cast<const In*>(head.grad_out.data) + i * head.grad_out.row_stride;
+    const In* out = static_cast<const In*>(head.out.data) + i * head.out.row_stride;
+    for (std::int64_t d = 0; d < args.value_dim; d += S::lanes) {
+      const int count = at_most(args.value_dim - d, S::lanes);
+      sums[r] = S::fma(load_row<S>(grad_out, head.grad_out.column_stride, d, count),
+                       load_row<S>(out, head.out.column_stride, d, count), sums[r]);
+    }
+  }
+  S::transpose(sums);
+  Vector delta = sums[0];
+  HEADWAY_UNROLL
+  for (int l = 1; l < S::lanes; ++l) {
+    delta = delta + sums[l];
+  }
+  return delta;
+}
+
+// Whether a row of a head with a sink takes part in the sink's gradient: it does if any key is allowed. The search is for
+// rows that look as if none were.
+template <class Scalar>
+HEADWAY_NOINLINE bool attends(const BackwardArgs& args, const BackwardHead& head, std::int64_t i, Scalar lse,
+                              Scalar delta) {
+  const Range range = range_of_row(args.ranges, i);
+  const bool masks = head.modifiers.mask.data != nullptr || head.modifiers.bias.data != nullptr;
+  const bool suspicious = lse == static_cast<Scalar>(head.sink) || !(delta - delta == 0);
+  if (!masks || !suspicious) {
+    return range.begin < range.end;
+  }
+  for (std::int64_t key = range.begin; key < range.end; ++key) {
+    if (is_allowed(head.modifiers, range, i, key)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Prepares rows [row_begin, row_end) of a head. Returns their part of the sink's gradient, 0 without a sink:
+// - sum over rows of exp(sink - lse) delta.
+template <class S, class In>
+HEADWAY_NOINLINE double prepare_rows(const BackwardArgs& args, const BackwardHead& head, std::int64_t row_begin,
+                                     std::int64_t row_end) {
+  using Scalar = typename S::Scalar;
+  const auto* lse = static_cast<const Scalar*>(head.lse);
+  auto* prepared_lse = static_cast<Scalar*>(head.prepared_lse);
+  auto* delta = static_cast<Scalar*>(head.delta);
+  double sink_gradient = 0;
+  for (std::int64_t i = row_begin; i < row_end; i += S::lanes) {
+    const int rows = at_most(row_end - i, S::lanes);
+    S::store_first(delta + i, rows, row_deltas<S, In>(args, head, i, rows));
+    for (std::int64_t row = i; row < i + rows; ++row) {
+      const Scalar natural = lse[row * head.lse_stride];
+      prepared_lse[row] = static_cast<Scalar>(static_cast<double>(natural) * log2e);
+      if (head.has_sink && attends(args, head, row, natural, delta[row])) {
+        sink_gradient -= __builtin_exp(head.sink - static_cast<double>(natural)) * static_cast<double>(delta[row]);
+      }
+    }
+  }
+  return sink_gradient;
+}
+
+}  // namespace
+}  // namespace headway::cpu

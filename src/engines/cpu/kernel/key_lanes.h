@@ -1,0 +1,170 @@
+// Pairs of one query and a panel of up to 64 keys, keys in lanes: which are allowed, which dropout keeps, and how modifiers
+// change their scores. A set of pairs is a word: bit l is the panel's key l.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "engines/cpu/kernel/args.h"
+#include "engines/cpu/kernel/dropout.h"
+#include "engines/cpu/kernel/modifiers.h"
+#include "engines/cpu/kernel/pack.h"
+#include "engines/cpu/kernel/ranges.h"
+#include "engines/cpu/kernel/store_as.h"
+#include "engines/cpu/kernel/tanh.h"
+#include "engines/cpu/simd/common.h"
+
+namespace headway::cpu {
+namespace {
+
+HEADWAY_INLINE std::uint64_t low_bits(std::int64_t count) {
+  return count >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
+}
+
+// The part of a range that lies in a panel, counted from the panel's first key.
+HEADWAY_INLINE Range inside_panel(const Range& range, std::int64_t key_begin, std::int64_t keys) {
+  const std::int64_t end = smaller(larger(range.end - key_begin, 0), keys);
+  return {smaller(larger(range.begin - key_begin, 0), end), end};
+}
+
+HEADWAY_INLINE std::uint64_t range_word(const Range& inside) { return low_bits(inside.end) & ~low_bits(inside.begin); }
+
+// Bit l: whether byte l is not 0. Eight at a time: a carry out of its low bits, or its own high bit, marks such a byte, and
+// one multiplication gathers the marks.
+HEADWAY_INLINE std::uint64_t mask_word(const std::uint8_t* bytes, std::int64_t stride, int keys) {
+  constexpr std::uint64_t low_seven = 0x7f7f7f7f7f7f7f7fULL;
+  std::uint64_t word = 0;
+  int l = 0;
+  for (; stride == 1 && l + 8 <= keys; l += 8) {
+    std::uint64_t eight;
+    std::memcpy(&eight, bytes + l, sizeof eight);
+    const std::uint64_t marks = ((((eight & low_seven) + low_seven) | eight) & ~low_seven) >> 7;
+    word |= ((marks * 0x0102040810204080ULL) >> 56) << l;
+  }
+  for (; l < keys; ++l) {
+    word |= static_cast<std::uint64_t>(bytes[l * stride] != 0) << l;
+  }
+  return word;
+}
+
+// Bit 4 c is bit c of a number of 16 bits.
+HEADWAY_INLINE std::uint64_t every_fourth_bit(std::uint64_t bits) {
+  bits = (bits | bits << 24) & 0x000000ff000000ffULL;
+  bits = (bits | bits << 12) & 0x000f000f000f000fULL;
+  bits = (bits | bits << 6) & 0x0303030303030303ULL;
+  return (bits | bits << 3) & 0x1111111111111111ULL;
+}
+
+// The pairs that dropout keeps. A Philox call decides about four keys, so its lanes are every fourth key.
+template <class S>
+HEADWAY_NOINLINE std::uint64_t kept_word(const DropoutRule& rule, std::int64_t row, std::int64_t key_begin, int keys) {
+  std::uint64_t kept[4] = {};
+  for (int call = 0; 4 * call < keys; call += S::word_lanes) {
+    const auto counter = philox<S>(rule.seed, S::consecutive_words(static_cast<std::uint64_t>((key_begin >> 2) + call)),
+                                   S::words(static_cast<std::uint32_t>(row)), S::words(rule.head), S::words(rule.batch));
+    HEADWAY_UNROLL
+    for (int k = 0; k < 4; ++k) {
+      kept[k] |= S::low_words_at_least(counter.word[k], rule.threshold) << call;
+    }
+  }
+  std::uint64_t word = 0;
+  HEADWAY_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    word |= every_fourth_bit(kept[k]) << k;
+  }
+  return word;
+}
+
+// Rows [row_begin, row_end) of a tile and the vectors [vector_begin, vector_end) of its panel.
+struct Patch {
+  int row_begin, row_end;
+  int vector_begin, vector_end;
+};
+
+// Modifies scores of a patch of a tile, [rows][width], in the contract's order. The tile's first pair is `place`'s.
+template <class S>
+class KeyLaneModifier {
+ public:
+  using Scalar = typename S::Scalar;
+  using Vector = typename S::Vector;
+  static constexpr int lanes = S::lanes;
+  static constexpr int width = S::lanes * S::panel_vectors;
+
+  KeyLaneModifier(const Modifiers& modifiers, const RangeRule& ranges) : modifiers_(modifiers), ranges_(ranges) {}
+
+  // `slopes` takes the softcap's derivatives; `allowed` loses the pairs that a bias of -inf forbids.
+  HEADWAY_NOINLINE void apply(const ChunkPlace& place, const Patch& patch, Scalar* scores, Scalar* slopes,
+                              std::uint64_t* allowed) const {
+    if (modifiers_.softcap != 0) {
+      cap(patch, scores, slopes);
+    }
+    if (modifiers_.bias.data != nullptr) {
+      with_storage(modifiers_.bias_storage, [&]<class In>(In*) { add_bias<In>(place, patch, scores, allowed); });
+    }
+    if (modifiers_.has_alibi) {
+      add_alibi(place, patch, scores);
+    }
+  }
+
+ private:
+  void cap(const Patch& patch, Scalar* scores, Scalar* slopes) const {
+    const Vector factor = S::set(static_cast<Scalar>(modifiers_.softcap * log2e));
+    for (int r = patch.row_begin; r < patch.row_end; ++r) {
+      for (int v = patch.vector_begin; v < patch.vector_end; ++v) {
+        const auto capped = tanh_and_slope<S>(S::load(scores + r * width + v * lanes));
+        S::store(scores + r * width + v * lanes, factor * capped.value);
+        S::store(slopes + r * width + v * lanes, capped.slope);
+      }
+    }
+  }
+
+  template <class In>
+  void add_bias(const ChunkPlace& place, const Patch& patch, Scalar* scores, std::uint64_t* allowed) const {
+    const Matrix& bias = modifiers_.bias;
+    const In* first = static_cast<const In*>(bias.data) + place.row_begin * bias.row_stride;
+    const Vector forbidden = S::set(-static_cast<Scalar>(__builtin_inff()));
+    for (int r = patch.row_begin; r < patch.row_end; ++r) {
+      for (int v = patch.vector_begin; v < patch.vector_end; ++v) {
+        const int count = at_most(place.keys - v * lanes, lanes);
+        const Vector x =
+            load_row<S>(first + r * bias.row_stride, bias.column_stride, place.key_begin + v * lanes, count);
+        Scalar* at = scores + r * width + v * lanes;
+        S::store(at, biased<S>(S::load(at), x));
+        if (S::any(S::equal(x, forbidden))) {
+          allowed[r] &= ~(minus_infinities(x) << (v * lanes));
+        }
+      }
+    }
+  }
+
+  static HEADWAY_INLINE std::uint64_t minus_infinities(Vector x) {
+    alignas(64) Scalar elements[lanes];
+    S::store(elements, x);
+    std::uint64_t found = 0;
+    for (int l = 0; l < lanes; ++l) {
+      found |= static_cast<std::uint64_t>(elements[l] == -static_cast<Scalar>(__builtin_inff())) << l;
+    }
+    return found;
+  }
+
+  void add_alibi(const ChunkPlace& place, const Patch& patch, Scalar* scores) const {
+    alignas(64) Scalar lane_positions[width];
+    for (int l = 0; l < width; ++l) {
+      lane_positions[l] = static_cast<Scalar>(l);
+    }
+    const Vector slope = S::set(static_cast<Scalar>(-modifiers_.alibi_slope * log2e));
+    for (int r = patch.row_begin; r < patch.row_end; ++r) {
+      const Vector position = S::set(static_cast<Scalar>(place.row_begin + r + ranges_.offset - place.key_begin));
+      for (int v = patch.vector_begin; v < patch.vector_end; ++v) {
+        Scalar* at = scores + r * width + v * lanes;
+        S::store(at, S::fma(slope, S::abs(position - S::load(lane_positions + v * lanes)), S::load(at)));
+      }
+    }
+  }
+
+  const Modifiers& modifiers_;
+  const RangeRule& ranges_;
+};
+
+}  // namespace
+}  // namespace headway::cpu

@@ -1,0 +1,203 @@
+// Score modifiers on a chunk of scores S^T, [keys][queries in lanes], in the contract's order: softcap, bias, ALiBi, masks.
+// A forbidden score becomes -inf whatever it was, so that the softmax ignores it.
+#pragma once
+
+#include <cstdint>
+
+#include "engines/cpu/kernel/args.h"
+#include "engines/cpu/kernel/pack.h"
+#include "engines/cpu/kernel/ranges.h"
+#include "engines/cpu/kernel/tanh.h"
+#include "engines/cpu/simd/common.h"
+
+namespace headway::cpu {
+namespace {
+
+constexpr double log2e = 1.4426950408889634074;
+constexpr int chunk_keys = 64;  // of scores that are modified while they are in the first-level cache
+
+// One vector of queries: rows row_begin .. row_begin + rows - 1, and keys key_begin .. key_begin + keys - 1.
+struct ChunkPlace {
+  std::int64_t row_begin;
+  int rows;
+  std::int64_t key_begin;
+  int keys;  // up to chunk_keys
+};
+
+// bits[j] bit r = whether row r may attend to key j, for up to 64 rows: the 64 x 64 bit matrix is read row by row and
+// transposed by swapping ever smaller off-diagonal squares.
+HEADWAY_NOINLINE void load_mask_bits(const Matrix& mask, const ChunkPlace& place, std::uint64_t (&bits)[chunk_keys]) {
+  const auto* bytes = static_cast<const std::uint8_t*>(mask.data);
+  for (int r = 0; r < 64; ++r) {
+    std::uint64_t row_bits = 0;
+    if (r < place.rows) {
+      const std::uint8_t* row = bytes + (place.row_begin + r) * mask.row_stride + place.key_begin * mask.column_stride;
+      for (int j = 0; j < place.keys; ++j) {
+        row_bits |= static_cast<std::uint64_t>(row[j * mask.column_stride] != 0) << j;
+      }
+    }
+    bits[r] = row_bits;
+  }
+  std::uint64_t low = 0x00000000ffffffffULL;
+  for (int size = 32; size > 0; size >>= 1, low ^= low << size) {
+    for (int r = 0; r < 64; r = (r + size + 1) & ~size) {
+      const std::uint64_t swapped = ((bits[r] >> size) ^ bits[r + size]) & low;
+      bits[r] ^= swapped << size;
+      bits[r + size] ^= swapped;
+    }
+  }
+}
+
+// score + term where that is finite; else what the definition says: an infinite or NaN operand decides, and two finite
+// ones that overflow in units of log2 (a mask made of the type's lowest number) stay finite.
+template <class S>
+HEADWAY_INLINE typename S::Vector settled(typename S::Vector sum, typename S::Vector score, typename S::Vector term) {
+  using Scalar = typename S::Scalar;
+  const typename S::Vector highest = S::set(sizeof(Scalar) == 4 ? static_cast<Scalar>(__FLT_MAX__) : static_cast<Scalar>(__DBL_MAX__));
+  if (!S::any(S::not_less_equal(S::abs(sum), highest))) {
+    return sum;
+  }
+  const typename S::Vector infinity = S::set(static_cast<Scalar>(__builtin_inff()));
+  const typename S::Vector finite = S::max(S::zero() - highest, S::min(highest, sum));  // NaN passes
+  const typename S::Vector kept = S::select(S::equal(S::abs(score), infinity), sum, finite);
+  return S::select(S::equal(S::abs(term), infinity), term, kept);
+}
+
+// A score with its bias added; -inf forbids whatever the score is. `units` is 1 for natural scores, log2e for those in
+// units of log2.
+template <class S>
+HEADWAY_INLINE typename S::Vector biased(typename S::Vector score, typename S::Vector bias, double units = log2e) {
+  return settled<S>(S::fma(bias, S::set(static_cast<typename S::Scalar>(units)), score), score, bias);
+}
+
+template <class S>
+class ScoreModifier {
+ public:
+  using Scalar = typename S::Scalar;
+  using Vector = typename S::Vector;
+
+  ScoreModifier(const Modifiers& modifiers, const RangeRule& ranges, double units)
+      : modifiers_(modifiers), ranges_(ranges), units_(units) {}
+
+  // Modifies scores[key][lane] of one vector of queries; mask_bits are the panel's, with this vector's lanes from bit
+  // `mask_shift` on.
+  HEADWAY_NOINLINE void apply(Scalar* scores, std::int64_t width, const ChunkPlace& place,
+                              const std::uint64_t (&mask_bits)[chunk_keys], int mask_shift) const {
+    if (modifiers_.softcap != 0) {
+      cap(scores, width, place.keys);
+    }
+    if (modifiers_.bias.data != nullptr) {
+      switch (modifiers_.bias_storage) {
+        case Storage::f32: add_bias<float>(scores, width, place); break;
+        case Storage::f64: add_bias<double>(scores, width, place); break;
+        case Storage::bf16: add_bias<bfloat16>(scores, width, place); break;
+        case Storage::f16: add_bias<float16>(scores, width, place); break;
+      }
+    }
+    if (modifiers_.has_alibi) {
+      add_alibi(scores, width, place);
+    }
+    if (modifiers_.mask.data != nullptr) {
+      for (int j = 0; j < place.keys; ++j) {
+        const auto allowed = S::mask_from_bits(mask_bits[j] >> mask_shift);
+        S::store(scores + j * width, S::select(allowed, S::load(scores + j * width), forbidden()));
+      }
+    }
+  }
+
+ private:
+  static HEADWAY_INLINE Vector forbidden() { return S::set(-static_cast<Scalar>(__builtin_inff())); }
+
+  void cap(Scalar* scores, std::int64_t width, int keys) const {
+    const Vector factor = S::set(static_cast<Scalar>(modifiers_.softcap * units_));
+    for (int j = 0; j < keys; ++j) {
+      S::store(scores + j * width, factor * tanh<S>(S::load(scores + j * width)));
+    }
+  }
+
+  template <class In>
+  void add_bias(Scalar* scores, std::int64_t width, const ChunkPlace& place) const {
+    const Matrix& bias = modifiers_.bias;
+    const In* first = static_cast<const In*>(bias.data) + place.row_begin * bias.row_stride;
+    for (int j = 0; j < place.keys; j += S::lanes) {
+      const int count = at_most(place.keys - j, S::lanes);
+      Vector block[S::lanes];
+      for (int r = 0; r < S::lanes; ++r) {
+        block[r] = r < place.rows ? load_row<S>(first + r * bias.row_stride, bias.column_stride, place.key_begin + j, count)
+                                  : S::zero();
+      }
+      S::transpose(block);
+      for (int c = 0; c < count; ++c) {
+        Scalar* at = scores + (j + c) * width;
+        S::store(at, biased<S>(S::load(at), block[c], units_));
+      }
+    }
+  }
+
+  void add_alibi(Scalar* scores, std::int64_t width, const ChunkPlace& place) const {
+    alignas(64) Scalar positions[S::lanes];
+    for (int r = 0; r < S::lanes; ++r) {
+      positions[r] = static_cast<Scalar>(place.row_begin + r + ranges_.offset - place.key_begin);
+    }
+    const Vector position = S::load(positions);
+    const Vector slope = S::set(static_cast<Scalar>(-modifiers_.alibi_slope * units_));
+    for (int j = 0; j < place.keys; ++j) {
+      const Vector distance = S::abs(position - S::set(static_cast<Scalar>(j)));
+      const Vector score = S::load(scores + j * width);
+      S::store(scores + j * width, settled<S>(S::fma(slope, distance, score), score, S::zero()));
+    }
+  }
+
+  const Modifiers& modifiers_;
+  const RangeRule& ranges_;
+  double units_;
+};
+
+// Whether a bias is -inf, read as bits.
+HEADWAY_NOINLINE bool is_minus_infinity(const Matrix& bias, Storage storage, std::int64_t row, std::int64_t key) {
+  const std::int64_t at = row * bias.row_stride + key * bias.column_stride;
+  switch (storage) {
+    case Storage::f32: return static_cast<const std::uint32_t*>(bias.data)[at] == 0xff800000u;
+    case Storage::f64: return static_cast<const std::uint64_t*>(bias.data)[at] == 0xfff0000000000000u;
+    case Storage::bf16: return static_cast<const std::uint16_t*>(bias.data)[at] == 0xff80u;
+    case Storage::f16: return static_cast<const std::uint16_t*>(bias.data)[at] == 0xfc00u;
+  }
+  return false;
+}
+
+// The contract's "allowed" for one pair, for the rare paths that look at single pairs.
+HEADWAY_INLINE bool is_allowed(const Modifiers& modifiers, const Range& range, std::int64_t row, std::int64_t key) {
+  if (key < range.begin || key >= range.end) {
+    return false;
+  }
+  const Matrix& mask = modifiers.mask;
+  if (mask.data != nullptr &&
+      static_cast<const std::uint8_t*>(mask.data)[row * mask.row_stride + key * mask.column_stride] == 0) {
+    return false;
+  }
+  return modifiers.bias.data == nullptr || !is_minus_infinity(modifiers.bias, modifiers.bias_storage, row, key);
+}
+
+// Scores outside the rows' key ranges become -inf: one vector of queries, keys key_begin on.
+template <class S>
+HEADWAY_NOINLINE void forbid_outside_ranges(typename S::Scalar* scores, std::int64_t width, const Range* ranges,
+                                            std::int64_t key_begin, std::int64_t keys) {
+  using Scalar = typename S::Scalar;
+  alignas(64) Scalar begin[S::lanes];
+  alignas(64) Scalar end[S::lanes];
+  for (int r = 0; r < S::lanes; ++r) {  // relative to key_begin and clamped, so exact in any floating type
+    begin[r] = static_cast<Scalar>(smaller(larger(ranges[r].begin - key_begin, 0), keys));
+    end[r] = static_cast<Scalar>(smaller(larger(ranges[r].end - key_begin, 0), keys));
+  }
+  const typename S::Vector from = S::load(begin);
+  const typename S::Vector to = S::load(end);
+  const typename S::Vector forbidden = S::set(-static_cast<Scalar>(__builtin_inff()));
+  for (std::int64_t j = 0; j < keys; ++j) {
+    const typename S::Vector position = S::set(static_cast<Scalar>(j));
+    const auto inside = S::both(S::less_equal(from, position), S::less(position, to));
+    S::store(scores + j * width, S::select(inside, S::load(scores + j * width), forbidden));
+  }
+}
+
+}  // namespace
+}  // namespace headway::cpu

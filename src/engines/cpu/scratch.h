@@ -1,0 +1,14 @@
+// Scratch memory of one thread: kept from call to call, so that small calls do not pay for fresh pages.
+#pragma once
+
+#include <cstdint>
+
+namespace headway::cpu {
+
+// At least `bytes`, 64-byte aligned, of the calling thread; valid until the thread asks again. Throws std::bad_alloc.
+void* thread_scratch(std::int64_t bytes);
+
+// Gives back what is larger than a thread should keep.
+void trim_thread_scratch();
+
+}  // namespace headway::cpu

@@ -1,0 +1,198 @@
+// The SIMD vocabulary for AVX-512 (F, BW, DQ, VL): 16 floats or 8 doubles a vector, 32 registers.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engines/cpu/simd/common.h"
+
+namespace headway::cpu {
+namespace {
+
+// What the two element types have in common.
+struct Wide {
+  // 64-bit lanes for Philox, of which the low 32 bits count.
+  using Words = __m512i;
+  static constexpr int word_lanes = 8;
+  HEADWAY_INLINE static Words words(std::uint32_t x) { return _mm512_set1_epi64(x); }
+  HEADWAY_INLINE static Words consecutive_words(std::uint64_t first_word) {
+    return _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(first_word)), _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+  }
+  HEADWAY_INLINE static Words multiply_low_words(Words a, Words b) { return _mm512_mul_epu32(a, b); }
+  HEADWAY_INLINE static Words high_words(Words a) { return _mm512_srli_epi64(a, 32); }
+  HEADWAY_INLINE static Words exclusive_or(Words a, Words b, Words c) { return _mm512_ternarylogic_epi64(a, b, c, 0x96); }
+  HEADWAY_INLINE static std::uint64_t low_words_at_least(Words a, std::uint64_t limit) {
+    const Words low = _mm512_and_si512(a, _mm512_set1_epi64(0xffffffff));
+    return _mm512_cmpge_epu64_mask(low, _mm512_set1_epi64(static_cast<long long>(limit)));
+  }
+};
+
+struct F32 : Wide {
+  using Scalar = float;
+  using Vector = __m512;
+  using Mask = __mmask16;
+  static constexpr int lanes = 16;
+  static constexpr int panel_vectors = 4;   // vectors of queries in a panel
+  static constexpr int tile_scalars = 4;    // broadcasts in a full tile: 4 x 4 accumulators hide the FMA's latency
+  static constexpr int edge_scalars = 16;   // broadcasts in a tile of one vector
+  static constexpr bool fused_softmax = true;
+
+  HEADWAY_INLINE static Vector zero() { return _mm512_setzero_ps(); }
+  HEADWAY_INLINE static Vector set(float x) { return _mm512_set1_ps(x); }
+  HEADWAY_INLINE static Vector load(const float* p) { return _mm512_load_ps(p); }
+  HEADWAY_INLINE static void store(float* p, Vector x) { _mm512_store_ps(p, x); }
+  HEADWAY_INLINE static Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+  HEADWAY_INLINE static float fma_scalar(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+  HEADWAY_INLINE static Vector max(Vector a, Vector b) { return _mm512_max_ps(a, b); }  // b where one is NaN
+  HEADWAY_INLINE static Vector min(Vector a, Vector b) { return _mm512_min_ps(a, b); }
+  HEADWAY_INLINE static Vector abs(Vector a) { return _mm512_abs_ps(a); }
+  HEADWAY_INLINE static Vector round(Vector a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  HEADWAY_INLINE static Vector times_power_of_2(Vector a, Vector n) { return _mm512_scalef_ps(a, n); }
+  HEADWAY_INLINE static Vector select(Mask m, Vector yes, Vector no) { return _mm512_mask_blend_ps(m, no, yes); }
+  HEADWAY_INLINE static Mask less(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  HEADWAY_INLINE static Mask less_equal(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_LE_OQ); }
+  HEADWAY_INLINE static Mask not_less_equal(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLE_UQ); }
+  HEADWAY_INLINE static Mask equal(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+  HEADWAY_INLINE static Mask both(Mask a, Mask b) { return static_cast<Mask>(a & b); }
+  HEADWAY_INLINE static bool any(Mask m) { return m != 0; }
+  HEADWAY_INLINE static Mask mask_from_bits(std::uint64_t bits) { return static_cast<Mask>(bits); }
+
+  // The first n elements of a row, n from 0 to lanes; the rest is 0 and not read.
+  HEADWAY_INLINE static Vector load_first(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+  HEADWAY_INLINE static Vector load_first(const float16* p, int n) {
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p));
+  }
+  HEADWAY_INLINE static Vector load_first(const bfloat16* p, int n) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+  }
+  HEADWAY_INLINE static void store_first(float* p, int n, Vector x) { _mm512_mask_storeu_ps(p, first(n), x); }
+  HEADWAY_INLINE static void store_first(float16* p, int n, Vector x) {
+    _mm256_mask_storeu_epi16(p, first(n), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+  HEADWAY_INLINE static void store_first(bfloat16* p, int n, Vector x) {
+    // Round to nearest even on the bits, denormals kept; a NaN keeps its upper bits and becomes quiet.
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i tie = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(tie, _mm512_set1_epi32(0x7fff)));
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x00400000));
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const __m512i chosen = _mm512_mask_blend_epi32(nan, rounded, quiet);
+    _mm256_mask_storeu_epi16(p, first(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16)));
+  }
+
+  // rows[i] lane j becomes rows[j] lane i.
+  HEADWAY_INLINE static void transpose(Vector (&r)[lanes]) {
+    Vector t[lanes];
+    HEADWAY_UNROLL
+    for (int i = 0; i < 16; i += 2) {
+      t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+      t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+    HEADWAY_UNROLL
+    for (int i = 0; i < 16; i += 4) {
+      r[i] = join_low(t[i], t[i + 2]);
+      r[i + 1] = join_high(t[i], t[i + 2]);
+      r[i + 2] = join_low(t[i + 1], t[i + 3]);
+      r[i + 3] = join_high(t[i + 1], t[i + 3]);
+    }
+    // Now r[4a + c] holds, in its four 128-bit parts, column 4 part + c of rows 4a .. 4a + 3.
+    HEADWAY_UNROLL
+    for (int i = 0; i < 16; i += 8) {
+      HEADWAY_UNROLL
+      for (int c = 0; c < 4; ++c) {
+        t[i + c] = _mm512_shuffle_f32x4(r[i + c], r[i + 4 + c], 0x88);
+        t[i + 4 + c] = _mm512_shuffle_f32x4(r[i + c], r[i + 4 + c], 0xdd);
+      }
+    }
+    HEADWAY_UNROLL
+    for (int c = 0; c < 8; ++c) {
+      r[c] = _mm512_shuffle_f32x4(t[c], t[8 + c], 0x88);
+      r[8 + c] = _mm512_shuffle_f32x4(t[c], t[8 + c], 0xdd);
+    }
+  }
+
+ private:
+  HEADWAY_INLINE static Mask first(int n) { return static_cast<Mask>((1u << n) - 1u); }
+  HEADWAY_INLINE static Vector join_low(Vector a, Vector b) {
+    return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+  }
+  HEADWAY_INLINE static Vector join_high(Vector a, Vector b) {
+    return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+  }
+};
+
+struct F64 : Wide {
+  using Scalar = double;
+  using Vector = __m512d;
+  using Mask = __mmask8;
+  static constexpr int lanes = 8;
+  static constexpr int panel_vectors = 4;
+  static constexpr int tile_scalars = 4;
+  static constexpr int edge_scalars = 16;
+  static constexpr bool fused_softmax = true;
+
+  HEADWAY_INLINE static Vector zero() { return _mm512_setzero_pd(); }
+  HEADWAY_INLINE static Vector set(double x) { return _mm512_set1_pd(x); }
+  HEADWAY_INLINE static Vector load(const double* p) { return _mm512_load_pd(p); }
+  HEADWAY_INLINE static void store(double* p, Vector x) { _mm512_store_pd(p, x); }
+  HEADWAY_INLINE static Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_pd(a, b, c); }
+  HEADWAY_INLINE static double fma_scalar(double a, double b, double c) { return __builtin_fma(a, b, c); }
+  HEADWAY_INLINE static Vector max(Vector a, Vector b) { return _mm512_max_pd(a, b); }
+  HEADWAY_INLINE static Vector min(Vector a, Vector b) { return _mm512_min_pd(a, b); }
+  HEADWAY_INLINE static Vector abs(Vector a) { return _mm512_abs_pd(a); }
+  HEADWAY_INLINE static Vector round(Vector a) { return _mm512_roundscale_pd(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  HEADWAY_INLINE static Vector times_power_of_2(Vector a, Vector n) { return _mm512_scalef_pd(a, n); }
+  HEADWAY_INLINE static Vector select(Mask m, Vector yes, Vector no) { return _mm512_mask_blend_pd(m, no, yes); }
+  HEADWAY_INLINE static Mask less(Vector a, Vector b) { return _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ); }
+  HEADWAY_INLINE static Mask less_equal(Vector a, Vector b) { return _mm512_cmp_pd_mask(a, b, _CMP_LE_OQ); }
+  HEADWAY_INLINE static Mask not_less_equal(Vector a, Vector b) { return _mm512_cmp_pd_mask(a, b, _CMP_NLE_UQ); }
+  HEADWAY_INLINE static Mask equal(Vector a, Vector b) { return _mm512_cmp_pd_mask(a, b, _CMP_EQ_OQ); }
+  HEADWAY_INLINE static Mask both(Mask a, Mask b) { return static_cast<Mask>(a & b); }
+  HEADWAY_INLINE static bool any(Mask m) { return m != 0; }
+  HEADWAY_INLINE static Mask mask_from_bits(std::uint64_t bits) { return static_cast<Mask>(bits); }
+  HEADWAY_INLINE static Vector load_first(const double* p, int n) { return _mm512_maskz_loadu_pd(first(n), p); }
+  HEADWAY_INLINE static Vector load_first(const float* p, int n) {
+    return _mm512_cvtps_pd(_mm256_maskz_loadu_ps(first(n), p));
+  }
+  HEADWAY_INLINE static Vector load_first(const float16* p, int n) {
+    return _mm512_cvtps_pd(_mm256_cvtph_ps(_mm_maskz_loadu_epi16(first(n), p)));
+  }
+  HEADWAY_INLINE static Vector load_first(const bfloat16* p, int n) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_maskz_loadu_epi16(first(n), p));
+    return _mm512_cvtps_pd(_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16)));
+  }
+  HEADWAY_INLINE static void store_first(double* p, int n, Vector x) { _mm512_mask_storeu_pd(p, first(n), x); }
+
+  HEADWAY_INLINE static void transpose(Vector (&r)[lanes]) {
+    Vector t[lanes];
+    HEADWAY_UNROLL
+    for (int i = 0; i < 8; i += 2) {
+      t[i] = _mm512_unpacklo_pd(r[i], r[i + 1]);
+      t[i + 1] = _mm512_unpackhi_pd(r[i], r[i + 1]);
+    }
+    // t[2a + c] holds, in its four 128-bit parts, column 2 part + c of rows 2a and 2a + 1.
+    Vector u[lanes];
+    HEADWAY_UNROLL
+    for (int i = 0; i < 8; i += 4) {
+      HEADWAY_UNROLL
+      for (int c = 0; c < 2; ++c) {
+        u[i + c] = _mm512_shuffle_f64x2(t[i + c], t[i + 2 + c], 0x88);
+        u[i + 2 + c] = _mm512_shuffle_f64x2(t[i + c], t[i + 2 + c], 0xdd);
+      }
+    }
+    HEADWAY_UNROLL
+    for (int c = 0; c < 4; ++c) {
+      r[c] = _mm512_shuffle_f64x2(u[c], u[4 + c], 0x88);
+      r[4 + c] = _mm512_shuffle_f64x2(u[c], u[4 + c], 0xdd);
+    }
+  }
+
+ private:
+  HEADWAY_INLINE static Mask first(int n) { return static_cast<Mask>((1u << n) - 1u); }
+};
+
+}  // namespace
+}  // namespace headway::cpu

@@ -1,0 +1,75 @@
+// What every vocabulary and kernel header starts from.
+//
+// Kernels are compiled once per instruction set. A function that is not inlined there must not be shared with code
+// built for another instruction set, so everything in simd/ and kernel/ lives in an anonymous namespace, uses no
+// standard containers, and sees half types as bare bits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#define HEADWAY_INLINE inline __attribute__((always_inline))
+#define HEADWAY_NOINLINE __attribute__((noinline))
+#define HEADWAY_UNROLL _Pragma("GCC unroll 32")
+#define HEADWAY_LAMBDA __attribute__((always_inline))  // between a lambda's parameters and its body
+
+namespace headway::cpu {
+namespace {
+
+// Storage of half types; conversions belong to the vocabularies.
+struct bfloat16 {
+  std::uint16_t bits;
+};
+struct float16 {
+  std::uint16_t bits;
+};
+
+// ---- What vocabularies without an instruction for it share ----
+// S::Bits are unsigned integers as wide as the lanes.
+
+// The first n elements of a row with zeros behind them: memory that a whole vector can be loaded from.
+template <int lanes, class T>
+struct PaddedRow {
+  alignas(lanes * sizeof(T)) T elements[lanes];
+};
+
+template <int lanes, class T>
+HEADWAY_INLINE PaddedRow<lanes, T> padded_row(const T* p, int n) {
+  PaddedRow<lanes, T> row{};
+  std::memcpy(row.elements, p, static_cast<std::size_t>(n) * sizeof(T));
+  return row;
+}
+
+// a * 2^n for whole n of -252 or more (double: -2044), as a * 2^floor(n / 2) * 2^ceil(n / 2). Only the last product
+// rounds, unless a itself is near the ends of its type's range; beyond them it gives 0 and infinity.
+template <class S>
+HEADWAY_INLINE typename S::Vector times_two_powers_of_2(typename S::Vector a, typename S::Vector n) {
+  using Vector = typename S::Vector;
+  using Bits = typename S::Bits;
+  constexpr bool single = sizeof(typename S::Scalar) == 4;
+  constexpr int mantissa_bits = single ? 23 : 52;
+  constexpr int bias = single ? 127 : 1023;
+  // In the low bits of this sum, n is an integer that is biased twice, once for each factor.
+  constexpr double integer_place = (single ? 0x1.8p23 : 0x1.8p52) + 2 * bias;
+  const Vector sum = S::min(n, S::set(2 * bias)) + S::set(static_cast<typename S::Scalar>(integer_place));
+  const Bits both = __builtin_bit_cast(Bits, sum);
+  const Bits half = (both >> 1) << mantissa_bits;
+  const Bits rest = (both << mantissa_bits) - half;
+  return a * __builtin_bit_cast(Vector, half) * __builtin_bit_cast(Vector, rest);
+}
+
+// The bits of bfloat16s in the lower halves of the lanes: to nearest even, denormals kept; a NaN keeps its upper bits
+// and becomes quiet.
+template <class S>
+HEADWAY_INLINE typename S::Bits bfloat16_bits(typename S::Vector x) {
+  using Vector = typename S::Vector;
+  using Bits = typename S::Bits;
+  const Bits bits = __builtin_bit_cast(Bits, x);
+  const Vector rounded = __builtin_bit_cast(Vector, bits + ((bits >> 16) & 1u) + 0x7fffu);
+  const Vector quiet = __builtin_bit_cast(Vector, bits | 0x00400000u);
+  return __builtin_bit_cast(Bits, S::select(S::not_less_equal(x, x), quiet, rounded)) >> 16;
+}
+
+}  // namespace
+}  // namespace headway::cpu

@@ -1,0 +1,120 @@
+// What goes wrong is one line on standard error and an exit code: 1 for a failure, 2 for a request that makes no sense.
+#include <fstream>
+
+#include "cli_support.h"
+
+namespace headway::test {
+namespace {
+
+class Errors : public CommandTest {
+ protected:
+  Errors() {
+    save_random("q.npy", {1, 2, 4, 6}, 1);
+    save_random("k.npy", {1, 2, 4, 6}, 2);
+    inputs_ = files();
+  }
+
+  Finished attend(const Arguments& more) const {
+    Arguments arguments = {"attend", "q.npy", "k.npy", "k.npy", "-o", "out.npy"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run(arguments);
+  }
+
+  std::set<std::string> inputs_;
+};
+
+TEST_F(Errors, flags_that_make_no_sense_have_code_2) {
+  const std::vector<std::pair<Arguments, std::string>> cases = {
+      {{"--frobnicate"}, "--frobnicate"},
+      {{"--causal", "upper"}, "--causal: expected square, top_left or bottom_right, found upper"},
+      {{"--window", "3"}, "--window: expected two sides"},
+      {{"--window", "-1,0"}, "none for unlimited, found -1"},
+      {{"--window", "a,0"}, "--window: expected a whole number, found a"},
+      {{"--valid-lens", "3,,2"}, "--valid-lens: expected a whole number, found nothing"},
+      {{"--valid-lens", "2.5"}, "--valid-lens: expected a whole number, found 2.5"},
+      {{"--sinks", "1,x"}, "--sinks: expected a number, found x"},
+      {{"--scale", "1x"}, "--scale: expected a number, found 1x"},
+      {{"--scale", ""}, "--scale: expected a number, found nothing"},
+      {{"--scale", "nan"}, "scale is nan"},
+      {{"--softcap", "0"}, "softcap is 0"},
+      {{"--dropout", "0.5"}, "needs a seed"},
+      {{"--dropout", "2", "--seed", "1"}, "dropout is 2"},
+      {{"--seed", "-1"}, "--seed: expected a whole number of 0 or more, found -1"},
+      {{"--seed", "18446744073709551616"}, "64 bits"},
+      {{"--engine", "gpu"}, "--engine: expected automatic, reference, cpu or cuda, found gpu"},
+      {{"--valid-lens", "9"}, "valid_lens[0] is 9, expected 0 to 4"},
+      {{"--valid-lens", "1,2"}, "valid_lens has shape (2,)"},
+      {{"--sinks", "1,2,3"}, "sinks"},
+      {{"--mask", "q.npy"}, "mask has type f32, expected bool"},
+      {{"--mask", ""}, "expected file.npy"},
+      {{"--bias", "bias.txt"}, "expected file.npy, file.npz:name or file.safetensors:name, found bias.txt"},
+      {{"extra.npy"}, "extra.npy"},
+      {{"-o", "twice.npy"}, "--output"},
+  };
+  for (const auto& [flags, part] : cases) {
+    SCOPED_TRACE(part);
+    expect_failure(attend(flags), 2, "headway attend", part);
+  }
+  EXPECT_EQ(files(), inputs_);
+}
+
+TEST_F(Errors, arrays_that_do_not_fit_each_other_have_code_2) {
+  save_random("wide.npy", {1, 2, 4, 7}, 1);
+  save_random("double.npy", {1, 2, 4, 6}, 1, DType::f64);
+  save_npy(file("whole.npy"), Tensor({1, 2, 4, 6}, DType::i64));
+  expect_failure(run({"attend", "q.npy", "wide.npy", "wide.npy", "-o", "out.npy"}), 2, "headway attend",
+                 "key has head_dim 7, query has 6");
+  expect_failure(run({"attend", "q.npy", "double.npy", "double.npy", "-o", "out.npy"}), 2, "headway attend", "f64");
+  expect_failure(run({"attend", "whole.npy", "whole.npy", "whole.npy", "-o", "out.npy"}), 2, "headway attend", "i64");
+  save_random("short.npy", {1, 2, 3, 6}, 1);
+  expect_failure(run({"attend", "short.npy", "k.npy", "k.npy", "-o", "out.npy", "--causal"}), 2, "headway attend",
+                 "choose top_left or bottom_right");
+}
+
+TEST_F(Errors, files_that_are_not_what_they_should_be_have_code_1) {
+  std::ofstream(file("text.npy")) << "not an array";
+  std::ofstream(file("text.npz")) << "not an archive";
+  std::ofstream(file("empty.safetensors"));
+  std::filesystem::create_directory(file("folder.npy"));
+  save_npz(file("two.npz"), {{"a", random_tensor({2, 2}, 1)}, {"b", random_tensor({2, 2}, 1)}});
+  for (const std::string name : {"missing.npy", "text.npy", "text.npz:a", "empty.safetensors:a", "folder.npy"}) {
+    SCOPED_TRACE(name);
+    expect_failure(run({"attend", name, "k.npy", "k.npy", "-o", "out.npy"}), 1, "headway attend",
+                   name.substr(0, name.find(':')));
+  }
+  expect_failure(run({"attend", "two.npz:c", "k.npy", "k.npy", "-o", "out.npy"}), 1, "headway attend",
+                 "two.npz: expected a tensor named c; it has a, b");
+  expect_failure(run({"attend", "two.npz", "k.npy", "k.npy", "-o", "out.npy"}), 2, "headway attend",
+                 "expected the name of a tensor after a colon; it has a, b");
+}
+
+TEST_F(Errors, an_engine_that_cannot_has_code_1_and_the_reason) {
+  const std::vector<Engine> offered = engines();
+  for (const Engine engine : {Engine::cpu, Engine::cuda}) {
+    if (std::find(offered.begin(), offered.end(), engine) == offered.end()) {
+      expect_failure(attend({"--engine", name(engine)}), 1, "headway attend", std::string(name(engine)) + ": ");
+    }
+  }
+}
+
+TEST_F(Errors, memory_that_the_system_refuses_has_code_1) {
+  // A width of 0 makes long arrays of no bytes; their weights would have 2^54.
+  save_npy(file("long.npy"), Tensor({std::int64_t{1} << 26, 0}));
+  expect_failure(run({"attend", "long.npy", "long.npy", "long.npy", "-o", "out.npy", "--weights", "w.npy"}), 1,
+                 "headway attend", "could not allocate");
+}
+
+TEST_F(Errors, commands_that_are_not_there_have_code_2) {
+  expect_failure(run({}), 2, "headway", "expected a command");
+  expect_failure(run({"atend"}), 2, "headway", "there is no command atend");
+  expect_failure(run({""}), 2, "headway", "there is no command");
+  expect_failure(run({"--frobnicate"}), 2, "headway", "(see headway --help)");
+  expect_failure(run({"attend"}), 2, "headway attend", "required (see headway attend --help)");
+}
+
+TEST_F(Errors, a_name_with_line_breaks_still_gives_one_line) {
+  expect_failure(run({"attend", "a\nb\x1b[2J.npy", "k.npy", "k.npy", "-o", "out.npy"}), 1, "headway attend", "a b?[2J");
+}
+
+}  // namespace
+}  // namespace headway::test

@@ -1,0 +1,96 @@
+"""Installs the library into a scratch prefix, and builds and runs outside/ against what was installed.
+
+    install_test.py install|find_package|pkg_config static|shared ...
+
+The static library is this build's own, installed to another prefix than it was configured for. The shared one is built
+here, with folders that are not the usual ones, so that nothing can depend on those.
+"""
+
+import os
+import shutil
+
+from script import arguments, fail, run, skip
+
+EXPECTED = """\
+mean 2
+explains attention on reference
+layer gives (1, 3, 4)
+version {version}
+"""
+UNUSUAL_LIBDIR = "libraries/here"
+
+
+def main():
+    args = arguments("step", "library")
+    prefix = args.scratch / args.library / "prefix"
+    {"install": install, "find_package": find_package, "pkg_config": pkg_config}[args.step](args, prefix)
+
+
+def install(args, prefix):
+    shutil.rmtree(prefix.parent, ignore_errors=True)
+    build = args.build
+    if args.library == "shared":
+        build = prefix.parent / "library"
+        run(args.cmake, "-S", args.source, "-B", build, "-G", args.generator, f"-DCMAKE_CXX_COMPILER={args.cxx}",
+            "-DBUILD_SHARED_LIBS=ON", "-DCMAKE_BUILD_TYPE=Debug", "-DHEADWAY_BUILD_CLI=OFF",
+            "-DHEADWAY_BUILD_TESTS=OFF", "-DHEADWAY_BUILD_EXAMPLES=OFF",
+            f"-DCMAKE_INSTALL_LIBDIR={UNUSUAL_LIBDIR}")
+        run(args.cmake, "--build", build, "--parallel", "2")
+    run(args.cmake, "--install", build, "--prefix", prefix)
+    check_headers(args, prefix)
+
+
+def check_headers(args, prefix):
+    """Everything public is installed, and nothing else."""
+    public = {path.name for path in (args.source / "include/headway").glob("*.h")} | {"version.h"}
+    installed = {str(path.relative_to(prefix / "include")) for path in (prefix / "include").rglob("*") if path.is_file()}
+    if installed != {f"headway/{name}" for name in public}:
+        fail(f"expected the headers {sorted(public)}, found {sorted(installed)}")
+
+
+def find_package(args, prefix):
+    build = prefix.parent / "with_find_package"
+    shutil.rmtree(build, ignore_errors=True)
+    # CMake looks into the usual folders of a prefix; where the library lies elsewhere, its user says so.
+    where = f"CMAKE_PREFIX_PATH={prefix}" if args.library == "static" else f"headway_DIR={libdir(prefix)}/cmake/headway"
+    run(args.cmake, "-S", args.source / "tests/install/outside", "-B", build, "-G", args.generator,
+        f"-DCMAKE_CXX_COMPILER={args.cxx}", f"-D{where}")
+    run(args.cmake, "--build", build)
+    check_output(args, run(build / "outside"))
+
+
+def pkg_config(args, prefix):
+    tool = shutil.which("pkg-config") or shutil.which("pkgconf")
+    if not tool:
+        skip("there is no pkg-config here")
+    environment = dict(os.environ, PKG_CONFIG_PATH=f"{libdir(prefix)}/pkgconfig", LD_LIBRARY_PATH=str(libdir(prefix)))
+    found = run(tool, "--modversion", "headway", env=environment).strip()
+    if found != project_version(args):
+        fail(f"headway.pc has version {found}, expected {project_version(args)}")
+    for extra in ([], ["--static"]):
+        flags = run(tool, "--cflags", "--libs", *extra, "headway", env=environment).split()
+        program = prefix.parent / "with_pkg_config"
+        run(args.cxx, "-std=c++20", args.source / "tests/install/outside/main.cpp", *flags, "-o", program)
+        check_output(args, run(program, env=environment))
+
+
+def libdir(prefix):
+    """The folder that holds the library, wherever this system puts it."""
+    found = [path.parent for path in prefix.rglob("libheadway.*") if path.suffix in (".a", ".so", ".dylib")]
+    if len(found) != 1:
+        fail(f"expected one library under {prefix}, found {found}")
+    return found[0]
+
+
+def project_version(args):
+    header = (args.build / "include/headway/version.h").read_text()
+    return header.split('HEADWAY_VERSION "')[1].split('"')[0]
+
+
+def check_output(args, output):
+    expected = EXPECTED.format(version=project_version(args))
+    if output != expected:
+        fail(f"expected the output\n{expected}\nfound\n{output}")
+
+
+main()

@@ -1,0 +1,120 @@
+"""Copies the README's examples as they stand, compiles and runs them, and compares with the output that it shows.
+
+A ```cpp block is a program, and the ```text block after it what it prints; it is built against the installed library. In a
+```console block a line `$ headway ...` is run with the installed command, in one folder for the whole README, and a line
+`$ ./dev demo` with the examples of this build. A line `...` stands for lines left out. Numbers may differ in the fourth
+digit, since the last bits of exp() differ between C libraries, and times are not compared.
+"""
+
+import difflib
+import os
+import re
+import shutil
+import subprocess
+
+from script import arguments, fail, run
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TIME = re.compile(r"[0-9.e+-]+ (ns|us|µs|ms|s)\b")
+NUMBER = re.compile(r"(?<![\w.])-?[0-9]+\.[0-9]+(?:e[+-]?[0-9]+)?|(?<![\w.])-?[0-9]+e[+-]?[0-9]+")
+ELLIPSIS = "..."
+
+
+def main():
+    args = arguments()
+    readme = (args.source / "README.md").read_text()
+    folder = args.scratch / "readme"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+    blocks = [(kind, text) for kind, text in BLOCK.findall(readme)]
+    programs = sessions = 0
+    for (kind, text), (next_kind, next_text) in zip(blocks, blocks[1:] + [("", "")]):
+        if kind == "cpp":
+            if next_kind != "text":
+                fail("expected a text block with its output after the program\n" + text)
+            programs += 1
+            compare("the program\n" + text, next_text, output_of_program(args, folder, text))
+        elif kind == "console":
+            sessions += check_session(args, folder, text)
+    if not programs or not sessions:
+        fail(f"expected programs and commands in README.md, found {programs} and {sessions}")
+    quickstart = (args.source / "examples/quickstart.cpp").read_text()
+    if ("cpp", quickstart) not in blocks:
+        fail("expected examples/quickstart.cpp as it stands in README.md")
+
+
+def output_of_program(args, folder, text):
+    prefix = args.scratch / "static/prefix"
+    source = folder / "CMakeLists.txt"
+    (folder / "main.cpp").write_text(text)
+    source.write_text("cmake_minimum_required(VERSION 3.25)\nproject(readme LANGUAGES CXX)\n"
+                      "find_package(headway REQUIRED)\nadd_executable(readme main.cpp)\n"
+                      "target_link_libraries(readme PRIVATE headway::headway)\n")
+    build = folder / "build"
+    run(args.cmake, "-S", folder, "-B", build, "-G", args.generator, f"-DCMAKE_CXX_COMPILER={args.cxx}",
+        f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
+    run(args.cmake, "--build", build)
+    return run(build / "readme", cwd=folder)
+
+
+def check_session(args, folder, text):
+    """Runs the commands of a console block that this test knows; returns how many there were."""
+    checked = 0
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, expected = part.partition("\n")
+        if command == "./dev demo":
+            found = "".join(run(args.build / f"examples/example_00{n}") for n in range(5))
+        elif command.startswith("headway "):
+            if not (args.scratch / "static/prefix/bin/headway").exists():
+                print("not run, because this build has no headway command:", command)
+                continue
+            found = output_of_command(args, folder, command)
+        else:
+            continue
+        compare(command, expected, found)
+        checked += 1
+    return checked
+
+
+def output_of_command(args, folder, command):
+    """What a terminal would show; a command may fail, if the README shows its error."""
+    path = os.pathsep.join([str(args.scratch / "static/prefix/bin"), os.environ.get("PATH", "")])
+    return subprocess.run(command, shell=True, cwd=folder, env=dict(os.environ, PATH=path), text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+
+
+def compare(what, expected, found):
+    wanted, real = lines_of(expected), lines_of(found)
+    if not matches(wanted, real):
+        fail(f"README.md does not show what this prints: {what}\n" +
+             "\n".join(difflib.unified_diff(wanted, real, "README.md", "printed", lineterm="")))
+
+
+def lines_of(text):
+    """Lines without times, and without the lines that ./dev adds around the examples."""
+    lines = [TIME.sub("TIME", line.rstrip()) for line in text.strip("\n").split("\n")]
+    return [line for line in lines if line and not line.startswith(("building (", "all five "))]
+
+
+def matches(wanted, real):
+    if not wanted:
+        return not real
+    if wanted[0] == ELLIPSIS:
+        return any(matches(wanted[1:], real[skipped:]) for skipped in range(len(real) + 1))
+    return bool(real) and same_line(wanted[0], real[0]) and matches(wanted[1:], real[1:])
+
+
+def same_line(wanted, real):
+    if NUMBER.sub("", wanted) != NUMBER.sub("", real):
+        return False
+    pairs = zip(NUMBER.findall(wanted), NUMBER.findall(real))
+    return all(close(float(a), float(b)) for a, b in pairs)
+
+
+def close(a, b):
+    # Differences between roundings are printed too; there only the order of magnitude is worth comparing.
+    return abs(a - b) <= 1e-3 * max(abs(a), abs(b)) or max(abs(a), abs(b)) < 1e-4
+
+
+main()

@@ -1,0 +1,39 @@
+"""What the script tests share: their arguments, commands that must succeed, and the three ways to end."""
+
+import argparse
+import pathlib
+import subprocess
+import sys
+
+SKIPPED = 77
+
+
+def arguments(*positional):
+    """The paths and tools that CMake passes to every script test, after the script's own positional arguments."""
+    parser = argparse.ArgumentParser()
+    for name in positional:
+        parser.add_argument(name)
+    for name in ("cmake", "generator", "cxx"):
+        parser.add_argument("--" + name, required=True)
+    for name in ("source", "build", "scratch"):
+        parser.add_argument("--" + name, required=True, type=pathlib.Path)
+    return parser.parse_args()
+
+
+def run(*command, **options):
+    """The command's standard output; a command that fails ends the test with everything it printed."""
+    command = [str(part) for part in command]
+    result = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    if result.returncode != 0:
+        fail(f"exit status {result.returncode} from: {' '.join(command)}\n{result.stdout}{result.stderr}")
+    return result.stdout
+
+
+def fail(text):
+    print(text)
+    sys.exit(1)
+
+
+def skip(reason):
+    print("skipped:", reason)
+    sys.exit(SKIPPED)
