@@ -48,7 +48,7 @@ BasicTensorView<Void> split_heads(BasicTensorView<Void> joined, std::int64_t hea
   return joined.unflatten(2, {heads, joined.size(2) / heads}).transpose(1, 2);
 }
 
-// A tensor of any size over one element, for asking what a call would do.
+// A tensor of any size with no memory behind it but one element, for explain() only: it runs nothing.
 ConstTensorView stand_in(const Dims& sizes, DType dtype);
 
 }  // namespace headway::cli

@@ -15,14 +15,20 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/headway ${PROJECT_BINARY_DIR}/in
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/doc/headway)
 
-# A static library leaves zlib to whoever links it; a shared one has settled that itself.
+# A static library leaves the libraries that it uses to whoever links it; a shared one has settled that itself.
+set(config_dependencies "")
+set(pkgconfig_libs "")
 get_target_property(library_type headway TYPE)
-if(library_type STREQUAL "STATIC_LIBRARY" AND HEADWAY_IO_NPZ)
-  set(config_dependencies "find_dependency(ZLIB)")
-  set(pkgconfig_libs " -lz")
-else()
-  set(config_dependencies "")
-  set(pkgconfig_libs "")
+get_target_property(linked headway LINK_LIBRARIES)
+if(library_type STREQUAL "STATIC_LIBRARY")
+  set(flag_of_ZLIB -lz)
+  set(flag_of_Threads -pthread)
+  foreach(package ZLIB Threads)
+    if(${package}::${package} IN_LIST linked)
+      string(APPEND config_dependencies "find_dependency(${package})\n")
+      string(APPEND pkgconfig_libs " ${flag_of_${package}}")
+    endif()
+  endforeach()
 endif()
 
 # An installed command finds an installed shared library beside it, wherever the tree was put.

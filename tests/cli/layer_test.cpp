@@ -57,7 +57,8 @@ TEST_F(LayerCommand, layer_equals_infer) {
   ASSERT_EQ(finished.code, 0) << finished.err;
   EXPECT_EQ(finished.out.find("y.npy  (2, 5, 8) f32  reference engine  "), 0u) << finished.out;
   Tensor weights({2, 2, 5, 5}), lse({2, 2, 5});
-  const Tensor y = layer.infer(x, x, x, {.causal = Causal::square}, {.lse = lse, .weights = weights});
+  const Tensor y =
+      layer.infer(x, x, x, {.causal = Causal::square, .engine = Engine::reference}, {.lse = lse, .weights = weights});
   EXPECT_TRUE(same_bits(load_npy(file("y.npy")), y));
   EXPECT_TRUE(same_bits(load_npy(file("w.npy")), weights));
   EXPECT_TRUE(same_bits(load_npy(file("lse.npy")), lse));

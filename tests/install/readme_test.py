@@ -3,7 +3,8 @@
 A ```cpp block is a program, and the ```text block after it what it prints; it is built against the installed library. In a
 ```console block a line `$ headway ...` is run with the installed command, in one folder for the whole README, and a line
 `$ ./dev demo` with the examples of this build. A line `...` stands for lines left out. Numbers may differ in the fourth
-digit, since the last bits of exp() differ between C libraries, and times are not compared.
+digit, since the last bits of exp() differ between C libraries. What depends on the machine is not compared: times, and which
+engine and kernel it has for a call.
 """
 
 import difflib
@@ -17,6 +18,8 @@ from script import arguments, fail, run
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TIME = re.compile(r"[0-9.e+-]+ (ns|us|µs|ms|s)\b")
 NUMBER = re.compile(r"(?<![\w.])-?[0-9]+\.[0-9]+(?:e[+-]?[0-9]+)?|(?<![\w.])-?[0-9]+e[+-]?[0-9]+")
+ENGINE = re.compile(r"\b(cuda|cpu|reference)( engine\b)")
+MACHINE_LINE = re.compile(r"^  (kernel|runs as|not on) ")
 ELLIPSIS = "..."
 
 
@@ -92,9 +95,10 @@ def compare(what, expected, found):
 
 
 def lines_of(text):
-    """Lines without times, and without the lines that ./dev adds around the examples."""
-    lines = [TIME.sub("TIME", line.rstrip()) for line in text.strip("\n").split("\n")]
-    return [line for line in lines if line and not line.startswith(("building (", "all five "))]
+    """Lines without times and engines, and without the lines that ./dev adds around the examples."""
+    lines = [ENGINE.sub(r"ENGINE\2", TIME.sub("TIME", line.rstrip())) for line in text.strip("\n").split("\n")]
+    return [line for line in lines
+            if line and not MACHINE_LINE.match(line) and not line.startswith(("building (", "all five "))]
 
 
 def matches(wanted, real):

@@ -11,12 +11,12 @@ std::optional<Array> read(const std::optional<ConstTensorView>& view) {
   return view ? std::optional(headway::test::read(*view)) : std::nullopt;
 }
 
-Dims with_rank_4(Dims sizes, int call_rank) {
-  // One head per item: [B,S,D] is [B,1,S,D], [S,D] is [1,1,S,D]; a mask of the call's rank gains the same axes.
-  std::vector<std::int64_t> result(sizes.begin(), sizes.end());
-  if (call_rank == 3 && result.size() == 3) result.insert(result.begin() + 1, 1);
-  while (result.size() < 4) result.insert(result.begin(), 1);
-  return Dims(std::span<const std::int64_t>(result));
+// One head per item: [B,S,D] is [B,1,S,D], [S,D] is [1,1,S,D]; a mask of the call's rank gains the same axes.
+Dims with_rank_4(const Dims& sizes, int call_rank) {
+  if (call_rank == 3 && sizes.size() == 3) return {sizes[0], 1, sizes[1], sizes[2]};
+  Dims result{1, 1, 1, 1};
+  for (int axis = 0; axis < sizes.size(); ++axis) result[4 - sizes.size() + axis] = sizes[axis];
+  return result;
 }
 
 std::optional<Array> broadcastable(const std::optional<ConstTensorView>& view, int call_rank) {

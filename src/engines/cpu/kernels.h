@@ -20,9 +20,12 @@ struct Kernels {
   ForwardKernel forward[4];  // by Storage
 };
 
+// Each defined in isa/, where the build's machine has it.
 const Kernels& scalar_kernels();
+const Kernels& neon_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
+const Kernels& avx512_bf16_kernels();
 
 // The instruction sets that this build has and this CPU runs, the fastest first.
 std::vector<const Kernels*> available_kernels();

@@ -22,6 +22,7 @@
 #include "engines/cpu/kernel/row_blocks.h"
 #include "engines/cpu/kernel/scratch.h"
 #include "engines/cpu/kernel/store_as.h"
+#include "engines/cpu/kernel/strips.h"
 #include "engines/cpu/kernel/tile.h"
 
 namespace headway::cpu {

@@ -23,7 +23,7 @@ struct BackwardHead {
   DropoutRule dropout;
   double sink = 0;
   bool has_sink = false;
-  void* prepared_lse = nullptr;  // [Sq] in the compute type: lse in units of log2
+  void* prepared_lse = nullptr;  // [Sq] in the compute type: lse in the units of the scores
   void* delta = nullptr;         // [Sq] in the compute type: <grad_out, out>
   void* dq_partials = nullptr;   // [chunks][Sq][padded D] in the compute type, 64-byte aligned; null: dq is not wanted
   WritableMatrix dq;             // [Sq, D]

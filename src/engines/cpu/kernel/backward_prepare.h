@@ -1,10 +1,11 @@
-// What the backward pass wants to know about each row before it starts: lse in units of log2, and
+// What the backward pass wants to know about each row before it starts: lse in the units of the scores, and
 // delta = <grad_out, out>, the mean of dP under P. grad_out, out and lse are read once; memory bounds it.
 #pragma once
 
 #include <cstdint>
 
 #include "engines/cpu/kernel/backward_args.h"
+#include "engines/cpu/kernel/key_lanes.h"
 #include "engines/cpu/kernel/modifiers.h"
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/ranges.h"
@@ -71,13 +72,14 @@ HEADWAY_NOINLINE double prepare_rows(const BackwardArgs& args, const BackwardHea
   const auto* lse = static_cast<const Scalar*>(head.lse);
   auto* prepared_lse = static_cast<Scalar*>(head.prepared_lse);
   auto* delta = static_cast<Scalar*>(head.delta);
+  const double units = change_scores(head.modifiers) ? 1 : log2e;
   double sink_gradient = 0;
   for (std::int64_t i = row_begin; i < row_end; i += S::lanes) {
     const int rows = at_most(row_end - i, S::lanes);
     S::store_first(delta + i, rows, row_deltas<S, In>(args, head, i, rows));
     for (std::int64_t row = i; row < i + rows; ++row) {
       const Scalar natural = lse[row * head.lse_stride];
-      prepared_lse[row] = static_cast<Scalar>(static_cast<double>(natural) * log2e);
+      prepared_lse[row] = static_cast<Scalar>(static_cast<double>(natural) * units);
       if (head.has_sink && attends(args, head, row, natural, delta[row])) {
         sink_gradient -= __builtin_exp(head.sink - static_cast<double>(natural)) * static_cast<double>(delta[row]);
       }

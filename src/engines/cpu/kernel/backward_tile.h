@@ -14,6 +14,7 @@
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/ranges.h"
 #include "engines/cpu/kernel/row_blocks.h"
+#include "engines/cpu/kernel/strips.h"
 #include "engines/cpu/kernel/tile.h"
 
 namespace headway::cpu {
@@ -42,9 +43,10 @@ class TileGradients {
   static constexpr int width = S::lanes * S::panel_vectors;
   static_assert(width <= 64 && width % 4 == 0, "a word holds a panel, and a Philox call decides about 4 of its keys");
 
-  // What is packed into K^T: scores arrive in units of log2, or of the softcap.
+  // What is packed into K^T: scores arrive in units of log2, or natural or divided by their cap for the modifiers.
   static Scalar score_factor(double scale, const Modifiers& modifiers) {
-    return static_cast<Scalar>(scale * (modifiers.softcap != 0 ? 1 / modifiers.softcap : log2e));
+    const double natural = modifiers.softcap != 0 ? scale / modifiers.softcap : scale;
+    return static_cast<Scalar>(change_scores(modifiers) ? natural : natural * log2e);
   }
 
   TileGradients(const BackwardArgs& args, const BackwardHead& head, const Tile<Scalar>& tile)
@@ -81,9 +83,6 @@ class TileGradients {
  private:
   enum class Product { scores, weights, raw_gradients, gradients };
 
-  bool modifiers_change_scores() const {
-    return modifiers_.softcap != 0 || modifiers_.bias.data != nullptr || modifiers_.has_alibi;
-  }
   bool modifiers_forbid() const { return modifiers_.mask.data != nullptr || modifiers_.bias.data != nullptr; }
   int vectors() const { return (tile_.place.keys + lanes - 1) / lanes; }
 
@@ -178,7 +177,7 @@ class TileGradients {
   // ---- The numbers of a patch ----
 
   HEADWAY_NOINLINE void compute(const Patch& patch, bool forbids) {
-    if (modifiers_change_scores()) {
+    if (change_scores(modifiers_)) {
       multiply<Product::scores>(patch);
       KeyLaneModifier<S>(modifiers_, args_.ranges).apply(tile_.place, patch, tile_.weights, tile_.slopes, tile_.allowed);
       exponentiate(patch);
@@ -200,8 +199,9 @@ class TileGradients {
   }
 
   void exponentiate(const Patch& patch) {
+    const Vector to_log2 = S::set(static_cast<Scalar>(log2e));
     each_vector(patch, [&](int r, int at, int) HEADWAY_LAMBDA {
-      S::store(tile_.weights + at, exp2<S>(S::load(tile_.weights + at) - S::set(tile_.lse[r])));
+      S::store(tile_.weights + at, exp2<S>((S::load(tile_.weights + at) - S::set(tile_.lse[r])) * to_log2));
     });
   }
 

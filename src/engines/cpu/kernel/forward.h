@@ -5,6 +5,7 @@
 //   S^T [keys][queries] = K Q^T      O^T [Dv][queries] += V^T P^T
 // For a block of 256 keys the scores stay in the second-level cache; K and V come from memory once per task of several
 // panels; Q and O are touched once. The FMA units bound it: 2 (D + Dv) operations a score against one exponential.
+// With bf16 dot products Q and K are pairs along d, P and V pairs along keys, and half as many steps do the same.
 //
 // Softmax runs against a reference m per row. A row's first keys set it to their maximum; later full blocks keep it, so
 // that the exponential follows the scores in registers ("fused"). Only when a row's block sum grows past a limit are its
@@ -12,201 +13,83 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 
-#include "engines/cpu/kernel/args.h"
 #include "engines/cpu/kernel/dropout.h"
 #include "engines/cpu/kernel/exp2.h"
+#include "engines/cpu/kernel/forward_finish.h"
 #include "engines/cpu/kernel/modifiers.h"
-#include "engines/cpu/kernel/pack.h"
-#include "engines/cpu/kernel/ranges.h"
+#include "engines/cpu/kernel/strips.h"
 #include "engines/cpu/kernel/tile.h"
 
 namespace headway::cpu {
 namespace {
 
-constexpr std::int64_t key_block = 256;
 constexpr std::int64_t first_keys = 64;  // of a row without a reference
 
 template <class S, class In>
-class Forward {
+class Forward : protected ForwardFinish<S, In> {
+ protected:
+  using Base = ForwardFinish<S, In>;
+  using typename Base::Mask;
+  using typename Base::Operand;
+  using typename Base::Scalar;
+  using typename Base::Vector;
+  using Base::args_;
+  using Base::at_;
+  using Base::block_begin_;
+  using Base::block_end_;
+  using Base::careful_;
+  using Base::fold;
+  using Base::infinity;
+  using Base::keys_;
+  using Base::lanes;
+  using Base::panel_row;
+  using Base::panel_vectors;
+  using Base::panels_;
+  using Base::score_factor_;
+  using Base::scores_at;
+  using Base::to_log2_;
+  using Base::values_;
+
  public:
-  using Scalar = typename S::Scalar;
-  using Vector = typename S::Vector;
-  using Mask = typename S::Mask;
-  static constexpr int lanes = S::lanes;
-  static constexpr int width = S::lanes * S::panel_vectors;
+  using Base::scratch_bytes;
+  using Base::width;
 
-  // Scratch, in Scalars, of a task of `panels` panels. Weights keep a whole panel's scores, so they take one panel a task.
-  static std::int64_t scratch_size(const ForwardArgs& args, std::int64_t panels) {
-    Layout layout(args, panels, nullptr);
-    return layout.used;
-  }
-
-  Forward(const ForwardArgs& args, Scalar* scratch)
-      : args_(args),
-        modifier_(args.modifiers, args.ranges, 1),
-        to_log2_(args.modifiers.any ? log2e : 1),
-        panels_((args.row_end - args.row_begin + width - 1) / width),
-        at_(args, panels_, scratch) {}
+  Forward(const ForwardArgs& args, void* scratch) : Base(args, scratch), modifier_(args.modifiers, args.ranges, 1) {}
 
   HEADWAY_NOINLINE void run() {
+    Range all{0, 0};
     for (std::int64_t p = 0; p < panels_; ++p) {
-      start(p);
+      this->start_panel(p);
+      all = Base::joined(all, at_.panel_ranges[p].hull);
     }
-    const Range all = hull_of_rows(0, panels_ * width);
-    for (Part part : {Part::edges, Part::core}) {
-      for (std::int64_t k = all.begin / key_block * key_block; k < all.end; k += key_block) {
-        block_begin_ = k;
-        block_end_ = smaller(k + key_block, args_.ranges.keys);
-        block_loaded_ = false;
+    // A panel first visits the keys that only some of its rows may attend to, then those that all of them may.
+    for (const bool edges : {true, false}) {
+      for (std::int64_t key = all.begin / key_block * key_block; key < all.end; key += key_block) {
+        this->enter_block(key);
         for (std::int64_t p = 0; p < panels_; ++p) {
-          part == Part::edges ? edge_block(p) : core_block(p);
+          edges ? edge_block(p) : core_block(p);
         }
       }
     }
     for (std::int64_t p = 0; p < panels_; ++p) {
-      finish(p);
+      this->finish_panel(p);
     }
   }
 
  protected:
-  // A panel first visits the keys that only some of its rows may attend to, then those that all of them may.
-  enum class Part { edges, core };
-
-  // Keys of one panel that were computed together, remembered for the weights.
-  struct Piece {
-    std::int64_t key_begin, keys;
-    int vector, vectors;
-  };
-
-  // Where things lie in the scratch.
-  struct Layout {
-    std::int64_t used = 0;
-    Scalar* base;
-    Scalar *queries, *outputs, *references, *sums, *scores, *dropped, *key_copy, *value_copy, *piece_references;
-    Range* ranges;
-    Piece* pieces;
-
-    Layout(const ForwardArgs& args, std::int64_t panels, Scalar* scratch) : base(scratch) {
-      const bool weights = args.weights.data != nullptr;
-      const std::int64_t blocks = args.ranges.keys / key_block + 2;
-      const std::int64_t most_pieces = weights ? blocks * (2 * S::panel_vectors + 2) : 0;
-      queries = take<Scalar>(panels * args.head_dim * width);
-      outputs = take<Scalar>(panels * args.value_dim * width);
-      references = take<Scalar>(panels * width);
-      sums = take<Scalar>(panels * width);
-      scores = take<Scalar>((weights ? args.ranges.keys : key_block) * width);
-      dropped = take<Scalar>(weights && args.dropout.active ? key_block * width : 0);
-      key_copy = take<Scalar>(readable_in_place<S, In>(args.key) ? 0 : key_block * args.head_dim);
-      value_copy = take<Scalar>(readable_in_place<S, In>(args.value) ? 0 : key_block * args.value_dim);
-      ranges = take<Range>(panels * width);
-      pieces = take<Piece>(most_pieces);
-      piece_references = take<Scalar>(most_pieces * width);
-    }
-
-    template <class T>
-    T* take(std::int64_t count) {
-      Scalar* taken = base + used;
-      const std::int64_t line = 64 / sizeof(Scalar);
-      const std::int64_t scalars = (count * static_cast<std::int64_t>(sizeof(T)) + 63) / 64 * line;
-      used += scalars;
-      return reinterpret_cast<T*>(taken);
-    }
-  };
-
-  static constexpr Scalar infinity = __builtin_inff();
-
-  // ---- Panels and their ranges ----
-
-  std::int64_t panel_row(std::int64_t p) const { return args_.row_begin + p * width; }
-  int panel_rows(std::int64_t p) const { return at_most(args_.row_end - panel_row(p), width); }
-  int panel_vectors(std::int64_t p) const { return (panel_rows(p) + lanes - 1) / lanes; }
-  Scalar* query_panel(std::int64_t p) const { return at_.queries + p * args_.head_dim * width; }
-  Scalar* output_panel(std::int64_t p) const { return at_.outputs + p * args_.value_dim * width; }
-
-  // The smallest range that holds the ranges of rows [from, to) of the task.
-  Range hull_of_rows(std::int64_t from, std::int64_t to) const {
-    Range hull{0, 0};
-    for (std::int64_t r = from; r < to; ++r) {
-      if (at_.ranges[r].begin < at_.ranges[r].end) {
-        const bool empty = hull.begin == hull.end;
-        hull.begin = empty ? at_.ranges[r].begin : smaller(hull.begin, at_.ranges[r].begin);
-        hull.end = empty ? at_.ranges[r].end : larger(hull.end, at_.ranges[r].end);
-      }
-    }
-    return hull;
-  }
-  // The keys that all of these rows may attend to.
-  Range core_of_rows(std::int64_t from, std::int64_t to) const {
-    Range core{0, args_.ranges.keys};
-    for (std::int64_t r = from; r < to; ++r) {
-      core.begin = larger(core.begin, at_.ranges[r].begin);
-      core.end = smaller(core.end, at_.ranges[r].end);
-    }
-    return core;
-  }
-  Range hull_of_panel(std::int64_t p) const { return hull_of_rows(p * width, p * width + panel_rows(p)); }
-  Range core_of_panel(std::int64_t p) const { return core_of_rows(p * width, p * width + panel_rows(p)); }
-
-  void start(std::int64_t p) {
-    // Plain scores are wanted in units of log2, ready for the exponential; those that a bias may push to the end of the
-    // range stay natural; a capped one is divided by its cap.
-    const double units = args_.modifiers.softcap != 0 ? 1 / args_.modifiers.softcap : log2e / to_log2_;
-    const auto factor = static_cast<Scalar>(args_.scale * units);
-    for (int v = 0; v < S::panel_vectors; ++v) {
-      const int rows = at_most(larger(panel_rows(p) - v * lanes, 0), lanes);
-      pack_transposed<S, In>(args_.query, panel_row(p) + v * lanes, rows, args_.head_dim, factor,
-                             query_panel(p) + v * lanes, width);
-    }
-    for (int r = 0; r < width; ++r) {
-      at_.ranges[p * width + r] = r < panel_rows(p) ? range_of_row(args_.ranges, panel_row(p) + r) : Range{0, 0};
-      at_.references[p * width + r] = -infinity;
-      at_.sums[p * width + r] = 0;
-    }
-    Scalar* output = output_panel(p);
-    for (std::int64_t at = 0; at < args_.value_dim * width; at += lanes) {
-      S::store(output + at, S::zero());
-    }
-  }
-
-  // Makes the block's keys and values readable, once for all panels that visit it.
-  void load_block() {
-    if (block_loaded_) {
-      return;
-    }
-    const std::int64_t count = block_end_ - block_begin_;
-    keys_ = readable_rows<S, In>(args_.key, block_begin_, count, args_.head_dim, at_.key_copy);
-    values_ = readable_rows<S, In>(args_.value, block_begin_, count, args_.value_dim, at_.value_copy);
-    const bool forbids = args_.modifiers.mask.data != nullptr || args_.modifiers.bias.data != nullptr;
-    careful_ = forbids && !values_are_finite(block_begin_, count);
-    block_loaded_ = true;
-  }
-
-  // Whether a weight of 0 can forget each of these values.
-  HEADWAY_NOINLINE bool values_are_finite(std::int64_t key, std::int64_t count) const {
-    Vector zeros = S::zero();  // NaN after 0 * inf or 0 * NaN
-    for (std::int64_t j = key - block_begin_; j < key - block_begin_ + count; ++j) {
-      for (std::int64_t d = 0; d < args_.value_dim; d += lanes) {
-        zeros = S::fma(S::load_first(values_.data + j * values_.ld + d, at_most(args_.value_dim - d, lanes)), S::zero(), zeros);
-      }
-    }
-    return !S::any(S::not_less_equal(zeros, S::zero()));
-  }
-
   // ---- Parts of a block ----
 
   Range inside_block(const Range& range) const {
-    const Range cut{larger(range.begin, block_begin_), smaller(range.end, block_end_)};
-    return cut.begin < cut.end ? cut : Range{block_begin_, block_begin_};
+    return {larger(range.begin, block_begin_), smaller(range.end, block_end_)};
   }
 
   void core_block(std::int64_t p) {
-    const Range core = inside_block(core_of_panel(p));
-    if (core.begin == core.end) {
+    const Range core = inside_block(at_.panel_ranges[p].core);
+    if (core.begin >= core.end) {
       return;
     }
-    load_block();
+    this->load_block();
     switch (panel_vectors(p)) {
       case 1: core_block_of<1>(p, core); break;
       case 2: core_block_of<2>(p, core); break;
@@ -218,13 +101,13 @@ class Forward {
   template <int NV>
   void core_block_of(std::int64_t p, const Range& core) {
     if (!S::fused_softmax || args_.modifiers.any) {
-      two_pass<NV>(p, 0, core, false, careful_);
+      two_pass<NV>(p, 0, core, false);
       return;
     }
     std::int64_t fused_begin = core.begin;
     if (at_.references[p * width] == -infinity) {
       fused_begin = smaller(core.begin + first_keys, core.end);
-      two_pass<NV>(p, 0, {core.begin, fused_begin}, false, false);
+      two_pass<NV>(p, 0, {core.begin, fused_begin}, false);
     }
     if (fused_begin < core.end) {
       fused<NV>(p, {fused_begin, core.end});
@@ -233,12 +116,8 @@ class Forward {
 
   // What lies in the panel's hull before and after its core.
   void edge_block(std::int64_t p) {
-    const Range core = core_of_panel(p);
-    const Range hull = inside_block(hull_of_panel(p));
-    if (core.begin >= core.end) {
-      edge_piece(p, hull);
-      return;
-    }
+    const Range& core = at_.panel_ranges[p].core;
+    const Range hull = inside_block(at_.panel_ranges[p].hull);
     edge_piece(p, {hull.begin, smaller(hull.end, core.begin)});
     edge_piece(p, {larger(hull.begin, core.end), hull.end});
   }
@@ -248,37 +127,25 @@ class Forward {
     if (piece.begin >= piece.end) {
       return;
     }
-    load_block();
-    const bool careful = careful_ || !values_are_finite(piece.begin, piece.end - piece.begin);
+    this->load_block();
+    this->watch_values(piece);
     for (int v = 0; v < panel_vectors(p); ++v) {
-      const Range hull = hull_of_rows(p * width + v * lanes, p * width + (v + 1) * lanes);
+      const Range& hull = at_.panel_ranges[p].vector_hull[v];
       const Range reached{larger(hull.begin, piece.begin), smaller(hull.end, piece.end)};
       if (reached.begin < reached.end) {
-        two_pass<1>(p, v, reached, true, careful);
+        two_pass<1>(p, v, reached, true);
       }
     }
   }
 
   // ---- Scores ----
 
-  template <int NV>
-  static constexpr int broadcasts() {
-    return NV == 1 ? S::edge_scalars : NV == 2 ? S::panel_vectors * S::tile_scalars / 2 : S::tile_scalars;
-  }
-
-  // The scores, then weights, of a piece that starts at `key`, for the vectors from v on.
-  Scalar* scores_at(std::int64_t key, int v) const {
-    return at_.scores + (args_.weights.data != nullptr ? key * width : 0) + v * lanes;
-  }
-  const Scalar* key_row(std::int64_t key) const { return keys_.data + (key - block_begin_) * keys_.ld; }
-  const Scalar* value_row(std::int64_t key) const { return values_.data + (key - block_begin_) * values_.ld; }
-
   // S^T = K Q^T for NV vectors from vector v on.
   template <int NV>
   HEADWAY_NOINLINE void raw_scores(std::int64_t p, int v, const Range& piece) {
-    constexpr int NB = broadcasts<NV>();
-    const Scalar* queries = query_panel(p) + v * lanes;
-    const Scalar* keys = key_row(piece.begin);
+    constexpr int NB = broadcasts<S, NV>();
+    const Operand* queries = this->query_panel(p) + v * lanes;
+    const Operand* keys = this->key_operands(piece.begin);
     Scalar* scores = scores_at(piece.begin, v);
     const std::int64_t count = piece.end - piece.begin;
     std::int64_t j = 0;
@@ -291,15 +158,31 @@ class Forward {
   }
 
   template <int NV, int NB>
-  HEADWAY_INLINE void score_tile(const Scalar* queries, const Scalar* keys, Scalar* scores) {
+  HEADWAY_INLINE void score_tile(const Operand* queries, const Operand* keys, Scalar* scores) {
     Accumulators<S, NV, NB> acc;
-    clear<S, NV, NB>(acc);
-    accumulate<S, NV, NB, Scalars::across>(acc, queries, width, keys, keys_.ld, args_.head_dim);
+    multiply<NV, NB>(acc, queries, keys);
     HEADWAY_UNROLL
     for (int c = 0; c < NB; ++c) {
       HEADWAY_UNROLL
       for (int n = 0; n < NV; ++n) {
         S::store(scores + c * width + n * lanes, acc[c][n]);
+      }
+    }
+  }
+
+  // Scores in registers, scaled: pairs of bf16 cannot take the scale in without losing bits, so it comes after.
+  template <int NV, int NB>
+  HEADWAY_INLINE void multiply(Accumulators<S, NV, NB>& acc, const Operand* queries, const Operand* keys) {
+    clear<S, NV, NB>(acc);
+    accumulate<S, NV, NB, Scalars::across>(acc, queries, width, keys, keys_.ld, folded<S>(args_.head_dim));
+    if constexpr (fold > 1) {
+      const Vector factor = S::set(static_cast<Scalar>(score_factor_));
+      HEADWAY_UNROLL
+      for (int c = 0; c < NB; ++c) {
+        HEADWAY_UNROLL
+        for (int n = 0; n < NV; ++n) {
+          acc[c][n] = acc[c][n] * factor;
+        }
       }
     }
   }
@@ -322,14 +205,9 @@ class Forward {
 
   // ---- Softmax ----
 
-  // The reference that an exponent may subtract: a row with no allowed key yet has -inf scores only.
-  HEADWAY_INLINE static Vector usable(Vector reference) {
-    return S::select(S::equal(reference, S::set(-infinity)), S::zero(), reference);
-  }
-
   // Scores, modifiers, a new reference where a row's maximum passes the old one, exponentials, output.
   template <int NV>
-  HEADWAY_NOINLINE void two_pass(std::int64_t p, int v, const Range& piece, bool edge, bool careful) {
+  HEADWAY_NOINLINE void two_pass(std::int64_t p, int v, const Range& piece, bool edge) {
     raw_scores<NV>(p, v, piece);
     if (args_.modifiers.any) {
       modify(p, v, NV, piece);
@@ -340,7 +218,7 @@ class Forward {
     }
     Vector highest[NV];
     highest_scores<NV>(p, v, piece, highest);
-    exponentiate<NV>(p, v, piece, highest, careful);
+    exponentiate<NV>(p, v, piece, highest);
   }
 
   // The larger of each row's reference and its scores in the piece.
@@ -361,14 +239,13 @@ class Forward {
 
   // P^T = 2^(S^T - reference) in place, the sums, and the output, for new references that are given.
   template <int NV>
-  HEADWAY_INLINE void exponentiate(std::int64_t p, int v, const Range& piece, const Vector (&reference)[NV],
-                                   bool careful) {
+  HEADWAY_INLINE void exponentiate(std::int64_t p, int v, const Range& piece, const Vector (&reference)[NV]) {
     Vector decay[NV], subtract[NV], sum[NV];
     const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
     Scalar* references = at_.references + p * width + v * lanes;
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
-      subtract[n] = usable(reference[n]);
+      subtract[n] = Base::usable(reference[n]);
       decay[n] = exp2<S>((S::load(references + n * lanes) - subtract[n]) * to_log2);
       S::store(references + n * lanes, reference[n]);
       sum[n] = S::zero();
@@ -384,7 +261,7 @@ class Forward {
       }
     }
     add_sums<NV>(p, v, decay, sum);
-    add_values<NV>(p, v, piece, decay, careful);
+    add_values<NV>(p, v, piece, decay, weight_operands<NV>(p, v, piece));
   }
 
   template <int NV>
@@ -396,10 +273,14 @@ class Forward {
     }
   }
 
+  // A row's block sum may grow to this before its reference is raised: far below overflow also for values of 1e18, far
+  // above what ordinary scores reach.
+  static constexpr double sum_limit = 0x1p30;
+
   // Keys inside every row's range, against references that exist: exponentials straight from the accumulators.
   template <int NV>
   HEADWAY_NOINLINE void fused(std::int64_t p, const Range& piece) {
-    constexpr int NB = broadcasts<NV>();
+    constexpr int NB = broadcasts<S, NV>();
     Vector negated[NV], sum[NV], decay[NV];
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
@@ -407,15 +288,13 @@ class Forward {
       sum[n] = S::zero();
       decay[n] = S::set(1);
     }
-    const Scalar* keys = key_row(piece.begin);
-    Scalar* weights = scores_at(piece.begin, 0);
     const std::int64_t count = piece.end - piece.begin;
     std::int64_t j = 0;
     for (; j + NB <= count; j += NB) {
-      fused_tile<NV, NB>(query_panel(p), keys + j * keys_.ld, weights + j * width, negated, sum);
+      fused_tile<NV, NB>(p, piece.begin + j, scores_at(piece.begin, 0) + j * width, negated, sum);
     }
-    for (; j < count; ++j) {
-      fused_tile<NV, 1>(query_panel(p), keys + j * keys_.ld, weights + j * width, negated, sum);
+    for (; j < count; j += fold) {
+      fused_tile<NV, fold>(p, piece.begin + j, scores_at(piece.begin, 0) + j * width, negated, sum);
     }
     Mask grown[NV];
     bool redo = false;
@@ -429,26 +308,34 @@ class Forward {
       return;
     }
     add_sums<NV>(p, 0, decay, sum);
-    add_values<NV>(p, 0, piece, decay, false);
+    add_values<NV>(p, 0, piece, decay, keeps_scalars() ? weight_operands<NV>(p, 0, piece) : operands_at(piece.begin, 0));
   }
 
-  // A row's block sum may grow to this before its reference is raised: far below overflow also for values of 1e18, far
-  // above what ordinary scores reach.
-  static constexpr double sum_limit = 0x1p30;
-
   template <int NV, int NB>
-  HEADWAY_INLINE void fused_tile(const Scalar* queries, const Scalar* keys, Scalar* weights, const Vector (&negated)[NV],
+  HEADWAY_INLINE void fused_tile(std::int64_t p, std::int64_t key, Scalar* weights, const Vector (&negated)[NV],
                                  Vector (&sum)[NV]) {
     Accumulators<S, NV, NB> acc;
-    clear<S, NV, NB>(acc);
-    accumulate<S, NV, NB, Scalars::across>(acc, queries, width, keys, keys_.ld, args_.head_dim);
+    multiply<NV, NB>(acc, this->query_panel(p), this->key_operands(key));
     HEADWAY_UNROLL
     for (int c = 0; c < NB; ++c) {
       HEADWAY_UNROLL
       for (int n = 0; n < NV; ++n) {
-        const Vector weight = exp2<S>(acc[c][n] + negated[n]);
-        sum[n] = sum[n] + weight;
-        S::store(weights + c * width + n * lanes, weight);
+        acc[c][n] = exp2<S>(acc[c][n] + negated[n]);
+        sum[n] = sum[n] + acc[c][n];
+      }
+    }
+    HEADWAY_UNROLL
+    for (int c = 0; c < NB; c += fold) {
+      HEADWAY_UNROLL
+      for (int n = 0; n < NV; ++n) {
+        if constexpr (fold == 1) {
+          S::store(weights + c * width + n * lanes, acc[c][n]);
+        } else if (keeps_scalars()) {
+          S::store(weights + c * width + n * lanes, acc[c][n]);
+          S::store(weights + (c + 1) * width + n * lanes, acc[c + 1][n]);
+        } else {
+          Operands<S>::store(operands_at(key + c, n), Operands<S>::pairs(acc[c][n], acc[c + 1][n]));
+        }
       }
     }
   }
@@ -463,30 +350,40 @@ class Forward {
     for (int n = 0; n < NV; ++n) {
       reference[n] = S::select(grown[n], reference[n], S::load(at_.references + p * width + n * lanes));
     }
-    exponentiate<NV>(p, 0, piece, reference, false);
+    exponentiate<NV>(p, 0, piece, reference);
   }
 
   // ---- Output ----
 
-  // O^T = O^T * decay + V^T P^T, a piece's sum first, so that long rows keep their accuracy.
+  // Whether weights are needed as scalars also where they could go straight into pairs.
+  bool keeps_scalars() const { return fold == 1 || args_.weights.data != nullptr || args_.dropout.active || careful_; }
+
+  // Where the multiplicands of the keys from `key` on lie: the scores themselves, or pairs beside them.
+  Operand* operands_at(std::int64_t key, int v) const {
+    if constexpr (fold == 1) {
+      return scores_at(key, v);
+    } else {
+      return at_.pairs + (key - block_begin_) / fold * width + v * lanes;
+    }
+  }
+
+  // The weights as add_values multiplies them: after dropout, in pairs where the vocabulary wants pairs.
   template <int NV>
-  HEADWAY_NOINLINE void add_values(std::int64_t p, int v, const Range& piece, const Vector (&decay)[NV], bool careful) {
-    constexpr int NB = broadcasts<NV>();
-    remember(p, v, NV, piece);
+  HEADWAY_INLINE const Operand* weight_operands(std::int64_t p, int v, const Range& piece) {
     const Scalar* weights = args_.dropout.active ? dropped(p, v, NV, piece) : scores_at(piece.begin, v);
-    if (careful) {
-      add_values_carefully(p, v, NV, piece, weights, decay);
-      return;
-    }
-    const Scalar* values = value_row(piece.begin);
-    const std::int64_t count = piece.end - piece.begin;
-    Scalar* output = output_panel(p) + v * lanes;
-    std::int64_t d = 0;
-    for (; d + NB <= args_.value_dim; d += NB) {
-      value_tile<NV, NB>(weights, values + d, count, output + d * width, decay);
-    }
-    for (; d < args_.value_dim; ++d) {
-      value_tile<NV, 1>(weights, values + d, count, output + d * width, decay);
+    if constexpr (fold == 1) {
+      return weights;
+    } else {
+      for (std::int64_t key = piece.begin / fold * fold; key < piece.end; key += fold) {
+        const Scalar* at = weights + (key - piece.begin) * width;
+        HEADWAY_UNROLL
+        for (int n = 0; n < NV; ++n) {
+          const Vector first = key >= piece.begin ? S::load(at + n * lanes) : S::zero();
+          const Vector second = key + 1 < piece.end ? S::load(at + width + n * lanes) : S::zero();
+          Operands<S>::store(operands_at(key, v + n), Operands<S>::pairs(first, second));
+        }
+      }
+      return operands_at(piece.begin, v);
     }
   }
 
@@ -499,34 +396,33 @@ class Forward {
     return target;
   }
 
-  // Where a value is NaN or infinite, rows that may not attend to it must not multiply it by their 0. Same sums in the
-  // same order, pair by pair.
-  HEADWAY_NOINLINE void add_values_carefully(std::int64_t p, int v, int vectors, const Range& piece,
-                                             const Scalar* weights, const Vector* decay) {
-    const std::int64_t row = panel_row(p) + v * lanes;
-    const int rows = at_most(args_.row_end - row, vectors * lanes);
-    const Scalar* decays = reinterpret_cast<const Scalar*>(decay);
-    for (int r = 0; r < rows; ++r) {
-      const Range& range = at_.ranges[p * width + v * lanes + r];
-      for (std::int64_t d = 0; d < args_.value_dim; ++d) {
-        Scalar sum = 0;
-        for (std::int64_t key = piece.begin; key < piece.end; ++key) {
-          if (is_allowed(args_.modifiers, range, row + r, key)) {
-            sum = S::fma_scalar(weights[(key - piece.begin) * width + r], value_row(key)[d], sum);
-          }
-        }
-        Scalar& output = output_panel(p)[d * width + v * lanes + r];
-        output = S::fma_scalar(output, decays[r], sum);
-      }
+  // O^T = O^T * decay + V^T P^T, a piece's sum first, so that long rows keep their accuracy.
+  template <int NV>
+  HEADWAY_NOINLINE void add_values(std::int64_t p, int v, const Range& piece, const Vector (&decay)[NV],
+                                   const Operand* weights) {
+    constexpr int NB = broadcasts<S, NV>();
+    this->remember(p, v, NV, piece);
+    const Operand* values = this->value_operands(piece.begin);
+    const std::int64_t steps = (piece.end + fold - 1) / fold - piece.begin / fold;
+    Scalar* output = this->output_panel(p) + v * lanes;
+    std::int64_t d = 0;
+    for (; d + NB <= args_.value_dim; d += NB) {
+      value_tile<NV, NB>(weights, values + d, steps, output + d * width, decay);
+    }
+    for (; d < args_.value_dim; ++d) {
+      value_tile<NV, 1>(weights, values + d, steps, output + d * width, decay);
+    }
+    if (careful_) {
+      add_hidden_values(p, v, NV, piece);
     }
   }
 
   template <int NV, int NB>
-  HEADWAY_INLINE void value_tile(const Scalar* weights, const Scalar* values, std::int64_t count, Scalar* output,
+  HEADWAY_INLINE void value_tile(const Operand* weights, const Operand* values, std::int64_t steps, Scalar* output,
                                  const Vector (&decay)[NV]) {
     Accumulators<S, NV, NB> acc;
     clear<S, NV, NB>(acc);
-    accumulate<S, NV, NB, Scalars::along>(acc, weights, width, values, values_.ld, count);
+    accumulate<S, NV, NB, Scalars::along>(acc, weights, width, values, values_.ld, steps);
     HEADWAY_UNROLL
     for (int c = 0; c < NB; ++c) {
       HEADWAY_UNROLL
@@ -537,123 +433,28 @@ class Forward {
     }
   }
 
-  // ---- Finishing ----
-
-  // A row's softmax in the end: its weights are stored weight * factor, its lse is lse.
-  struct RowEnd {
-    Scalar factor;
-    double lse;
-  };
-
-  RowEnd row_end(std::int64_t p, int r) const {
-    const std::int64_t row = panel_row(p) + r;
-    const Range& range = at_.ranges[p * width + r];
-    const double reference = at_.references[p * width + r] * to_log2_;
-    const double sum = at_.sums[p * width + r];
-    const bool sinks = args_.has_sink && row < args_.ranges.real_queries;
-    if (sum == 0) {  // no key, or none that may attend: unless a key was allowed and all scores are -inf
-      const bool lost = reference == -infinity && any_allowed(range, row);
-      const double lse = lost ? __builtin_nan("") : sinks ? args_.sink : -static_cast<double>(infinity);
-      return {lost ? static_cast<Scalar>(__builtin_nanf("")) : Scalar{0}, lse};
-    }
-    if (!sinks) {
-      return {static_cast<Scalar>(1 / sum), (reference + __builtin_log2(sum)) / log2e};
-    }
-    const double sink = args_.sink * log2e;
-    const double highest = sink > reference ? sink : reference;
-    const double total = sum * __builtin_exp2(reference - highest) + __builtin_exp2(sink - highest);
-    return {static_cast<Scalar>(__builtin_exp2(reference - highest) / total),
-            (highest + __builtin_log2(total)) / log2e};
-  }
-
-  bool any_allowed(const Range& range, std::int64_t row) const {
-    for (std::int64_t key = range.begin; key < range.end; ++key) {
-      if (is_allowed(args_.modifiers, range, row, key)) {
-        return true;
-      }
-    }
-    return false;
-  }
-
-  HEADWAY_NOINLINE void finish(std::int64_t p) {
-    alignas(64) Scalar factors[width] = {};
-    const auto kept_scale = static_cast<Scalar>(args_.dropout.kept_scale);
-    for (int r = 0; r < panel_rows(p); ++r) {
-      const RowEnd end = row_end(p, r);
-      factors[r] = end.factor;
-      if (args_.lse != nullptr) {
-        static_cast<Scalar*>(args_.lse)[(panel_row(p) + r) * args_.lse_stride] = static_cast<Scalar>(end.lse);
-      }
-    }
-    for (int v = 0; v < panel_vectors(p); ++v) {
-      const std::int64_t row = panel_row(p) + v * lanes;
-      const Vector factor = S::load(factors + v * lanes) * S::set(kept_scale);
-      unpack_transposed<S, In>(output_panel(p) + v * lanes, width, factor, args_.out, row,
-                               at_most(args_.row_end - row, lanes), args_.value_dim);
-    }
-    if (args_.weights.data != nullptr) {
-      store_weights(p, factors);
-    }
-  }
-
-  void remember(std::int64_t p, int v, int vectors, const Range& piece) {
-    if (args_.weights.data == nullptr) {
-      return;
-    }
-    at_.pieces[pieces_] = {piece.begin, piece.end - piece.begin, v, vectors};
-    for (int r = 0; r < width; ++r) {
-      at_.piece_references[pieces_ * width + r] = at_.references[p * width + r];
-    }
-    ++pieces_;
-  }
-
-  // weights(i, j) = P^T(j, i) * 2^(reference then - reference now) / sum, piece by piece; 0 where no piece was.
-  HEADWAY_NOINLINE void store_weights(std::int64_t p, const Scalar* factors) {
-    for (int v = 0; v < panel_vectors(p); ++v) {
-      const Range hull = hull_of_rows(p * width + v * lanes, p * width + (v + 1) * lanes);
-      clear_weights(p, v, 0, hull.begin);
-      clear_weights(p, v, hull.end, args_.ranges.keys);
-    }
-    const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
-    for (std::int64_t k = 0; k < pieces_; ++k) {
-      const Piece& piece = at_.pieces[k];
-      for (int v = piece.vector; v < piece.vector + piece.vectors; ++v) {
-        const Vector now = usable(S::load(at_.references + p * width + v * lanes));
-        const Vector then = S::load(at_.piece_references + k * width + v * lanes);
-        store_piece(p, v, piece, S::load(factors + v * lanes) * exp2<S>((then - now) * to_log2));
-      }
-    }
-    pieces_ = 0;
-  }
-
-  void store_piece(std::int64_t p, int v, const Piece& piece, Vector factor) {
+  // The values that were hidden, for the rows that may attend to them.
+  HEADWAY_NOINLINE void add_hidden_values(std::int64_t p, int v, int vectors, const Range& piece) {
+    const bool apart = args_.dropout.active && args_.weights.data != nullptr;
+    const Scalar* weights = apart ? at_.dropped + v * lanes : scores_at(piece.begin, v);
     const std::int64_t row = panel_row(p) + v * lanes;
-    const int rows = at_most(args_.row_end - row, lanes);
-    const WritableMatrix target{static_cast<In*>(args_.weights.data) + piece.key_begin * args_.weights.column_stride,
-                                args_.weights.row_stride, args_.weights.column_stride};
-    unpack_transposed<S, In>(scores_at(piece.key_begin, v), width, factor, target, row, rows, piece.keys);
-  }
-
-  void clear_weights(std::int64_t p, int v, std::int64_t from, std::int64_t to) {
-    const std::int64_t row = panel_row(p) + v * lanes;
-    for (std::int64_t r = row; r < smaller(row + lanes, args_.row_end); ++r) {
-      In* weights = static_cast<In*>(args_.weights.data) + r * args_.weights.row_stride;
-      for (std::int64_t key = from; key < to; ++key) {
-        weights[key * args_.weights.column_stride] = In{};
+    const int rows = at_most(args_.row_end - row, vectors * lanes);
+    for (std::int64_t key = piece.begin; key < piece.end; ++key) {
+      for (std::int64_t d = 0; d < args_.value_dim; ++d) {
+        const Scalar value = this->value_at(key, d);
+        if (!Base::is_hidden(value)) {
+          continue;
+        }
+        for (int r = 0; r < rows; ++r) {
+          if (is_allowed(args_.modifiers, at_.ranges[p * width + v * lanes + r], row + r, key)) {
+            this->output_panel(p)[d * width + v * lanes + r] += weights[(key - piece.begin) * width + r] * value;
+          }
+        }
       }
     }
   }
 
-  const ForwardArgs& args_;
   ScoreModifier<S> modifier_;
-  double to_log2_;  // from the units of the scores to those of the exponential
-  std::int64_t panels_;
-  Layout at_;
-  std::int64_t pieces_ = 0;
-  std::int64_t block_begin_ = 0, block_end_ = 0;
-  bool block_loaded_ = false;
-  bool careful_ = false;  // the block holds values that masked rows must not touch
-  Rows<Scalar> keys_{}, values_{};
 };
 
 }  // namespace

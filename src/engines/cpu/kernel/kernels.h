@@ -10,17 +10,17 @@ namespace {
 
 template <class S, class In>
 void run_forward(const ForwardArgs& args, void* scratch) {
-  Forward<S, In>(args, static_cast<typename S::Scalar*>(scratch)).run();
+  Forward<S, In>(args, scratch).run();
 }
 
 template <class S, class In>
 void run_scores(const ForwardArgs& args, void* scratch) {
-  Scores<S, In>(args, static_cast<typename S::Scalar*>(scratch)).run();
+  Scores<S, In>(args, scratch).run();
 }
 
 template <class S, class In>
 std::int64_t forward_scratch(const ForwardArgs& args, std::int64_t panels) {
-  return Forward<S, In>::scratch_size(args, panels) * static_cast<std::int64_t>(sizeof(typename S::Scalar));
+  return Forward<S, In>::scratch_bytes(args, panels);
 }
 
 template <class S, class In>

@@ -81,6 +81,12 @@ struct Patch {
   int vector_begin, vector_end;
 };
 
+// Whether scores are modified before their exponential. Such scores and their lse are natural, so that the lowest number of
+// a type as a bias stays finite; others are in units of log2.
+HEADWAY_INLINE bool change_scores(const Modifiers& modifiers) {
+  return modifiers.softcap != 0 || modifiers.bias.data != nullptr || modifiers.has_alibi;
+}
+
 // Modifies scores of a patch of a tile, [rows][width], in the contract's order. The tile's first pair is `place`'s.
 template <class S>
 class KeyLaneModifier {
@@ -108,7 +114,7 @@ class KeyLaneModifier {
 
  private:
   void cap(const Patch& patch, Scalar* scores, Scalar* slopes) const {
-    const Vector factor = S::set(static_cast<Scalar>(modifiers_.softcap * log2e));
+    const Vector factor = S::set(static_cast<Scalar>(modifiers_.softcap));
     for (int r = patch.row_begin; r < patch.row_end; ++r) {
       for (int v = patch.vector_begin; v < patch.vector_end; ++v) {
         const auto capped = tanh_and_slope<S>(S::load(scores + r * width + v * lanes));
@@ -129,7 +135,7 @@ class KeyLaneModifier {
         const Vector x =
             load_row<S>(first + r * bias.row_stride, bias.column_stride, place.key_begin + v * lanes, count);
         Scalar* at = scores + r * width + v * lanes;
-        S::store(at, biased<S>(S::load(at), x));
+        S::store(at, biased<S>(S::load(at), x, 1));
         if (S::any(S::equal(x, forbidden))) {
           allowed[r] &= ~(minus_infinities(x) << (v * lanes));
         }
@@ -152,12 +158,14 @@ class KeyLaneModifier {
     for (int l = 0; l < width; ++l) {
       lane_positions[l] = static_cast<Scalar>(l);
     }
-    const Vector slope = S::set(static_cast<Scalar>(-modifiers_.alibi_slope * log2e));
+    const Vector slope = S::set(static_cast<Scalar>(-modifiers_.alibi_slope));
     for (int r = patch.row_begin; r < patch.row_end; ++r) {
       const Vector position = S::set(static_cast<Scalar>(place.row_begin + r + ranges_.offset - place.key_begin));
       for (int v = patch.vector_begin; v < patch.vector_end; ++v) {
         Scalar* at = scores + r * width + v * lanes;
-        S::store(at, S::fma(slope, S::abs(position - S::load(lane_positions + v * lanes)), S::load(at)));
+        const Vector score = S::load(at);
+        const Vector distance = S::abs(position - S::load(lane_positions + v * lanes));
+        S::store(at, settled<S>(S::fma(slope, distance, score), score, S::zero()));
       }
     }
   }

@@ -18,6 +18,19 @@ namespace {
 
 enum class Scalars { across, along };
 
+// What a vocabulary multiplies: its own scalars, one at a time, unless it says otherwise. A vocabulary that multiplies
+// pairs specialises this with fold 2, and `steps`, `ld` and `width` below count pairs.
+template <class S>
+struct Operands {
+  static constexpr int fold = 1;
+  using Scalar = typename S::Scalar;
+  using Vector = typename S::Vector;
+  HEADWAY_INLINE static Vector load(const Scalar* p) { return S::load(p); }
+  HEADWAY_INLINE static Vector broadcast(const Scalar* p) { return S::set(*p); }
+  HEADWAY_INLINE static typename S::Vector multiply_add(Vector a, Vector b, typename S::Vector c) { return S::fma(a, b, c); }
+  HEADWAY_INLINE static void clear_part(Scalar* p, int) { *p = 0; }
+};
+
 template <class S, int NV, int NB>
 using Accumulators = typename S::Vector[NB][NV];
 
@@ -33,56 +46,29 @@ HEADWAY_INLINE void clear(Accumulators<S, NV, NB>& acc) {
 }
 
 template <class S, int NV, int NB, Scalars layout>
-HEADWAY_INLINE void accumulate(Accumulators<S, NV, NB>& acc, const typename S::Scalar* __restrict vectors,
-                               std::ptrdiff_t width, const typename S::Scalar* __restrict scalars, std::ptrdiff_t ld,
-                               std::ptrdiff_t steps) {
+HEADWAY_INLINE void accumulate(Accumulators<S, NV, NB>& acc, const typename Operands<S>::Scalar* __restrict vectors,
+                               std::ptrdiff_t width, const typename Operands<S>::Scalar* __restrict scalars,
+                               std::ptrdiff_t ld, std::ptrdiff_t steps) {
+  using Operand = Operands<S>;
   _Pragma("GCC unroll 2")
   for (std::ptrdiff_t t = 0; t < steps; ++t) {
-    typename S::Vector x[NV];
+    typename Operand::Vector x[NV];
     HEADWAY_UNROLL
     for (int v = 0; v < NV; ++v) {
-      x[v] = S::load(vectors + v * S::lanes);
+      x[v] = Operand::load(vectors + v * S::lanes);
     }
     HEADWAY_UNROLL
     for (int c = 0; c < NB; ++c) {
-      const typename S::Vector b = S::set(layout == Scalars::across ? scalars[c * ld + t] : scalars[c]);
+      const typename Operand::Vector b = Operand::broadcast(layout == Scalars::across ? scalars + c * ld + t : scalars + c);
       HEADWAY_UNROLL
       for (int v = 0; v < NV; ++v) {
-        acc[c][v] = S::fma(b, x[v], acc[c][v]);
+        acc[c][v] = Operand::multiply_add(b, x[v], acc[c][v]);
       }
     }
     vectors += width;
     if constexpr (layout == Scalars::along) {
       scalars += ld;
     }
-  }
-}
-
-// How many broadcasts go with NV vectors: enough accumulators to hide the FMA's latency, few enough for the registers.
-template <class S, int NV>
-constexpr int broadcasts() {
-  return NV == 1 ? S::edge_scalars : NV == 2 ? S::edge_scalars / 2 : S::tile_scalars;
-}
-
-template <int N>
-struct Strip {
-  static constexpr int size = N;
-};
-
-// body(Strip<N>, first) for items in strips of N, then of 4, then one by one.
-template <int N, class Body>
-HEADWAY_INLINE void in_strips(std::int64_t items, const Body& body) {
-  std::int64_t first = 0;
-  for (; first + N <= items; first += N) {
-    body(Strip<N>{}, first);
-  }
-  if constexpr (N > 4) {
-    for (; first + 4 <= items; first += 4) {
-      body(Strip<4>{}, first);
-    }
-  }
-  for (; first < items; ++first) {
-    body(Strip<1>{}, first);
   }
 }
 

@@ -63,7 +63,7 @@ struct F32 : Wide {
   static constexpr int panel_vectors = 3;  // vectors of queries in a panel
   static constexpr int tile_scalars = 4;   // broadcasts in a full tile: 3 x 4 accumulators leave 4 registers
   static constexpr int edge_scalars = 8;   // broadcasts in a tile of one vector
-  static constexpr bool fused_softmax = false;
+  static constexpr bool fused_softmax = true;
 
   HEADWAY_INLINE static Vector zero() { return _mm256_setzero_ps(); }
   HEADWAY_INLINE static Vector set(float x) { return _mm256_set1_ps(x); }
@@ -77,7 +77,7 @@ struct F32 : Wide {
   HEADWAY_INLINE static Vector round(Vector a) {
     return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
-  HEADWAY_INLINE static Vector times_power_of_2(Vector a, Vector n) { return times_two_powers_of_2<F32>(a, n); }
+  HEADWAY_INLINE static Vector times_power_of_2(Vector a, Vector n) { return times_power_of_2_in_steps<F32>(a, n); }
   HEADWAY_INLINE static Vector select(Mask m, Vector yes, Vector no) { return _mm256_blendv_ps(no, yes, m); }
   HEADWAY_INLINE static Mask less(Vector a, Vector b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
   HEADWAY_INLINE static Mask less_equal(Vector a, Vector b) { return _mm256_cmp_ps(a, b, _CMP_LE_OQ); }
@@ -96,11 +96,6 @@ struct F32 : Wide {
   HEADWAY_INLINE static Vector load_first(const float16* p, int n) { return _mm256_cvtph_ps(load_halves<8>(p, n)); }
   HEADWAY_INLINE static Vector load_first(const bfloat16* p, int n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_halves<8>(p, n)), 16));
-  }
-  HEADWAY_INLINE static Vector load_first(const double* p, int n) {
-    const __m128 low = _mm256_cvtpd_ps(load_doubles(p, n < 4 ? n : 4));
-    const __m128 high = _mm256_cvtpd_ps(load_doubles(p + 4, n < 4 ? 0 : n - 4));
-    return _mm256_set_m128(high, low);
   }
   HEADWAY_INLINE static void store_first(float* p, int n, Vector x) {
     n == lanes ? _mm256_storeu_ps(p, x) : _mm256_maskstore_ps(p, first_words(n), x);
@@ -160,7 +155,7 @@ struct F64 : Wide {
   static constexpr int panel_vectors = 3;
   static constexpr int tile_scalars = 4;
   static constexpr int edge_scalars = 8;
-  static constexpr bool fused_softmax = false;
+  static constexpr bool fused_softmax = true;
 
   HEADWAY_INLINE static Vector zero() { return _mm256_setzero_pd(); }
   HEADWAY_INLINE static Vector set(double x) { return _mm256_set1_pd(x); }
@@ -174,7 +169,7 @@ struct F64 : Wide {
   HEADWAY_INLINE static Vector round(Vector a) {
     return _mm256_round_pd(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
-  HEADWAY_INLINE static Vector times_power_of_2(Vector a, Vector n) { return times_two_powers_of_2<F64>(a, n); }
+  HEADWAY_INLINE static Vector times_power_of_2(Vector a, Vector n) { return times_power_of_2_in_steps<F64>(a, n); }
   HEADWAY_INLINE static Vector select(Mask m, Vector yes, Vector no) { return _mm256_blendv_pd(no, yes, m); }
   HEADWAY_INLINE static Mask less(Vector a, Vector b) { return _mm256_cmp_pd(a, b, _CMP_LT_OQ); }
   HEADWAY_INLINE static Mask less_equal(Vector a, Vector b) { return _mm256_cmp_pd(a, b, _CMP_LE_OQ); }

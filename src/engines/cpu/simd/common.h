@@ -41,22 +41,22 @@ HEADWAY_INLINE PaddedRow<lanes, T> padded_row(const T* p, int n) {
   return row;
 }
 
-// a * 2^n for whole n of -252 or more (double: -2044), as a * 2^floor(n / 2) * 2^ceil(n / 2). Only the last product
-// rounds, unless a itself is near the ends of its type's range; beyond them it gives 0 and infinity.
+// a * 2^n for a near 1 and whole n of -166 or more (double: -1102), as a * 2^(n + extra) * 2^-extra: only the last
+// product rounds, so that it is exact down to the denormals. From 2^88 on (double: 2^944) it gives infinity.
 template <class S>
-HEADWAY_INLINE typename S::Vector times_two_powers_of_2(typename S::Vector a, typename S::Vector n) {
-  using Vector = typename S::Vector;
+HEADWAY_INLINE typename S::Vector times_power_of_2_in_steps(typename S::Vector a, typename S::Vector n) {
+  using Scalar = typename S::Scalar;
   using Bits = typename S::Bits;
-  constexpr bool single = sizeof(typename S::Scalar) == 4;
+  constexpr bool single = sizeof(Scalar) == 4;
   constexpr int mantissa_bits = single ? 23 : 52;
-  constexpr int bias = single ? 127 : 1023;
-  // In the low bits of this sum, n is an integer that is biased twice, once for each factor.
-  constexpr double integer_place = (single ? 0x1.8p23 : 0x1.8p52) + 2 * bias;
-  const Vector sum = S::min(n, S::set(2 * bias)) + S::set(static_cast<typename S::Scalar>(integer_place));
-  const Bits both = __builtin_bit_cast(Bits, sum);
-  const Bits half = (both >> 1) << mantissa_bits;
-  const Bits rest = (both << mantissa_bits) - half;
-  return a * __builtin_bit_cast(Vector, half) * __builtin_bit_cast(Vector, rest);
+  constexpr int infinite_exponent = single ? 255 : 2047;
+  constexpr int extra = single ? 40 : 80;
+  constexpr int biased_zero = infinite_exponent / 2 + extra;
+  // Beside this number the last bits are whole numbers: those of the sum are the exponent.
+  constexpr Scalar whole = single ? 0x1.8p23 : 0x1.8p52;
+  const auto exponent = S::min(n, S::set(infinite_exponent - biased_zero)) + S::set(whole + biased_zero);
+  const Bits power = __builtin_bit_cast(Bits, exponent) << mantissa_bits;
+  return a * __builtin_bit_cast(typename S::Vector, power) * S::set(single ? 0x1p-40 : 0x1p-80);
 }
 
 // The bits of bfloat16s in the lower halves of the lanes: to nearest even, denormals kept; a NaN keeps its upper bits

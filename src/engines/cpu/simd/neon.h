@@ -86,7 +86,7 @@ struct F32 : Wide {
   HEADWAY_INLINE static Vector min(Vector a, Vector b) { return select(vcltq_f32(a, b), a, b); }
   HEADWAY_INLINE static Vector abs(Vector a) { return vabsq_f32(a); }
   HEADWAY_INLINE static Vector round(Vector a) { return vrndnq_f32(a); }
-  HEADWAY_INLINE static Vector times_power_of_2(Vector a, Vector n) { return times_two_powers_of_2<F32>(a, n); }
+  HEADWAY_INLINE static Vector times_power_of_2(Vector a, Vector n) { return times_power_of_2_in_steps<F32>(a, n); }
   HEADWAY_INLINE static Vector select(Mask m, Vector yes, Vector no) { return vbslq_f32(m, yes, no); }
   HEADWAY_INLINE static Mask less(Vector a, Vector b) { return vcltq_f32(a, b); }
   HEADWAY_INLINE static Mask less_equal(Vector a, Vector b) { return vcleq_f32(a, b); }
@@ -103,10 +103,6 @@ struct F32 : Wide {
   template <class In>
   HEADWAY_INLINE static Vector load_first(const In* p, int n) {
     return load_floats(p, n);
-  }
-  HEADWAY_INLINE static Vector load_first(const double* p, int n) {
-    const float32x2_t low = vcvt_f32_f64(load_doubles(p, n < 2 ? n : 2));
-    return vcvt_high_f32_f64(low, load_doubles(p + 2, n < 2 ? 0 : n - 2));
   }
   HEADWAY_INLINE static void store_first(float* p, int n, Vector x) { store_part(p, n, x); }
   HEADWAY_INLINE static void store_first(float16* p, int n, Vector x) { store_part(p, n, vcvt_f16_f32(x)); }
@@ -148,7 +144,7 @@ struct F64 : Wide {
   HEADWAY_INLINE static Vector min(Vector a, Vector b) { return select(vcltq_f64(a, b), a, b); }
   HEADWAY_INLINE static Vector abs(Vector a) { return vabsq_f64(a); }
   HEADWAY_INLINE static Vector round(Vector a) { return vrndnq_f64(a); }
-  HEADWAY_INLINE static Vector times_power_of_2(Vector a, Vector n) { return times_two_powers_of_2<F64>(a, n); }
+  HEADWAY_INLINE static Vector times_power_of_2(Vector a, Vector n) { return times_power_of_2_in_steps<F64>(a, n); }
   HEADWAY_INLINE static Vector select(Mask m, Vector yes, Vector no) { return vbslq_f64(m, yes, no); }
   HEADWAY_INLINE static Mask less(Vector a, Vector b) { return vcltq_f64(a, b); }
   HEADWAY_INLINE static Mask less_equal(Vector a, Vector b) { return vcleq_f64(a, b); }

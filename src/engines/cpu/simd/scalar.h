@@ -81,7 +81,7 @@ struct OneLane {
     const Real shift = a < 0 ? -whole : whole;
     return abs(a) < whole ? (a + shift) - shift : a;
   }
-  HEADWAY_INLINE static Vector times_power_of_2(Vector a, Vector n) { return times_two_powers_of_2<OneLane>(a, n); }
+  HEADWAY_INLINE static Vector times_power_of_2(Vector a, Vector n) { return times_power_of_2_in_steps<OneLane>(a, n); }
   HEADWAY_INLINE static Vector select(Mask m, Vector yes, Vector no) { return m ? yes : no; }
   HEADWAY_INLINE static Mask less(Vector a, Vector b) { return a < b; }
   HEADWAY_INLINE static Mask less_equal(Vector a, Vector b) { return a <= b; }

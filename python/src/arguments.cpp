@@ -1,0 +1,99 @@
+#include "arguments.h"
+
+#include <iterator>
+
+namespace headway::python {
+namespace {
+
+constexpr Parameter options[] = {
+    {"mask"},         {"bias"},  {"causal", "False"}, {"window"}, {"valid_lens"}, {"query_lens"}, {"scale"}, {"softcap"},
+    {"alibi_slopes"}, {"sinks"}, {"dropout", "0.0"},  {"seed"},   {"engine"}};
+static_assert(std::size(options) == static_cast<std::size_t>(Option::count));
+
+}  // namespace
+
+Signature::Signature(const char* function, std::vector<Parameter> leading, std::vector<Parameter> own)
+    : function_(function), leading_(leading.size()), own_(leading.size() + std::size(options)) {
+  parameters_ = std::move(leading);
+  parameters_.insert(parameters_.end(), std::begin(options), std::end(options));
+  parameters_.insert(parameters_.end(), own.begin(), own.end());
+  for (const Parameter& parameter : parameters_) {
+    names_.push_back(checked(PyUnicode_InternFromString(parameter.name)));
+  }
+}
+
+std::string Signature::python_text() const {
+  std::string result = text(function_, "(");
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& parameter = parameters_[i];
+    result += text(i == 0 ? "" : ", ", i == leading_ ? "*, " : "", parameter.name, i < leading_ ? "" : "=",
+                   i < leading_ ? "" : parameter.fallback);
+  }
+  return result + ")";
+}
+
+std::size_t Signature::find(PyObject* name) const {
+  for (std::size_t i = 0; i < names_.size(); ++i) {
+    if (names_[i].ptr() == name) {
+      return i;
+    }
+  }
+  for (std::size_t i = 0; i < names_.size(); ++i) {  // a name that is not interned, as from **{...}
+    if (PyUnicode_Compare(names_[i].ptr(), name) == 0) {
+      return i;
+    }
+  }
+  return names_.size();
+}
+
+void Signature::refuse_keyword(PyObject* name) const {
+  nb::list known;
+  for (const nb::object& each : names_) {
+    known.append(each);
+  }
+  const nb::object hint = nb::module_::import_("headway._suggest").attr("hint")(nb::borrow(name), known);
+  throw TypeMismatch(text(function_, "() got an unexpected keyword argument '", nb::cast<std::string>(nb::borrow(name)),
+                          "'", nb::cast<std::string>(hint)));
+}
+
+Arguments::Arguments(const Signature& signature, PyObject* const* values, Py_ssize_t positional, PyObject* keywords)
+    : signature_(signature) {
+  const auto given = static_cast<std::size_t>(positional);
+  if (given > signature.leading_) {
+    throw TypeMismatch(text(signature.function_, "() takes ", signature.leading_, " positional arguments but ", given,
+                            " were given; options are keywords"));
+  }
+  std::copy(values, values + given, values_.begin());
+  const Py_ssize_t count = keywords == nullptr ? 0 : PyTuple_Size(keywords);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* name = PyTuple_GetItem(keywords, i);
+    const std::size_t slot = signature.find(name);
+    if (slot == signature.names_.size()) {
+      signature.refuse_keyword(name);
+    }
+    if (values_[slot] != nullptr) {
+      throw TypeMismatch(text(signature.function_, "() got multiple values for argument '",
+                              signature.parameters_[slot].name, "'"));
+    }
+    values_[slot] = values[given + static_cast<std::size_t>(i)];
+  }
+  for (std::size_t i = 0; i < signature.leading_; ++i) {
+    if (values_[i] == nullptr) {
+      throw TypeMismatch(
+          text(signature.function_, "() missing required argument: '", signature.parameters_[i].name, "'"));
+    }
+  }
+}
+
+bool is_true(const Argument& argument) {
+  if (!argument.object.is_valid()) {
+    return false;
+  }
+  const int truth = PyObject_IsTrue(argument.object.ptr());
+  if (truth < 0) {
+    throw nb::python_error();
+  }
+  return truth == 1;
+}
+
+}  // namespace headway::python

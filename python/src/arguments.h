@@ -1,0 +1,83 @@
+// The arguments of the public functions: names, positions and defaults in one table, read without building tuples or
+// dictionaries. A keyword that does not exist is answered with the one that was probably meant.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "array.h"
+
+namespace headway::python {
+
+struct Parameter {
+  const char* name;
+  const char* fallback = "None";  // as Python writes it; "" for an argument that must be given
+};
+
+// The options that every attention function takes, in the order of `options` in arguments.cpp.
+enum class Option : std::size_t {
+  mask,
+  bias,
+  causal,
+  window,
+  valid_lens,
+  query_lens,
+  scale,
+  softcap,
+  alibi_slopes,
+  sinks,
+  dropout,
+  seed,
+  engine,
+  count
+};
+
+class Signature {
+ public:
+  // Arguments that must be given; then keywords: the options, and what is the function's own.
+  Signature(const char* function, std::vector<Parameter> leading, std::vector<Parameter> own);
+
+  const char* function() const { return function_; }
+  std::string python_text() const;  // "attention(query, key, value, *, mask=None, ...)"
+
+ private:
+  friend class Arguments;
+  std::size_t find(PyObject* name) const;  // size of the table if it has no such name
+  [[noreturn]] void refuse_keyword(PyObject* name) const;
+
+  const char* function_;
+  std::size_t leading_, own_;
+  std::vector<Parameter> parameters_;  // leading, options, own
+  std::vector<nb::object> names_;      // the same, as interned strings
+};
+
+// One call's values; null where an argument was not given.
+class Arguments {
+ public:
+  Arguments(const Signature& signature, PyObject* const* values, Py_ssize_t positional, PyObject* keywords);
+
+  const char* function() const { return signature_.function(); }
+  Argument leading(std::size_t index) const { return at(index); }
+  Argument option(Option option) const { return at(signature_.leading_ + static_cast<std::size_t>(option)); }
+  Argument own(std::size_t index) const { return at(signature_.own_ + index); }
+
+ private:
+  static constexpr std::size_t capacity = 32;
+
+  Argument at(std::size_t index) const {
+    return {signature_.function_, signature_.parameters_[index].name, values_[index]};
+  }
+
+  const Signature& signature_;
+  std::array<PyObject*, capacity> values_{};
+};
+
+// Not given, or given as None.
+inline bool is_absent(const Argument& argument) { return !argument.object.is_valid() || argument.object.is_none(); }
+
+// False unless given; what Python's bool() says then.
+bool is_true(const Argument& argument);
+
+}  // namespace headway::python

@@ -1,0 +1,36 @@
+// Errors between C++ and Python: Headway's classes become Python's, the texts stay.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <sstream>
+#include <string>
+
+#include "headway/headway.h"
+
+namespace headway::python {
+
+namespace nb = nanobind;
+
+template <class... Parts>
+std::string text(const Parts&... parts) {
+  std::ostringstream stream;
+  (stream << ... << parts);
+  return stream.str();
+}
+
+// Sets the Python exception for the C++ one that is being handled.
+void set_python_error() noexcept;
+
+// The name of a Python object's type, for error texts: "list", "Tensor".
+std::string type_name(nb::handle object);
+
+// A Python call that returned a new reference, or null with an exception set.
+inline nb::object checked(PyObject* result) {
+  if (result == nullptr) {
+    throw nb::python_error();
+  }
+  return nb::steal(result);
+}
+
+}  // namespace headway::python

@@ -1,0 +1,230 @@
+#include "options.h"
+
+#include <limits>
+#include <string>
+
+#include "numpy.h"
+
+namespace headway::python {
+namespace {
+
+constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
+
+// ---- Numbers ----
+
+// What was found, for error texts: the value as Python writes it.
+std::string found(const Argument& argument) { return nb::cast<std::string>(nb::repr(argument.object)); }
+
+double read_number(const Argument& argument) {
+  if (PyUnicode_Check(argument.object.ptr()) || PyBytes_Check(argument.object.ptr())) {
+    refuse<TypeMismatch>(argument, "is ", found(argument), ", expected a number");
+  }
+  const double value = PyFloat_AsDouble(argument.object.ptr());
+  if (value == -1.0 && PyErr_Occurred() != nullptr) {
+    nb::python_error error;
+    if (error.matches(PyExc_OverflowError)) {
+      refuse<InvalidArgument>(argument, "is ", found(argument), ", expected a finite number");
+    }
+    refuse<TypeMismatch>(argument, "is a ", type_name(argument.object), ", expected a number");
+  }
+  return value;
+}
+
+// A Python int, or what can stand for one: np.int64(3), but not 3.0.
+nb::object read_index(const Argument& argument, const char* expected) {
+  nb::object index = nb::steal(PyNumber_Index(argument.object.ptr()));
+  if (!index.is_valid()) {
+    PyErr_Clear();
+    refuse<TypeMismatch>(argument, "is ", found(argument), ", expected ", expected);
+  }
+  return index;
+}
+
+std::uint64_t read_seed(const Argument& argument) {
+  const nb::object index = read_index(argument, "an integer");
+  const unsigned long long value = PyLong_AsUnsignedLongLong(index.ptr());
+  if (PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    refuse<InvalidArgument>(argument, "is ", found(argument), ", expected 0 to 2^64 - 1");
+  }
+  return value;
+}
+
+// ---- Words ----
+
+Causal read_causal(const Argument& argument) {
+  const nb::handle value = argument.object;
+  if (value.is(Py_False) || !value.is_valid()) return Causal::none;
+  if (value.is(Py_True)) return Causal::square;
+  static constexpr const char* expected = ", expected False, True, 'top_left' or 'bottom_right'";
+  if (nb::isinstance<nb::str>(value)) {
+    const auto word = nb::cast<std::string>(value);
+    if (word == "top_left") return Causal::top_left;
+    if (word == "bottom_right") return Causal::bottom_right;
+    refuse<InvalidArgument>(argument, "is ", found(argument), expected);
+  }
+  if (type_name(value) == "bool" || type_name(value) == "bool_") {  // NumPy's own
+    return is_true(argument) ? Causal::square : Causal::none;
+  }
+  refuse<TypeMismatch>(argument, "is ", found(argument), expected);
+}
+
+Engine read_engine(const Argument& argument) {
+  static constexpr const char* expected = ", expected 'reference', 'cpu', 'cuda' or None";
+  if (!nb::isinstance<nb::str>(argument.object)) {
+    refuse<TypeMismatch>(argument, "is ", found(argument), expected);
+  }
+  const auto word = nb::cast<std::string>(argument.object);
+  for (const Engine engine : {Engine::reference, Engine::cpu, Engine::cuda}) {
+    if (word == name(engine)) {
+      return engine;
+    }
+  }
+  refuse<InvalidArgument>(argument, "is ", found(argument), expected);
+}
+
+// ---- The window ----
+
+std::optional<std::int64_t> read_side(const Argument& side) {
+  if (side.object.is_none()) {
+    return {};
+  }
+  const nb::object index = read_index(side, "an integer or None");
+  const long long value = PyLong_AsLongLong(index.ptr());
+  if (PyErr_Occurred() == nullptr) {
+    return value;
+  }
+  PyErr_Clear();  // past 64 bits
+  if (nb::cast<bool>(index < nb::int_(0))) {
+    refuse<InvalidArgument>(side, "is ", found(side), ", expected 0 or more, or None for unlimited");
+  }
+  return largest;
+}
+
+Window read_window(const Argument& argument) {
+  static constexpr const char* expected = ", expected a pair (left, right) of integers or None";
+  if (PySequence_Check(argument.object.ptr()) == 0 || nb::isinstance<nb::str>(argument.object)) {
+    refuse<TypeMismatch>(argument, "is ", found(argument), expected);
+  }
+  if (nb::len(argument.object) != 2) {
+    refuse<InvalidArgument>(argument, "is ", found(argument), expected);
+  }
+  const nb::object left = argument.object[0], right = argument.object[1];
+  return {.left = read_side({argument.operation, "window left", left}),
+          .right = read_side({argument.operation, "window right", right})};
+}
+
+// ---- Arrays ----
+
+// Lists and numbers become NumPy arrays; Python's own numbers have no width that could be wrong.
+nb::object as_array(const Argument& argument) {
+  return is_array(argument.object) ? nb::borrow(argument.object) : numpy().asarray(argument.object);
+}
+
+void open(const Argument& argument, nb::handle object, std::optional<Array>& array) {
+  array.emplace(Argument{argument.operation, argument.name, object});
+}
+
+ConstTensorView read_mask(const Argument& argument, std::optional<Array>& array) {
+  open(argument, as_array(argument), array);
+  return array->view("bool (true = attend); additive masks go into bias");
+}
+
+ConstTensorView read_floats(const Argument& argument, std::optional<Array>& array) {
+  nb::object object = as_array(argument);
+  if (!object.is(argument.object) && !nb::isinstance(argument.object, numpy().ndarray)) {
+    const auto kind = nb::cast<std::string>(object.attr("dtype").attr("kind"));
+    if (kind == "i" || kind == "u") {  // [1, 2]
+      object = numpy().asarray(object, numpy().float64);
+    }
+  }
+  open(argument, object, array);
+  return array->view();
+}
+
+// Fits every integer type into i64; what is past it is past every length too.
+nb::object as_int64(const Array& array) {
+  nb::object integers = nb::borrow(array.argument().object);
+  if (!array.is_numpy()) {
+    integers = nb::module_::import_("numpy").attr("from_dlpack")(integers);
+  }
+  return nb::module_::import_("numpy").attr("minimum")(integers, largest).attr("astype")(numpy().int64);
+}
+
+bool is_integer_type(const std::optional<dlpack::Type>& type) {
+  return type && (type->code == dlpack::Code::integer || type->code == dlpack::Code::unsigned_integer);
+}
+
+// A list of Python ints. NumPy makes floats of an empty one, and objects of numbers past 64 bits.
+nb::object integers_from(const Argument& argument) {
+  nb::object object = numpy().asarray(argument.object);
+  const auto kind = nb::cast<std::string>(object.attr("dtype").attr("kind"));
+  if (nb::cast<std::int64_t>(object.attr("size")) == 0) {
+    return numpy().asarray(object, numpy().int64);
+  }
+  if (kind == "O") {
+    try {
+      return numpy().asarray(argument.object, numpy().int64);
+    } catch (nb::python_error& error) {
+      if (error.matches(PyExc_OverflowError)) {
+        refuse<InvalidArgument>(argument, "is ", found(argument), ", expected lengths below 2^63");
+      }
+      refuse<TypeMismatch>(argument, "is ", found(argument), ", expected integers");
+    }
+  }
+  return object;
+}
+
+}  // namespace
+
+ConstTensorView read_integers(const Argument& argument, std::optional<Array>& array) {
+  if (is_array(argument.object)) {
+    open(argument, argument.object, array);
+  } else {
+    open(argument, integers_from(argument), array);
+  }
+  if (is_integer_type(array->type()) && !dtype_from(array->type())) {
+    const nb::object converted = as_int64(*array);
+    open(argument, converted, array);
+  }
+  return array->view("integers");
+}
+
+Stage read_stage(const Argument& argument) {
+  static constexpr const char* expected = ", expected 'scaled', 'capped', 'biased' or 'weights'";
+  if (!argument.object.is_valid()) {
+    return Stage::weights;
+  }
+  if (!nb::isinstance<nb::str>(argument.object)) {
+    refuse<TypeMismatch>(argument, "is ", found(argument), expected);
+  }
+  const auto word = nb::cast<std::string>(argument.object);
+  if (word == "scaled") return Stage::scaled;
+  if (word == "capped") return Stage::capped;
+  if (word == "biased") return Stage::biased;
+  if (word == "weights") return Stage::weights;
+  refuse<InvalidArgument>(argument, "is ", found(argument), expected);
+}
+
+Options::Options(const Arguments& arguments) {
+  const auto read = [&](Option option, auto& value, auto reader, auto&... array) {
+    if (const Argument argument = arguments.option(option); !is_absent(argument)) {
+      value = reader(argument, array...);
+    }
+  };
+  read(Option::mask, values.mask, read_mask, mask_);
+  read(Option::bias, values.bias, read_floats, bias_);
+  values.causal = read_causal(arguments.option(Option::causal));
+  read(Option::window, values.window, read_window);
+  read(Option::valid_lens, values.valid_lens, read_integers, valid_lens_);
+  read(Option::query_lens, values.query_lens, read_integers, query_lens_);
+  read(Option::scale, values.scale, read_number);
+  read(Option::softcap, values.softcap, read_number);
+  read(Option::alibi_slopes, values.alibi_slopes, read_floats, alibi_slopes_);
+  read(Option::sinks, values.sinks, read_floats, sinks_);
+  read(Option::dropout, values.dropout, read_number);
+  read(Option::seed, values.seed, read_seed);
+  read(Option::engine, values.engine, read_engine);
+}
+
+}  // namespace headway::python

@@ -1,0 +1,28 @@
+// From Python arguments to AttentionOptions: the one place that does it.
+#pragma once
+
+#include <optional>
+
+#include "arguments.h"
+
+namespace headway::python {
+
+class Options {
+ public:
+  explicit Options(const Arguments& arguments);
+
+  AttentionOptions values;
+
+  const std::optional<Array>& bias() const { return bias_; }
+  const std::optional<Array>& sinks() const { return sinks_; }
+
+ private:
+  std::optional<Array> mask_, bias_, valid_lens_, query_lens_, alibi_slopes_, sinks_;
+};
+
+// An array of integers of any width, as headway takes them: views i32 and i64 as they are, and converts the others.
+ConstTensorView read_integers(const Argument& argument, std::optional<Array>& array);
+
+Stage read_stage(const Argument& argument);
+
+}  // namespace headway::python

@@ -1,0 +1,38 @@
+// Arrays for results: of the same library as the input that they belong to.
+#pragma once
+
+#include <optional>
+
+#include "array.h"
+
+namespace headway::python {
+
+class Output {
+ public:
+  // Uninitialised, contiguous. `like` gives the library and, where it has the same element type, NumPy's dtype.
+  Output(const Argument& argument, const Array& like, DType dtype, const Dims& sizes);
+  // An array that the user gave to be written.
+  explicit Output(const Argument& given);
+  ~Output();
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+
+  TensorView view() const { return view_; }
+  nb::object finish();  // the array itself; once, when the work is done
+
+ private:
+  void allocate_numpy(const Array& like, DType dtype, const Dims& sizes);
+  void allocate_exchanged(const Array& like, DType dtype, Dims sizes);
+  void allocate_own(const Array& like, DType dtype, const Dims& sizes);
+  [[noreturn]] void refuse_memory(DType dtype, const Dims& sizes) const;
+
+  Argument argument_;
+  TensorView view_;
+  nb::object object_;  // the array; for allocate_own what it should be like
+  std::optional<Array> array_;
+  dlpack::ManagedTensorVersioned* managed_ = nullptr;
+  const dlpack::ExchangeApi* exchange_ = nullptr;
+  std::optional<Tensor> own_;
+};
+
+}  // namespace headway::python

@@ -1,0 +1,8 @@
+// A machine without a vocabulary of its own.
+#include "engines/cpu/kernels.h"
+
+namespace headway::cpu {
+
+std::vector<const Kernels*> available_kernels() { return {&scalar_kernels()}; }
+
+}  // namespace headway::cpu

@@ -1,0 +1,42 @@
+// What the matrix product's kernel is told: bare pointers, strides in elements and numbers. No type in here has code of its
+// own, so every instruction set may share it.
+#pragma once
+
+#include <cstdint>
+
+namespace headway::cpu {
+
+// The rows of a batch of matrices as one list: row r is row r % per_item of item r / per_item. Where all rows are equally
+// far apart there is one item.
+struct ItemRows {
+  const void* data = nullptr;
+  std::int64_t per_item = 1;
+  std::int64_t item_stride = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t column_stride = 0;
+};
+
+struct WritableItemRows {
+  void* data = nullptr;
+  std::int64_t per_item = 1;
+  std::int64_t item_stride = 0;
+  std::int64_t row_stride = 0;
+  std::int64_t column_stride = 0;
+};
+
+// out = left right + bias, or left^T right: out [rows, columns], left [rows, depth] ([depth, rows] when transposed),
+// right [depth, columns]. One task makes out[row_begin .. row_end, column_begin .. column_end].
+struct GemmArgs {
+  ItemRows left;
+  bool left_transposed = false;
+  ItemRows right;
+  const void* bias = nullptr;  // [columns]; null: none
+  std::int64_t bias_stride = 0;
+  WritableItemRows out;
+  std::int64_t rows = 0, columns = 0, depth = 0;
+  bool skip_zero_rows = false;  // left_transposed only: a row of right that is all zero adds nothing, whatever left holds
+  std::int64_t row_begin = 0, row_end = 0;
+  std::int64_t column_begin = 0, column_end = 0;
+};
+
+}  // namespace headway::cpu

@@ -1,0 +1,24 @@
+// The kernels for AVX-512 with bf16 dot products: those of AVX-512, but for bf16.
+#include "engines/cpu/simd/avx512_bf16.h"
+
+#include "engines/cpu/kernel/forward_pairs.h"
+#include "engines/cpu/kernel/kernels.h"
+
+namespace headway::cpu {
+namespace {
+
+Kernels with_dot_products() {
+  Kernels kernels = avx512_kernels();
+  kernels.name = "avx512_bf16";
+  kernels.forward[static_cast<int>(Storage::bf16)] = forward_pairs_kernel<BF16, F32>();
+  return kernels;
+}
+
+}  // namespace
+
+const Kernels& avx512_bf16_kernels() {
+  static const Kernels kernels = with_dot_products();
+  return kernels;
+}
+
+}  // namespace headway::cpu

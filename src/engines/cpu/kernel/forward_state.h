@@ -1,0 +1,255 @@
+// What a forward task holds: its panels, the key range of each row, the block of keys and values at hand, and where all of
+// it lies in the scratch.
+#pragma once
+
+#include <cstdint>
+
+#include "engines/cpu/kernel/args.h"
+#include "engines/cpu/kernel/modifiers.h"
+#include "engines/cpu/kernel/operands.h"
+#include "engines/cpu/kernel/pack.h"
+#include "engines/cpu/kernel/ranges.h"
+#include "engines/cpu/kernel/scratch.h"
+#include "engines/cpu/kernel/tile.h"
+
+namespace headway::cpu {
+namespace {
+
+constexpr std::int64_t key_block = 256;
+
+template <class S, class In>
+class ForwardState {
+ public:
+  using Scalar = typename S::Scalar;
+  using Vector = typename S::Vector;
+  using Mask = typename S::Mask;
+  using Operand = typename Operands<S>::Scalar;
+  static constexpr int lanes = S::lanes;
+  static constexpr int width = S::lanes * S::panel_vectors;
+  static constexpr int fold = Operands<S>::fold;
+
+  // Bytes of scratch for a task of `panels` panels. Weights keep a whole panel's scores: they take one panel a task.
+  static std::int64_t scratch_bytes(const ForwardArgs& args, std::int64_t panels) {
+    return Layout(args, panels, nullptr).bytes;
+  }
+
+ protected:
+  ForwardState(const ForwardArgs& args, void* scratch)
+      : args_(args),
+        to_log2_(args.modifiers.any ? log2e : 1),
+        panels_((args.row_end - args.row_begin + width - 1) / width),
+        at_(args, panels_, scratch) {
+    // Plain scores are wanted in units of log2, ready for the exponential; those that a bias may push to the end of the
+    // range stay natural; a capped one is divided by its cap.
+    score_factor_ = args.scale * (args.modifiers.softcap != 0 ? 1 / args.modifiers.softcap : log2e / to_log2_);
+  }
+
+  // Keys of one panel that were computed together, remembered for the weights.
+  struct Piece {
+    std::int64_t key_begin, keys;
+    int vector, vectors;
+  };
+
+  // The keys that some, and that all, rows of a panel may attend to, and those of each of its vectors.
+  struct PanelRanges {
+    Range hull, core;
+    Range vector_hull[S::panel_vectors];
+  };
+
+  struct Layout {
+    std::int64_t bytes;
+    Operand *queries, *key_copy, *value_copy, *pairs;
+    Scalar *outputs, *references, *sums, *scores, *dropped, *piece_references;
+    Range* ranges;
+    PanelRanges* panel_ranges;
+    Piece* pieces;
+
+    Layout(const ForwardArgs& args, std::int64_t panels, void* memory) {
+      const bool weights = args.weights.data != nullptr;
+      const std::int64_t blocks = args.ranges.keys / key_block + 2;
+      const std::int64_t most_pieces = weights ? blocks * (2 * S::panel_vectors + 2) : 0;
+      Scratch<char> scratch{static_cast<char*>(memory)};
+      queries = scratch.take<Operand>(panels * folded<S>(args.head_dim) * width);
+      outputs = scratch.take<Scalar>(panels * args.value_dim * width);
+      references = scratch.take<Scalar>(panels * width);
+      sums = scratch.take<Scalar>(panels * width);
+      scores = scratch.take<Scalar>((weights ? args.ranges.keys : key_block) * width);
+      pairs = scratch.take<Operand>(fold > 1 ? folded<S>(key_block) * width : 0);
+      dropped = scratch.take<Scalar>(weights && args.dropout.active ? key_block * width : 0);
+      const bool in_place = Packing<S, In>::keys_in_place(args.key, args.head_dim);
+      key_copy = scratch.take<Operand>(in_place ? 0 : key_block * folded<S>(args.head_dim));
+      value_copy = scratch.take<Operand>(folded<S>(key_block) * args.value_dim);
+      ranges = scratch.take<Range>(panels * width);
+      panel_ranges = scratch.take<PanelRanges>(panels);
+      pieces = scratch.take<Piece>(most_pieces);
+      piece_references = scratch.take<Scalar>(most_pieces * width);
+      bytes = scratch.used;
+    }
+  };
+
+  static constexpr Scalar infinity = __builtin_inff();
+
+  // ---- Panels ----
+
+  std::int64_t panel_row(std::int64_t p) const { return args_.row_begin + p * width; }
+  int panel_rows(std::int64_t p) const { return at_most(args_.row_end - panel_row(p), width); }
+  int panel_vectors(std::int64_t p) const { return (panel_rows(p) + lanes - 1) / lanes; }
+  Operand* query_panel(std::int64_t p) const { return at_.queries + p * folded<S>(args_.head_dim) * width; }
+  Scalar* output_panel(std::int64_t p) const { return at_.outputs + p * args_.value_dim * width; }
+
+  void start_panel(std::int64_t p) {
+    for (int v = 0; v < S::panel_vectors; ++v) {
+      const int rows = at_most(larger(panel_rows(p) - v * lanes, 0), lanes);
+      Packing<S, In>::queries(args_.query, panel_row(p) + v * lanes, rows, args_.head_dim, score_factor_,
+                              query_panel(p) + v * lanes, width);
+    }
+    for (int r = 0; r < width; ++r) {
+      at_.ranges[p * width + r] = r < panel_rows(p) ? range_of_row(args_.ranges, panel_row(p) + r) : Range{0, 0};
+      at_.references[p * width + r] = -infinity;
+      at_.sums[p * width + r] = 0;
+    }
+    Scalar* output = output_panel(p);
+    for (std::int64_t at = 0; at < args_.value_dim * width; at += lanes) {
+      S::store(output + at, S::zero());
+    }
+    find_panel_ranges(p);
+  }
+
+  void find_panel_ranges(std::int64_t p) {
+    PanelRanges& found = at_.panel_ranges[p];
+    Range core{0, args_.ranges.keys};
+    found.hull = {0, 0};
+    for (int v = 0; v < S::panel_vectors; ++v) {
+      Range& hull = found.vector_hull[v];
+      hull = {0, 0};
+      for (int r = v * lanes; r < (v + 1) * lanes && r < panel_rows(p); ++r) {
+        const Range& range = at_.ranges[p * width + r];
+        hull = joined(hull, range);
+        core = {larger(core.begin, range.begin), smaller(core.end, range.end)};
+      }
+      found.hull = joined(found.hull, hull);
+    }
+    // Pairs of keys stay together: a core starts and ends between pairs.
+    core = {(core.begin + fold - 1) / fold * fold, core.end / fold * fold};
+    found.core = core.begin < core.end ? core : Range{found.hull.end, found.hull.end};
+  }
+
+  static Range joined(const Range& a, const Range& b) {
+    if (a.begin >= a.end || b.begin >= b.end) {
+      return a.begin >= a.end ? b : a;
+    }
+    return {smaller(a.begin, b.begin), larger(a.end, b.end)};
+  }
+
+  // ---- The block of keys at hand ----
+
+  void enter_block(std::int64_t key) {
+    block_begin_ = key;
+    block_end_ = smaller(key + key_block, args_.ranges.keys);
+    block_loaded_ = false;
+    careful_ = false;
+  }
+
+  // Makes the block's keys and values readable, once for all panels that visit it.
+  void load_block() {
+    if (block_loaded_) {
+      return;
+    }
+    const std::int64_t count = block_end_ - block_begin_;
+    keys_ = Packing<S, In>::keys(args_.key, block_begin_, count, args_.head_dim, at_.key_copy);
+    values_ = Packing<S, In>::values(args_.value, block_begin_, count, args_.value_dim, at_.value_copy);
+    block_loaded_ = true;
+    const bool forbids = args_.modifiers.mask.data != nullptr || args_.modifiers.bias.data != nullptr;
+    if (forbids || (fold > 1 && !values_suit_pairs())) {
+      watch_values({block_begin_, block_end_});
+    }
+  }
+
+  // Before keys that some rows may not attend to: where a value is NaN or infinite, multiplying it by their weight of 0
+  // would show it. Such values are then hidden: the block's values become a copy with 0 in their place, and `careful_`
+  // says that add_hidden_values must give them to the rows that may attend.
+  HEADWAY_NOINLINE void watch_values(const Range& keys) {
+    const Range whole{keys.begin / fold * fold, smaller((keys.end + fold - 1) / fold * fold, block_end_)};
+    if (careful_ || (values_are_finite(whole) && (fold == 1 || values_suit_pairs()))) {
+      return;
+    }
+    careful_ = true;
+    Operand* copy = at_.value_copy;
+    if (values_.data != copy) {  // read in place until now
+      for (std::int64_t j = 0; j < folded<S>(block_end_ - block_begin_); ++j) {
+        for (std::int64_t d = 0; d < args_.value_dim; ++d) {
+          copy[j * args_.value_dim + d] = values_.data[j * values_.ld + d];
+        }
+      }
+      values_ = {copy, args_.value_dim};
+    }
+    for (std::int64_t key = block_begin_; key < block_end_; ++key) {
+      for (std::int64_t d = 0; d < args_.value_dim; ++d) {
+        if (is_hidden(value_at(key, d))) {
+          const std::int64_t j = key - block_begin_;
+          Operands<S>::clear_part(copy + j / fold * args_.value_dim + d, static_cast<int>(j % fold));
+        }
+      }
+    }
+  }
+
+  bool values_are_finite(const Range& keys) const {
+    Vector zeros = S::zero();  // NaN after 0 * inf or 0 * NaN
+    for_value_vectors(keys, [&](Vector values) { zeros = S::fma(values, S::zero(), zeros); });
+    return !S::any(S::not_less_equal(zeros, S::zero()));
+  }
+
+  // Dot products flush denormals, so values near them are hidden too.
+  static constexpr double tiny_value = 0x1p-90;
+
+  bool values_suit_pairs() const {
+    const Vector tiny = S::set(static_cast<Scalar>(tiny_value));
+    bool suit = true;
+    for_value_vectors({block_begin_, block_end_}, [&](Vector values) {
+      const Vector magnitude = S::abs(values);
+      suit &= !S::any(S::both(S::less(magnitude, tiny), S::less(S::zero(), magnitude)));
+    });
+    return suit;
+  }
+
+  template <class Visit>
+  HEADWAY_INLINE void for_value_vectors(const Range& keys, const Visit& visit) const {
+    for (std::int64_t key = keys.begin; key < keys.end; ++key) {
+      for (std::int64_t d = 0; d < args_.value_dim; d += lanes) {
+        visit(load_row<S>(value_row(key), args_.value.column_stride, d, at_most(args_.value_dim - d, lanes)));
+      }
+    }
+  }
+
+  static bool is_hidden(Scalar x) {
+    const bool tiny = fold > 1 && x != 0 && x < tiny_value && x > -tiny_value;
+    return x - x != 0 || tiny;
+  }
+  const In* value_row(std::int64_t key) const { return static_cast<const In*>(args_.value.data) + key * args_.value.row_stride; }
+  Scalar value_at(std::int64_t key, std::int64_t d) const {
+    alignas(64) Scalar loaded[lanes];
+    S::store(loaded, load_row<S>(value_row(key), args_.value.column_stride, d, 1));
+    return loaded[0];
+  }
+
+  // The scores, then weights, of a piece that starts at `key`, for the vectors from v on.
+  Scalar* scores_at(std::int64_t key, int v) const {
+    return at_.scores + (args_.weights.data != nullptr ? key * width : 0) + v * lanes;
+  }
+  const Operand* key_operands(std::int64_t key) const { return keys_.data + (key - block_begin_) * keys_.ld; }
+  const Operand* value_operands(std::int64_t key) const { return values_.data + (key - block_begin_) / fold * values_.ld; }
+
+  const ForwardArgs& args_;
+  double to_log2_;  // from the units of the scores to those of the exponential
+  double score_factor_;
+  std::int64_t panels_;
+  Layout at_;
+  std::int64_t pieces_ = 0;
+  std::int64_t block_begin_ = 0, block_end_ = 0;
+  bool block_loaded_ = false;
+  bool careful_ = false;
+  OperandRows<S> keys_{}, values_{};
+};
+
+}  // namespace
+}  // namespace headway::cpu

@@ -1,0 +1,40 @@
+// Cutting a loop over rows or columns into strips that the register tile of tile.h does at once.
+#pragma once
+
+#include <cstdint>
+
+#include "engines/cpu/simd/common.h"
+
+namespace headway::cpu {
+namespace {
+
+// How many broadcasts go with NV vectors: enough accumulators to hide the FMA's latency, few enough for the registers.
+template <class S, int NV>
+constexpr int broadcasts() {
+  return NV == 1 ? S::edge_scalars : NV == 2 ? S::edge_scalars / 2 : S::tile_scalars;
+}
+
+template <int N>
+struct Strip {
+  static constexpr int size = N;
+};
+
+// body(Strip<N>, first) for items in strips of N, then of 4, then one by one.
+template <int N, class Body>
+HEADWAY_INLINE void in_strips(std::int64_t items, const Body& body) {
+  std::int64_t first = 0;
+  for (; first + N <= items; first += N) {
+    body(Strip<N>{}, first);
+  }
+  if constexpr (N > 4) {
+    for (; first + 4 <= items; first += 4) {
+      body(Strip<4>{}, first);
+    }
+  }
+  for (; first < items; ++first) {
+    body(Strip<1>{}, first);
+  }
+}
+
+}  // namespace
+}  // namespace headway::cpu
