@@ -11,6 +11,7 @@ namespace headway {
 enum class Engine : std::uint8_t { automatic, reference, cpu, cuda };
 
 const char* name(Engine engine);
+std::ostream& operator<<(std::ostream& stream, Engine engine);
 
 // The engines that this build and this machine offer, the fastest first.
 std::vector<Engine> engines();

@@ -5,9 +5,9 @@
 namespace headway::python {
 namespace {
 
-constexpr Parameter options[] = {
-    {"mask"},         {"bias"},  {"causal", "False"}, {"window"}, {"valid_lens"}, {"query_lens"}, {"scale"}, {"softcap"},
-    {"alibi_slopes"}, {"sinks"}, {"dropout", "0.0"},  {"seed"},   {"engine"}};
+constexpr Parameter options[] = {{"mask"},           {"bias"},  {"causal", "False"}, {"window"},       {"valid_lens"},
+                                 {"query_lens"},     {"scale"}, {"softcap"},         {"alibi_slopes"}, {"sinks"},
+                                 {"dropout", "0.0"}, {"seed"},  {"engine"}};
 static_assert(std::size(options) == static_cast<std::size_t>(Option::count));
 
 }  // namespace
@@ -23,13 +23,18 @@ Signature::Signature(const char* function, std::vector<Parameter> leading, std::
 }
 
 std::string Signature::python_text() const {
-  std::string result = text(function_, "(");
+  const std::size_t engine = leading_ + static_cast<std::size_t>(Option::engine);
+  std::string result;
+  const auto add = [&](const auto&... parts) { result += text(result.empty() ? "" : ", ", parts...); };
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const Parameter& parameter = parameters_[i];
-    result += text(i == 0 ? "" : ", ", i == leading_ ? "*, " : "", parameter.name, i < leading_ ? "" : "=",
-                   i < leading_ ? "" : parameter.fallback);
+    if (i < leading_) {
+      add(parameters_[i].name);
+    } else if (i != engine) {
+      add(i == leading_ ? "*, " : "", parameters_[i].name, "=", parameters_[i].fallback);
+    }
   }
-  return result + ")";
+  add(parameters_[engine].name, "=", parameters_[engine].fallback);  // after the function's own
+  return text(function_, "(", result, ")");
 }
 
 std::size_t Signature::find(PyObject* name) const {
@@ -52,8 +57,7 @@ void Signature::refuse_keyword(PyObject* name) const {
     known.append(each);
   }
   const nb::object hint = nb::module_::import_("headway._suggest").attr("hint")(nb::borrow(name), known);
-  throw TypeMismatch(text(function_, "() got an unexpected keyword argument '", nb::cast<std::string>(nb::borrow(name)),
-                          "'", nb::cast<std::string>(hint)));
+  throw TypeMismatch(text(function_, "() got an unexpected keyword argument '", to_string(name), "'", to_string(hint)));
 }
 
 Arguments::Arguments(const Signature& signature, PyObject* const* values, Py_ssize_t positional, PyObject* keywords)
@@ -72,8 +76,8 @@ Arguments::Arguments(const Signature& signature, PyObject* const* values, Py_ssi
       signature.refuse_keyword(name);
     }
     if (values_[slot] != nullptr) {
-      throw TypeMismatch(text(signature.function_, "() got multiple values for argument '",
-                              signature.parameters_[slot].name, "'"));
+      throw TypeMismatch(
+          text(signature.function_, "() got multiple values for argument '", signature.parameters_[slot].name, "'"));
     }
     values_[slot] = values[given + static_cast<std::size_t>(i)];
   }

@@ -18,7 +18,7 @@ constexpr TypePair types[] = {
     {DType::i64, {dlpack::Code::integer, 64, 1}},
 };
 
-bool is_unit(const Dims& sizes) {
+bool has_elements(const Dims& sizes) {
   for (const std::int64_t size : sizes) {
     if (size == 0) {
       return false;
@@ -49,7 +49,7 @@ dlpack::Type dlpack_type(DType dtype) {
 
 bool is_array(nb::handle object) { return is_ndarray(object) || nb::hasattr(object, "__dlpack__"); }
 
-Array::Array(const Argument& argument) : argument_(argument) {
+Array::Array(const Argument& argument) : argument_(argument), owner_(nb::borrow(argument.object)) {
   if (is_ndarray(argument.object)) {
     read_numpy();
   } else {
@@ -78,6 +78,9 @@ void Array::read_numpy() {
   if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_STRIDED_RO) != 0) {
     throw nb::python_error();
   }
+  if (8 * buffer_.itemsize != type_->bits) {  // a subclass may say anything
+    refuse<TypeMismatch>(argument_, "has type ", type_text(), " and elements of ", buffer_.itemsize, " bytes");
+  }
   check_rank(buffer_.ndim);
   data_ = buffer_.buf;
   read_only_ = buffer_.readonly != 0;
@@ -98,7 +101,7 @@ void Array::read_dlpack() {
   const nb::handle object = argument_.object;
   exchange_ = exchange_api(object.type());
   if (exchange_ == nullptr && !nb::hasattr(object, "__dlpack__")) {
-    refuse<TypeMismatch>(argument_, "must be an array (NumPy, or any with DLPack), found ", type_name(object));
+    refuse<TypeMismatch>(argument_, "must be an array (NumPy, or any with DLPack), found ", class_name(object));
   }
   owner_ = without_gradient(argument_);
   try {
@@ -113,8 +116,9 @@ void Array::read_dlpack() {
       read_capsule(owner_);
     }
   } catch (nb::python_error& error) {
+    const auto reason = to_string(nb::str(error.value()));  // its first line; torch adds a stack trace
     nb::raise_from(error, PyExc_TypeError, "%s: %s cannot be read through DLPack: %s", argument_.operation,
-                   argument_.name, error.what());
+                   argument_.name, reason.substr(0, reason.find('\n')).c_str());
   }
 }
 
@@ -150,7 +154,7 @@ void Array::place(const dlpack::Tensor& tensor) {
   if (tensor.strides == nullptr) {
     strides_ = contiguous_strides(sizes_);
   }
-  if (tensor.data == nullptr && is_unit(sizes_)) {
+  if (tensor.data == nullptr && has_elements(sizes_)) {
     refuse<InvalidArgument>(argument_, "has shape ", sizes_, " and no memory");
   }
 }
@@ -201,10 +205,10 @@ TensorView Array::writable_view() const {
 
 std::string Array::type_text() const {
   if (is_numpy()) {
-    return nb::cast<std::string>(nb::str(numpy_dtype_));
+    return to_string(nb::str(numpy_dtype_));
   }
   if (nb::hasattr(argument_.object, "dtype")) {
-    return nb::cast<std::string>(nb::str(argument_.object.attr("dtype")));
+    return to_string(nb::str(nb::object(argument_.object.attr("dtype"))));
   }
   return text("DLPack code ", static_cast<int>(type_->code), " with ", static_cast<int>(type_->bits), " bits");
 }

@@ -60,7 +60,7 @@ class Array {
   Device device_;
   bool read_only_ = false;
 
-  nb::object owner_;  // what the memory belongs to, where it is not the argument itself
+  nb::object owner_;  // what keeps the memory: the argument itself, or a DLPack capsule
   nb::object numpy_dtype_;
   Py_buffer buffer_{};
   const dlpack::ExchangeApi* exchange_ = nullptr;

@@ -1,5 +1,5 @@
-// The DLPack 1.x ABI, as far as it is used here: tensors in capsules, and the table of C functions that a type may offer
-// as __dlpack_c_exchange_api__. Field order and sizes are DLPack's.
+// The DLPack 1.x ABI, as far as it is used here: tensors in capsules, and the table of C functions that a type may
+// offer as __dlpack_c_exchange_api__. Field order and sizes are DLPack's.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,14 @@ struct Version {
   std::uint32_t major, minor;
 };
 
-enum class Code : std::uint8_t { integer = 0, unsigned_integer = 1, floating = 2, bfloat = 4, complex = 5, boolean = 6 };
+enum class Code : std::uint8_t {
+  integer = 0,
+  unsigned_integer = 1,
+  floating = 2,
+  bfloat = 4,
+  complex = 5,
+  boolean = 6
+};
 
 struct Type {
   Code code;

@@ -33,8 +33,11 @@ void set_python_error() noexcept {
   }
 }
 
-std::string type_name(nb::handle object) {
-  return nb::cast<std::string>(object.type().attr("__name__"));
+std::string to_string(nb::handle string) {
+  const nb::object encoded = checked(PyUnicode_AsEncodedString(string.ptr(), "utf-8", "backslashreplace"));
+  return {PyBytes_AsString(encoded.ptr()), static_cast<std::size_t>(PyBytes_Size(encoded.ptr()))};
 }
+
+std::string class_name(nb::handle object) { return to_string(object.type().attr("__name__")); }
 
 }  // namespace headway::python

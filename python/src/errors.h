@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include <sstream>
 #include <string>
@@ -22,8 +23,11 @@ std::string text(const Parts&... parts) {
 // Sets the Python exception for the C++ one that is being handled.
 void set_python_error() noexcept;
 
+// A Python string, with what UTF-8 cannot say (half a surrogate pair) written as an escape.
+std::string to_string(nb::handle string);
+
 // The name of a Python object's type, for error texts: "list", "Tensor".
-std::string type_name(nb::handle object);
+std::string class_name(nb::handle object);
 
 // A Python call that returned a new reference, or null with an exception set.
 inline nb::object checked(PyObject* result) {

@@ -78,8 +78,7 @@ nb::object without_gradient(const Argument& argument) {
   }
   const nb::object torch = loaded_module("torch");
   if (torch.is_none() || nb::cast<bool>(torch.attr("is_grad_enabled")())) {
-    refuse<InvalidArgument>(argument,
-                            "requires grad, and this function records no gradients: use headway.torch, pass ",
+    refuse<InvalidArgument>(argument, "requires grad, and this function records no gradients: use headway.torch, pass ",
                             argument.name, ".detach(), or call it under torch.no_grad()");
   }
   return object.attr("detach")();

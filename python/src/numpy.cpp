@@ -9,9 +9,7 @@ namespace {
 
 Numpy* imported = nullptr;
 
-dlpack::Type type_of(dlpack::Code code, std::int64_t bytes) {
-  return {code, static_cast<std::uint8_t>(8 * bytes), 1};
-}
+dlpack::Type type_of(dlpack::Code code, std::int64_t bytes) { return {code, static_cast<std::uint8_t>(8 * bytes), 1}; }
 
 // For dtypes that are not one of NumPy's own objects: unusual integers, other spellings, bfloat16.
 std::optional<dlpack::Type> described_type(nb::handle dtype) {

@@ -12,8 +12,12 @@ constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
 
 // ---- Numbers ----
 
-// What was found, for error texts: the value as Python writes it.
-std::string found(const Argument& argument) { return nb::cast<std::string>(nb::repr(argument.object)); }
+// What was found, for error texts: the value as Python writes it, shortened where it is long.
+std::string found(const Argument& argument) {
+  const nb::object repr = checked(PyObject_Repr(argument.object.ptr()));
+  const nb::object start = checked(PyUnicode_Substring(repr.ptr(), 0, 100));
+  return to_string(start) + (nb::len(repr) > 100 ? "..." : "");
+}
 
 double read_number(const Argument& argument) {
   if (PyUnicode_Check(argument.object.ptr()) || PyBytes_Check(argument.object.ptr())) {
@@ -25,7 +29,7 @@ double read_number(const Argument& argument) {
     if (error.matches(PyExc_OverflowError)) {
       refuse<InvalidArgument>(argument, "is ", found(argument), ", expected a finite number");
     }
-    refuse<TypeMismatch>(argument, "is a ", type_name(argument.object), ", expected a number");
+    refuse<TypeMismatch>(argument, "is a ", class_name(argument.object), ", expected a number");
   }
   return value;
 }
@@ -63,7 +67,7 @@ Causal read_causal(const Argument& argument) {
     if (word == "bottom_right") return Causal::bottom_right;
     refuse<InvalidArgument>(argument, "is ", found(argument), expected);
   }
-  if (type_name(value) == "bool" || type_name(value) == "bool_") {  // NumPy's own
+  if (class_name(value) == "bool" || class_name(value) == "bool_") {  // NumPy's own
     return is_true(argument) ? Causal::square : Causal::none;
   }
   refuse<TypeMismatch>(argument, "is ", found(argument), expected);
@@ -95,7 +99,7 @@ std::optional<std::int64_t> read_side(const Argument& side) {
     return value;
   }
   PyErr_Clear();  // past 64 bits
-  if (nb::cast<bool>(index < nb::int_(0))) {
+  if (PyObject_RichCompareBool(index.ptr(), nb::int_(0).ptr(), Py_LT) == 1) {
     refuse<InvalidArgument>(side, "is ", found(side), ", expected 0 or more, or None for unlimited");
   }
   return largest;
@@ -142,13 +146,17 @@ ConstTensorView read_floats(const Argument& argument, std::optional<Array>& arra
   return array->view();
 }
 
-// Fits every integer type into i64; what is past it is past every length too.
+// Any integers as i64. What is past it is past every length too, so the largest number stands for it.
 nb::object as_int64(const Array& array) {
+  const nb::module_ np = nb::module_::import_("numpy");
   nb::object integers = nb::borrow(array.argument().object);
   if (!array.is_numpy()) {
-    integers = nb::module_::import_("numpy").attr("from_dlpack")(integers);
+    integers = np.attr("from_dlpack")(integers);
   }
-  return nb::module_::import_("numpy").attr("minimum")(integers, largest).attr("astype")(numpy().int64);
+  if (array.type() == dlpack::Type{dlpack::Code::unsigned_integer, 64, 1}) {
+    integers = np.attr("minimum")(integers, largest);
+  }
+  return numpy().asarray(integers, numpy().int64);
 }
 
 bool is_integer_type(const std::optional<dlpack::Type>& type) {

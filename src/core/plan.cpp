@@ -127,6 +127,8 @@ const char* name(Engine engine) {
   return "unknown";
 }
 
+std::ostream& operator<<(std::ostream& stream, Engine engine) { return stream << name(engine); }
+
 std::ostream& operator<<(std::ostream& stream, const Plan& plan) {
   const double share = plan.all_pairs > 0 ? 100 * plan.pairs / plan.all_pairs : 0;
   stream << plan.operation << " on the " << name(plan.engine) << " engine\n"

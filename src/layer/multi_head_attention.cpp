@@ -3,9 +3,9 @@
 #include <string_view>
 #include <utility>
 
+#include "core/linear.h"
 #include "core/text.h"
 #include "core/validate.h"
-#include "engines/reference/linear.h"
 #include "headway/layer.h"
 #include "layer/config.h"
 #include "layer/initialize.h"
@@ -57,9 +57,9 @@ Tensor projected_like(const Parameters& parameters, const std::string& letter, C
 }
 
 // y = x W + b  [B,S,out]
-void project(const Parameters& parameters, const std::string& letter, ConstTensorView x, TensorView y) {
+void project(Engine engine, const Parameters& parameters, const std::string& letter, ConstTensorView x, TensorView y) {
   const auto [weight, bias] = projection(parameters, letter);
-  reference::linear(x, weight, bias, y);
+  linear(engine, x, weight, bias, y);
 }
 
 // [B,S,heads*hd] seen as [B,heads,S,hd]: the same memory, other strides.
@@ -93,32 +93,32 @@ Activations attend(std::string_view operation, const MultiHeadAttentionConfig& c
   forward_problem({.operation = operation, .query = heads.q, .key = heads.k, .value = heads.v, .options = options},
                   context, outputs);
 
-  project(parameters, "q", inputs.queries, result.q);
-  project(parameters, "k", inputs.keys, result.k);
-  project(parameters, "v", inputs.values, result.v);
+  project(options.engine, parameters, "q", inputs.queries, result.q);
+  project(options.engine, parameters, "k", inputs.keys, result.k);
+  project(options.engine, parameters, "v", inputs.values, result.v);
   attention(heads.q, heads.k, heads.v, context, options, outputs);
   return result;
 }
 
 // y = context W_o + b_o, in the rank of the caller's queries.
-Tensor output_of(const MultiHeadAttentionConfig& config, const Parameters& parameters, const LayerInputs& inputs,
-                 const Tensor& context) {
+Tensor output_of(Engine engine, const MultiHeadAttentionConfig& config, const Parameters& parameters,
+                 const LayerInputs& inputs, const Tensor& context) {
   Tensor y = Tensor::uninitialized(callers_sizes(inputs, inputs.queries.size(1), config.model_dim), config.dtype);
-  project(parameters, "o", context, with_batch(y.view(), inputs.batched));
+  project(engine, parameters, "o", context, with_batch(y.view(), inputs.batched));
   return y;
 }
 
 // The gradients of one projection: of its parameters into `gradients`, of its input into dx.
-void project_backward(const Parameters& parameters, const std::string& letter, ConstTensorView dy, ConstTensorView x,
-                      TensorView dx, Gradients& gradients) {
+void project_backward(Engine engine, const Parameters& parameters, const std::string& letter, ConstTensorView dy,
+                      ConstTensorView x, TensorView dx, Gradients& gradients) {
   const auto [weight, bias] = projection(parameters, letter);
-  reference::LinearGradients wanted;
+  LinearGradients wanted;
   wanted.dx = dx;
   wanted.dweight = gradients.parameters["W_" + letter] = Tensor::uninitialized(weight.sizes(), weight.dtype());
   if (bias) {
     wanted.dbias = gradients.parameters["b_" + letter] = Tensor::uninitialized(bias->sizes(), bias->dtype());
   }
-  reference::linear_backward(dy, x, weight, wanted);
+  linear_backward(engine, dy, x, weight, wanted);
 }
 
 }  // namespace
@@ -168,7 +168,7 @@ Tensor MultiHeadAttention::infer(ConstTensorView queries, ConstTensorView keys, 
   const AttentionOutputs asked = checked_outputs(operation, *this, inputs, outputs);
   const Activations activations =
       attend(operation, config, parameters, inputs, with_batch(options, inputs.batched), asked);
-  return output_of(config, parameters, inputs, activations.context);
+  return output_of(options.engine, config, parameters, inputs, activations.context);
 }
 
 Tensor MultiHeadAttention::forward(ConstTensorView queries, ConstTensorView keys, ConstTensorView values,
@@ -191,7 +191,7 @@ Tensor MultiHeadAttention::forward(ConstTensorView queries, ConstTensorView keys
   if (callers_lse) {
     copy(*asked.lse, pass.lse);
   }
-  Tensor y = output_of(config, parameters, pass.inputs, pass.activations.context);
+  Tensor y = output_of(options.engine, config, parameters, pass.inputs, pass.activations.context);
   state_->remembered = std::move(pass);
   return y;
 }
@@ -209,7 +209,7 @@ Gradients MultiHeadAttention::backward(ConstTensorView grad_output, const Option
   Gradients gradients;
   // dcontext = dy W_o^T  [B,Sq,H*hd]
   Tensor dcontext = Tensor::uninitialized(activations.context.sizes(), config.dtype);
-  project_backward(parameters, "o", dy, activations.context, dcontext, gradients);
+  project_backward(options.engine, parameters, "o", dy, activations.context, dcontext, gradients);
 
   const Heads heads = heads_of(activations, config);
   Tensor dq = Tensor::uninitialized(activations.q.sizes(), config.dtype);
@@ -226,7 +226,8 @@ Gradients MultiHeadAttention::backward(ConstTensorView grad_output, const Option
 
   const auto through = [&](const char* letter, const Tensor& dprojected, ConstTensorView x) {
     Tensor dx = Tensor::uninitialized(callers_sizes(inputs, x.size(1), x.size(2)), config.dtype);
-    project_backward(parameters, letter, dprojected, x, with_batch(dx.view(), inputs.batched), gradients);
+    project_backward(options.engine, parameters, letter, dprojected, x, with_batch(dx.view(), inputs.batched),
+                     gradients);
     return dx;
   };
   gradients.queries = through("q", dq, inputs.queries);

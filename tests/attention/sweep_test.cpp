@@ -73,6 +73,8 @@ struct Part {
   int round;
 };
 
+void PrintTo(const Part& part, std::ostream* stream) { *stream << part.engine << " round " << part.round; }
+
 std::vector<Part> parts() {
   std::vector<Part> all;
   for (Engine engine : host_engines())

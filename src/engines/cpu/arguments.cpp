@@ -33,6 +33,13 @@ Modifiers modifiers_of(const Problem& problem, std::int64_t b, std::int64_t h) {
   return result;
 }
 
+void set_sink(const Problem& problem, std::int64_t h, double& sink, bool& has_sink) {
+  has_sink = problem.sinks.has_value();
+  if (has_sink) {
+    sink = load_float(*problem.sinks, h * problem.sinks->stride(0));
+  }
+}
+
 DropoutRule dropout_of(const Problem& problem, std::int64_t b, std::int64_t h) {
   DropoutRule rule;
   rule.seed = problem.dropout.seed;
@@ -68,11 +75,56 @@ RangeRule range_rule(const Problem& problem, const Sequence& sequence, std::int6
   }
   if (problem.valid_lens) {
     const ConstTensorView& lens = *problem.valid_lens;
-    rule.valid_lens = static_cast<const char*>(lens.data()) + b * lens.stride(0) * static_cast<std::int64_t>(size_of(lens.dtype()));
+    rule.valid_lens =
+        static_cast<const char*>(lens.data()) + b * lens.stride(0) * static_cast<std::int64_t>(size_of(lens.dtype()));
     rule.valid_lens_stride = lens.stride(1);
     rule.valid_lens_are_i64 = lens.dtype() == DType::i64;
   }
   return rule;
+}
+
+WritableMatrix writable_matrix(const TensorView& view, std::int64_t b, std::int64_t h) {
+  return matrix_of<WritableMatrix>(view, b, h, 0);
+}
+
+BackwardArgs backward_args(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t g) {
+  BackwardArgs args;
+  args.key = matrix_of<Matrix>(problem.key, b, g, sequence.key_begin);
+  args.value = matrix_of<Matrix>(problem.value, b, g, sequence.key_begin);
+  if (problem.dk) {
+    args.dk = matrix_of<WritableMatrix>(*problem.dk, b, g, sequence.key_begin);
+  }
+  if (problem.dv) {
+    args.dv = matrix_of<WritableMatrix>(*problem.dv, b, g, sequence.key_begin);
+  }
+  args.queries = sequence.query_count;
+  args.head_dim = problem.head_dim;
+  args.value_dim = problem.value_dim;
+  args.ranges = range_rule(problem, sequence, b);
+  args.scale = problem.scale;
+  return args;
+}
+
+BackwardHead backward_head(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t h,
+                           bool bias_is_summed) {
+  BackwardHead head;
+  head.query = matrix_of<Matrix>(problem.query, b, h, sequence.query_begin);
+  head.grad_out = matrix_of<Matrix>(problem.grad_out, b, h, sequence.query_begin);
+  head.out = matrix_of<Matrix>(problem.out, b, h, sequence.query_begin);
+  head.lse = static_cast<const char*>(problem.lse.data()) + row_offset(problem.lse, b, h, sequence.query_begin) *
+                                                                static_cast<std::int64_t>(size_of(problem.lse.dtype()));
+  head.lse_stride = problem.lse.stride(2);
+  head.modifiers = modifiers_of(problem, b, h);
+  head.dropout = dropout_of(problem, b, h);
+  set_sink(problem, h, head.sink, head.has_sink);
+  if (problem.dq) {
+    head.dq = matrix_of<WritableMatrix>(*problem.dq, b, h, sequence.query_begin);
+  }
+  if (problem.dbias && !bias_is_summed) {
+    head.dbias = matrix_of<WritableMatrix>(*problem.dbias, b, h, 0);
+    head.dbias_storage = storage_of(problem.dbias->dtype());
+  }
+  return head;
 }
 
 ForwardArgs forward_args(const ForwardProblem& problem, std::int64_t b, std::int64_t h) {
@@ -98,10 +150,7 @@ ForwardArgs forward_args(const ForwardProblem& problem, std::int64_t b, std::int
   args.modifiers = modifiers_of(problem, b, h);
   args.dropout = dropout_of(problem, b, h);
   args.scale = problem.scale;
-  if (problem.sinks) {
-    args.sink = load_float(*problem.sinks, h * problem.sinks->stride(0));
-    args.has_sink = true;
-  }
+  set_sink(problem, h, args.sink, args.has_sink);
   return args;
 }
 

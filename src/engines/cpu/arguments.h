@@ -4,11 +4,22 @@
 #include "core/key_range.h"
 #include "core/problem.h"
 #include "engines/cpu/kernel/args.h"
+#include "engines/cpu/kernel/backward_args.h"
 
 namespace headway::cpu {
 
 Storage storage_of(DType dtype);
 RangeRule range_rule(const Problem& problem, const Sequence& sequence, std::int64_t b);
+
+// The [rows, columns] matrix at (b, h) of a [B,H,rows,columns] view.
+WritableMatrix writable_matrix(const TensorView& view, std::int64_t b, std::int64_t h);
+
+// A kv head of a sequence, without its query heads and chunks.
+BackwardArgs backward_args(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t g);
+
+// A query head, without the places of what is prepared. A dbias that is summed over axes is not the head's to write.
+BackwardHead backward_head(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t h,
+                           bool bias_is_summed);
 
 // Everything about head h of batch item b but the rows to do.
 ForwardArgs forward_args(const ForwardProblem& problem, std::int64_t b, std::int64_t h);

@@ -1,6 +1,7 @@
 // The CPU engine: SIMD kernels on all cores.
 #include "core/engine.h"
 #include "core/text.h"
+#include "engines/cpu/backward.h"
 #include "engines/cpu/forward.h"
 #include "engines/cpu/kernels.h"
 
@@ -21,11 +22,11 @@ class CpuEngine final : public EngineBase {
 
   void describe(const Problem& problem, Plan& plan) const override {
     plan.instruction_set = cpu::chosen_kernels().name;
-    cpu::describe_forward(problem, plan);
+    problem.pass == Pass::backward ? cpu::describe_backward(problem, plan) : cpu::describe_forward(problem, plan);
   }
 
   void forward(const ForwardProblem& problem, const Plan& plan) const override { cpu::forward(problem, plan); }
-  void backward(const BackwardProblem& problem, const Plan& plan) const override { reference_engine().backward(problem, plan); }
+  void backward(const BackwardProblem& problem, const Plan& plan) const override { cpu::backward(problem, plan); }
   void scores(const ScoresProblem& problem, const Plan& plan) const override { cpu::scores(problem, plan); }
 };
 

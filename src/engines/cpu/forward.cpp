@@ -1,5 +1,6 @@
-// The CPU engine's forward pass. A unit is one block of query rows of one head; a task is some consecutive units, enough
-// to be worth handing out. No row's bits depend on how rows are grouped, so the grouping may follow the thread count.
+// The CPU engine's forward pass. A unit is one block of query rows of one head; a task is some consecutive units,
+// enough to be worth handing out. No row's bits depend on how rows are grouped, so the grouping may follow the thread
+// count.
 #include "engines/cpu/forward.h"
 
 #include <algorithm>
@@ -15,8 +16,9 @@
 namespace headway::cpu {
 namespace {
 
-constexpr double task_flops = 2e6;                             // about 20 microseconds of one core
-constexpr std::int64_t panel_bytes_limit = std::int64_t{1} << 19;  // Q and O panels of a task in half a megabyte of cache
+constexpr double task_flops = 2e6;  // about 20 microseconds of one core
+constexpr std::int64_t panel_bytes_limit = std::int64_t{1}
+                                           << 19;  // Q and O panels of a task in half a megabyte of cache
 constexpr std::int64_t most_panels = 4;
 
 const ForwardKernel& kernel_for(const Problem& problem) {
@@ -44,7 +46,8 @@ std::int64_t panels_of_unit(const Problem& problem, int panel_rows, int threads)
   return panels;
 }
 
-// Units in a fixed numbering: head by head, and inside a head the last rows first, which reach the most keys when causal.
+// Units in a fixed numbering: head by head, and inside a head the last rows first, which reach the most keys when
+// causal.
 class Units {
  public:
   Units(const ForwardProblem& problem, std::int64_t rows) : problem_(problem), rows_(rows) {

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "engines/cpu/gemm/args.h"
 #include "engines/cpu/kernel/args.h"
+#include "engines/cpu/kernel/backward_args.h"
 
 namespace headway::cpu {
 
@@ -15,9 +17,35 @@ struct ForwardKernel {
   int panel_rows;  // queries that one panel holds
 };
 
+// kernel/backward_args.h says what each task does and may read.
+struct BackwardKernel {
+  int (*chunk_count)(std::int64_t keys);
+  void (*cut)(BackwardArgs& args);  // fills in the chunks
+  double (*prepare)(const BackwardArgs& args, const BackwardHead& head, std::int64_t row_begin, std::int64_t row_end);
+  void (*gradients)(const BackwardArgs& args, int chunk, void* scratch);
+  std::int64_t (*scratch_bytes)(const BackwardArgs& args);
+  void (*sum_queries)(const BackwardArgs& args, const BackwardHead& head, std::int64_t row_begin, std::int64_t row_end);
+  void (*bias)(const BiasRegion& region, void* scratch);
+  std::int64_t (*bias_scratch_bytes)(const BiasRegion& region);
+  int region_rows, region_keys;  // of a bias region where they are not summed over
+  int lanes;                     // rows of dq partials are padded to these
+  int scalar_bytes;              // of the compute type
+};
+
+struct GemmKernel {
+  void (*run)(const GemmArgs& args, void* scratch);
+  // Fills packed, of the columns and the part of depth that args says, from k_begin to k_end.
+  void (*pack)(const GemmArgs& args, std::int64_t k_begin, std::int64_t k_end, void* packed);
+  std::int64_t (*scratch_bytes)(const GemmArgs& args);
+  int panel_columns;
+  int scalar_bytes;  // of the compute type
+};
+
 struct Kernels {
   const char* name;
   ForwardKernel forward[4];  // by Storage
+  BackwardKernel backward[4];
+  GemmKernel gemm[4];
 };
 
 // Each defined in isa/, where the build's machine has it.

@@ -14,38 +14,52 @@ struct Free {
   void operator()(void* memory) const noexcept { std::free(memory); }
 };
 
-struct Buffer {
-  std::unique_ptr<void, Free> memory;
-  std::int64_t bytes = 0;
+class Buffer {
+ public:
+  void* at_least(std::int64_t bytes) {
+    if (bytes_ < bytes) {
+      release();
+      const std::int64_t rounded = (bytes + 4095) / 4096 * 4096;
+      memory_.reset(std::aligned_alloc(64, static_cast<std::size_t>(rounded)));
+      if (memory_ == nullptr) {
+        throw std::bad_alloc();
+      }
+      bytes_ = rounded;
+    }
+    return memory_.get();
+  }
+
+  void trim() {
+    if (bytes_ > kept_bytes) {
+      release();
+    }
+  }
+
+ private:
+  void release() {
+    memory_.reset();
+    bytes_ = 0;
+  }
+
+  std::unique_ptr<void, Free> memory_;
+  std::int64_t bytes_ = 0;
 };
 
-Buffer& buffer() {
-  thread_local Buffer own;
-  return own;
+struct Buffers {
+  Buffer own, shared;
+};
+
+Buffers& buffers() {
+  thread_local Buffers all;
+  return all;
 }
 
 }  // namespace
 
-void* thread_scratch(std::int64_t bytes) {
-  Buffer& own = buffer();
-  if (own.bytes < bytes) {
-    own.memory.reset();
-    own.bytes = 0;
-    const std::int64_t rounded = (bytes + 4095) / 4096 * 4096;
-    own.memory.reset(std::aligned_alloc(64, static_cast<std::size_t>(rounded)));
-    if (own.memory == nullptr) {
-      throw std::bad_alloc();
-    }
-    own.bytes = rounded;
-  }
-  return own.memory.get();
-}
+void* thread_scratch(std::int64_t bytes) { return buffers().own.at_least(bytes); }
 
-void trim_thread_scratch() {
-  if (Buffer& own = buffer(); own.bytes > kept_bytes) {
-    own.memory.reset();
-    own.bytes = 0;
-  }
-}
+void* shared_scratch(std::int64_t bytes) { return buffers().shared.at_least(bytes); }
+
+void trim_thread_scratch() { buffers().own.trim(); }
 
 }  // namespace headway::cpu

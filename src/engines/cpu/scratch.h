@@ -8,6 +8,9 @@ namespace headway::cpu {
 // At least `bytes`, 64-byte aligned, of the calling thread; valid until the thread asks again. Throws std::bad_alloc.
 void* thread_scratch(std::int64_t bytes);
 
+// The same from a second buffer: for the thread that makes a call, to share with those that work on it.
+void* shared_scratch(std::int64_t bytes);
+
 // Gives back what is larger than a thread should keep.
 void trim_thread_scratch();
 

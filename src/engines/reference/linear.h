@@ -6,19 +6,13 @@
 
 #include <optional>
 
+#include "core/linear.h"
 #include "headway/tensor.h"
 
 namespace headway::reference {
 
 // y = x W + b. x [B,S,in], weight [in,out], bias [out] or none, y [B,S,out]: one float type, any strides.
 void linear(ConstTensorView x, ConstTensorView weight, const std::optional<ConstTensorView>& bias, TensorView y);
-
-// Where linear_backward writes; a gradient without a view is not computed.
-struct LinearGradients {
-  std::optional<TensorView> dx = {};       // dy W^T         [B,S,in]
-  std::optional<TensorView> dweight = {};  // sum of x^T dy  [in,out]
-  std::optional<TensorView> dbias = {};    // sum of dy      [out]
-};
 
 // The gradients of sum(dy * y), dy [B,S,out]. A row of dy that is all zero adds nothing to dweight, whatever its row of
 // x holds: attention gives such rows to positions it may not see, and NaN or Inf stored there must stay invisible.

@@ -1,23 +1,16 @@
-// What the matrix product's kernel is told: bare pointers, strides in elements and numbers. No type in here has code of its
-// own, so every instruction set may share it.
+// What the matrix product's kernels are told: bare pointers, strides in elements and numbers. No type in here has code
+// of its own, so every instruction set may share it.
 #pragma once
 
 #include <cstdint>
 
 namespace headway::cpu {
 
-// The rows of a batch of matrices as one list: row r is row r % per_item of item r / per_item. Where all rows are equally
-// far apart there is one item.
+// The rows of a batch of matrices as one list: row r is row r % per_item of item r / per_item. Where all rows are
+// equally far apart there is one item.
+template <class Void>
 struct ItemRows {
-  const void* data = nullptr;
-  std::int64_t per_item = 1;
-  std::int64_t item_stride = 0;
-  std::int64_t row_stride = 0;
-  std::int64_t column_stride = 0;
-};
-
-struct WritableItemRows {
-  void* data = nullptr;
+  Void* data = nullptr;
   std::int64_t per_item = 1;
   std::int64_t item_stride = 0;
   std::int64_t row_stride = 0;
@@ -25,18 +18,24 @@ struct WritableItemRows {
 };
 
 // out = left right + bias, or left^T right: out [rows, columns], left [rows, depth] ([depth, rows] when transposed),
-// right [depth, columns]. One task makes out[row_begin .. row_end, column_begin .. column_end].
+// right [depth, columns]. One task makes out[row_begin .. row_end, column_begin .. column_end]. Depth may be done in
+// parts: a task whose depth_begin is not 0 goes on from what `out` holds, which must be of the compute type.
 struct GemmArgs {
-  ItemRows left;
+  ItemRows<const void> left;
   bool left_transposed = false;
-  ItemRows right;
-  const void* bias = nullptr;  // [columns]; null: none
+  ItemRows<const void> right;
+  const void* packed =
+      nullptr;  // right's columns from packed_begin on, [panel][depth_begin .. depth_end][panel's columns];
+  std::int64_t packed_begin = 0;  // null: not packed
+  const void* bias = nullptr;     // [columns]; null: none
   std::int64_t bias_stride = 0;
-  WritableItemRows out;
+  ItemRows<void> out;
   std::int64_t rows = 0, columns = 0, depth = 0;
-  bool skip_zero_rows = false;  // left_transposed only: a row of right that is all zero adds nothing, whatever left holds
+  bool skip_zero_rows =
+      false;  // left_transposed only: a row of right that is all zero adds nothing, whatever left holds
   std::int64_t row_begin = 0, row_end = 0;
   std::int64_t column_begin = 0, column_end = 0;
+  std::int64_t depth_begin = 0, depth_end = 0;
 };
 
 }  // namespace headway::cpu

@@ -1,4 +1,5 @@
-// Rows of a matrix product against one panel of columns: total[row][:] += the sum over a block of depth, held in registers.
+// Rows of a matrix product against one panel of columns, a strip of rows at a time: the sums of a strip stay in
+// registers over the whole depth.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,11 @@
 namespace headway::cpu {
 namespace {
 
-// The panel as a packed block, [steps][width] on cache lines of its own.
+// So many products are summed from 0 before they join the total: a longer chain of one sign loses more than a few
+// units, a shorter one costs time.
+constexpr std::int64_t gemm_chain = 64;
+
+// A packed panel, [steps][width] on cache lines of its own.
 template <class S>
 struct PackedPanel {
   static constexpr std::int64_t width = S::lanes * S::panel_vectors;
@@ -18,12 +23,12 @@ struct PackedPanel {
 
   template <int NV, int NB, Scalars layout>
   HEADWAY_INLINE void accumulate_into(Accumulators<S, NV, NB>& acc, const typename S::Scalar* scalars, std::int64_t ld,
-                                      std::int64_t steps) const {
-    accumulate<S, NV, NB, layout>(acc, data, width, scalars, ld, steps);
+                                      std::int64_t first, std::int64_t steps) const {
+    accumulate<S, NV, NB, layout>(acc, data + first * width, width, scalars, ld, steps);
   }
 };
 
-// The panel where the user has it, converted as it is read: for so few rows that packing would cost more.
+// A panel where the user has it, converted as it is read: for so few rows that packing would cost more.
 template <class S, class In>
 struct PanelInPlace {
   const In* data;
@@ -32,8 +37,8 @@ struct PanelInPlace {
 
   template <int NV, int NB, Scalars layout>
   HEADWAY_INLINE void accumulate_into(Accumulators<S, NV, NB>& acc, const typename S::Scalar* scalars, std::int64_t ld,
-                                      std::int64_t steps) const {
-    const In* row = data;
+                                      std::int64_t first, std::int64_t steps) const {
+    const In* row = data + first * row_stride;
     for (std::int64_t t = 0; t < steps; ++t, row += row_stride) {
       typename S::Vector x[NV];
       HEADWAY_UNROLL
@@ -52,68 +57,107 @@ struct PanelInPlace {
   }
 };
 
-// What one call adds to: totals [rows][width], started by the first block of depth. After each strip of rows `done` hears
-// which ones they were: it has the FMAs of the next strip to hide its loads and stores behind.
+// What a panel is multiplied with, and where its sums come from and go to.
 template <class S>
-struct Totals {
-  static constexpr std::int64_t width = S::lanes * S::panel_vectors;
-  typename S::Scalar* data;
-  bool first;
-  void (*done)(void* context, std::int64_t row, std::int64_t rows);
-  void* context;
+struct RowSums {
+  using Scalar = typename S::Scalar;
+  const Scalar* scalars;  // across: [rows][ld]; along: [strip of 4 rows][step][ld], ld 4 or, for one row alone, any
+  std::int64_t ld;
+  std::int64_t strip_stride;  // along
+  std::int64_t rows, steps;
+  const Scalar* start;  // [rows][width]: what the sums go on from, perhaps out itself; null: 0
+  Scalar* out;          // whole vectors
+  std::int64_t out_ld;
+  const Scalar* bias;  // [width], or null: added to what goes out
 };
 
 template <class S, int NV, int NB, Scalars layout, class Panel>
-HEADWAY_INLINE void add_strip(const Panel& panel, const typename S::Scalar* scalars, std::int64_t ld, std::int64_t steps,
-                              const Totals<S>& totals, std::int64_t row) {
-  Accumulators<S, NV, NB> acc;
-  clear<S, NV, NB>(acc);
-  panel.template accumulate_into<NV, NB, layout>(acc, scalars + (layout == Scalars::across ? row * ld : row), ld, steps);
-  typename S::Scalar* at = totals.data + row * totals.width;
+HEADWAY_INLINE void sum_strip(const Panel& panel, const RowSums<S>& sums, std::int64_t row) {
+  constexpr std::int64_t width = S::lanes * S::panel_vectors;
+  Accumulators<S, NV, NB> total;
   HEADWAY_UNROLL
   for (int c = 0; c < NB; ++c) {
     HEADWAY_UNROLL
     for (int v = 0; v < NV; ++v) {
-      typename S::Scalar* total = at + c * totals.width + v * S::lanes;
-      S::store(total, totals.first ? acc[c][v] : S::load(total) + acc[c][v]);
+      total[c][v] = sums.start == nullptr ? S::zero() : S::load(sums.start + (row + c) * width + v * S::lanes);
     }
   }
-  totals.done(totals.context, row, NB);
+  const typename S::Scalar* scalars =
+      sums.scalars + (layout == Scalars::across ? row * sums.ld : row / 4 * sums.strip_stride + row % 4);
+  for (std::int64_t first = 0; first < sums.steps; first += gemm_chain) {
+    const std::int64_t steps = first + gemm_chain < sums.steps ? gemm_chain : sums.steps - first;
+    Accumulators<S, NV, NB> acc;
+    clear<S, NV, NB>(acc);
+    panel.template accumulate_into<NV, NB, layout>(acc, scalars + (layout == Scalars::across ? first : first * sums.ld),
+                                                   sums.ld, first, steps);
+    HEADWAY_UNROLL
+    for (int c = 0; c < NB; ++c) {
+      HEADWAY_UNROLL
+      for (int v = 0; v < NV; ++v) {
+        total[c][v] = total[c][v] + acc[c][v];
+      }
+    }
+  }
+  HEADWAY_UNROLL
+  for (int c = 0; c < NB; ++c) {
+    HEADWAY_UNROLL
+    for (int v = 0; v < NV; ++v) {
+      const typename S::Vector sum =
+          sums.bias == nullptr ? total[c][v] : total[c][v] + S::load(sums.bias + v * S::lanes);
+      S::store_first(sums.out + (row + c) * sums.out_ld + v * S::lanes, S::lanes, sum);
+    }
+  }
 }
 
-template <class S, int NV, Scalars layout, class Panel>
-HEADWAY_NOINLINE void add_rows(const Panel& panel, const typename S::Scalar* scalars, std::int64_t ld, std::int64_t rows,
-                               std::int64_t steps, const Totals<S>& totals) {
-  constexpr int full = broadcasts<S, NV>();
-  const auto strip = [&]<int NB>(Strip<NB>, std::int64_t row) HEADWAY_LAMBDA {
-    add_strip<S, NV, NB, layout>(panel, scalars, ld, steps, totals, row);
-  };
+// The last rows that fill no strip of 4: three or fewer.
+template <class S, int NV, Scalars layout, bool few_rows, class Panel>
+HEADWAY_INLINE void sum_last_rows(const Panel& panel, const RowSums<S>& sums, std::int64_t row) {
+  if (layout == Scalars::across && !few_rows && sums.rows >= 4 && sums.start != sums.out) {
+    sum_strip<S, NV, 4, layout>(panel, sums, sums.rows - 4);  // some rows again, to the same bits
+    return;
+  }
+  if constexpr (few_rows && NV == S::panel_vectors) {  // a panel in place is read once for all of them
+    if (sums.rows - row == 3) {
+      sum_strip<S, NV, 3, layout>(panel, sums, row);
+      return;
+    }
+    if (sums.rows - row == 2) {
+      sum_strip<S, NV, 2, layout>(panel, sums, row);
+      return;
+    }
+  }
+  for (; row < sums.rows; ++row) {
+    sum_strip<S, NV, 1, layout>(panel, sums, row);
+  }
+}
+
+template <class S, int NV, Scalars layout, bool few_rows, class Panel>
+HEADWAY_NOINLINE void sum_rows(const Panel& panel, const RowSums<S>& sums) {
+  constexpr int full = few_rows || layout == Scalars::along ? 4 : broadcasts<S, NV>();
   std::int64_t row = 0;
-  for (; row + full <= rows; row += full) {
-    strip(Strip<full>{}, row);
+  if constexpr (full > 4) {
+    for (; row + full <= sums.rows; row += full) {
+      sum_strip<S, NV, full, layout>(panel, sums, row);
+    }
   }
-  for (; row + 4 <= rows; row += 4) {
-    strip(Strip<4>{}, row);
+  for (; row + 4 <= sums.rows; row += 4) {
+    sum_strip<S, NV, 4, layout>(panel, sums, row);
   }
-  switch (rows - row) {
-    case 3: strip(Strip<3>{}, row); break;
-    case 2: strip(Strip<2>{}, row); break;
-    case 1: strip(Strip<1>{}, row); break;
-    default: break;
+  if (row < sums.rows) {
+    sum_last_rows<S, NV, layout, few_rows>(panel, sums, row);
   }
 }
 
 // `vectors` of the panel's vectors hold columns.
-template <class S, Scalars layout, class Panel, int NV = S::panel_vectors>
-HEADWAY_INLINE void add_panel(const Panel& panel, int vectors, const typename S::Scalar* scalars, std::int64_t ld,
-                              std::int64_t rows, std::int64_t steps, const Totals<S>& totals) {
+template <class S, Scalars layout, bool few_rows, class Panel, int NV = S::panel_vectors>
+HEADWAY_INLINE void sum_panel(const Panel& panel, int vectors, const RowSums<S>& sums) {
   if constexpr (NV > 1) {
     if (vectors < NV) {
-      add_panel<S, layout, Panel, NV - 1>(panel, vectors, scalars, ld, rows, steps, totals);
+      sum_panel<S, layout, few_rows, Panel, NV - 1>(panel, vectors, sums);
       return;
     }
   }
-  add_rows<S, NV, layout>(panel, scalars, ld, rows, steps, totals);
+  sum_rows<S, NV, layout, few_rows>(panel, sums);
 }
 
 }  // namespace

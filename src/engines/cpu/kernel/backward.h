@@ -1,16 +1,17 @@
 // Attention backward, keys in lanes: one task is a chunk of keys of one kv head against all queries of the heads that
 // share it.
 //
-// Keys go in groups of 128, packed once: K^T and V^T as panels for S and dP, K as rows for dQ. All query blocks that reach
-// the group pass by; each gives P and dS (backward_tile.h), then
+// Keys go in groups of 256, packed once: K^T and V^T as panels for S and dP, K as rows for dQ. All query blocks that
+// reach the group pass by; each gives P and dS (backward_tile.h), then
 //   dV^T [Dv][keys] += dO^T P      dK^T [D][keys] += Q^T dS      dQ [queries][D] += dS K
-// with the same outer-product tile: P and dS as vectors and dO and Q as broadcasts for the first two, K as vectors and dS as
-// broadcasts for the third. dK^T and dV^T stay in the second-level cache until the group is done; per group, Q and dO are
-// read once and the dQ partial is read and written once: 4 (3 D + Dv) bytes for 256 (3 D + 2 Dv) operations a query, so the
-// FMA units bound it.
+// with the same outer-product tile: P and dS as vectors and dO and Q as broadcasts for the first two, K as vectors and
+// dS as broadcasts for the third. dK^T and dV^T stay in the second-level cache until the group is done; per group, Q
+// and dO are read once and the dQ partial is read and written once: 4 (3 D + Dv) bytes for 512 (3 D + 2 Dv) operations
+// a query, so the FMA units bound it.
 //
-// Sums start from 0 in each block and are added to the total at its end, so that long sums keep their accuracy. A key's
-// bits depend on its own sequence alone: blocks, groups and heads come in one order, and skipped ones add nothing.
+// Sums start from 0 in each block, are added up over some blocks, and those sums are added up again, so that long sums
+// keep their accuracy. A key's bits depend on its own sequence alone: blocks, groups and heads come in one order, and
+// skipped ones add nothing.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +29,8 @@
 namespace headway::cpu {
 namespace {
 
+constexpr int blocks_in_sum = 32;  // query blocks whose parts of dK and dV are added up before they go to the totals
+
 template <class S, class In>
 class Backward {
  public:
@@ -35,8 +38,6 @@ class Backward {
   using Vector = typename S::Vector;
   static constexpr int lanes = S::lanes;
   static constexpr int width = S::lanes * S::panel_vectors;
-  static constexpr int panels = 128 / width;
-  static constexpr int group_keys = panels * width;
 
   // Scratch of a task, in Scalars.
   static std::int64_t scratch_size(const BackwardArgs& args) { return Layout(args, nullptr).scratch.used; }
@@ -47,8 +48,8 @@ class Backward {
     for (std::int64_t block = 0; block < block_count(args_); ++block) {
       at_.blocks[block] = row_block(args_, block);
     }
-    for (std::int64_t k = args_.chunk_begin[chunk_]; k < args_.chunk_begin[chunk_ + 1]; k += group_keys) {
-      group_ = {k, smaller(k + group_keys, args_.chunk_begin[chunk_ + 1])};
+    for (std::int64_t k = args_.chunk_begin[chunk_]; k < args_.chunk_begin[chunk_ + 1]; k += group_keys<S>(args_)) {
+      group_ = {k, smaller(k + group_keys<S>(args_), args_.chunk_begin[chunk_ + 1])};
       load_group();
       for (std::int64_t h = 0; h < args_.head_count; ++h) {
         head_ = args_.heads + h;
@@ -63,26 +64,30 @@ class Backward {
  private:
   struct Layout {
     Scratch<Scalar> scratch;
-    Scalar *key_panels, *value_panels, *dk_panels, *dv_panels, *key_rows;
+    Scalar *key_panels, *value_panels, *dk_panels, *dv_panels, *dk_totals, *dv_totals, *key_rows;
     Scalar *weights, *gradients, *slopes, *query_copy, *grad_out_copy;
     std::uint64_t *allowed, *kept;
     Range* spans;
     RowBlock* blocks;
 
     Layout(const BackwardArgs& args, Scalar* base) : scratch{base} {
-      key_panels = scratch.template take<Scalar>(args.head_dim * group_keys);
-      value_panels = scratch.template take<Scalar>(args.value_dim * group_keys);
-      dk_panels = scratch.template take<Scalar>(args.head_dim * group_keys);
-      dv_panels = scratch.template take<Scalar>(args.value_dim * group_keys);
-      key_rows = scratch.template take<Scalar>(padded<S>(args.head_dim) * group_keys);
+      const std::int64_t keys = group_keys<S>(args);
+      const std::int64_t total_keys = block_count(args) * args.head_count > blocks_in_sum ? keys : 0;
+      key_panels = scratch.template take<Scalar>(args.head_dim * keys);
+      value_panels = scratch.template take<Scalar>(args.value_dim * keys);
+      dk_panels = scratch.template take<Scalar>(args.head_dim * keys);
+      dv_panels = scratch.template take<Scalar>(args.value_dim * keys);
+      dk_totals = scratch.template take<Scalar>(args.head_dim * total_keys);
+      dv_totals = scratch.template take<Scalar>(args.value_dim * total_keys);
+      key_rows = scratch.template take<Scalar>(padded<S>(args.head_dim) * keys);
       weights = scratch.template take<Scalar>(query_block * width);
-      gradients = scratch.template take<Scalar>(query_block * group_keys);
+      gradients = scratch.template take<Scalar>(query_block * keys);
       slopes = scratch.template take<Scalar>(query_block * width);
       query_copy = scratch.template take<Scalar>(query_block * args.head_dim);
       grad_out_copy = scratch.template take<Scalar>(query_block * args.value_dim);
-      allowed = scratch.template take<std::uint64_t>(query_block * panels);
+      allowed = scratch.template take<std::uint64_t>(query_block * group_panels<S>(args));
       kept = scratch.template take<std::uint64_t>(query_block);
-      spans = scratch.template take<Range>(query_block / edge_rows * panels);
+      spans = scratch.template take<Range>(query_block / edge_rows * group_panels<S>(args));
       blocks = scratch.template take<RowBlock>(block_count(args));
     }
   };
@@ -108,11 +113,31 @@ class Backward {
                                at_.value_panels + p * args_.value_dim * width + v * lanes, width);
       }
     }
-    clear_numbers(at_.key_rows, padded<S>(args_.head_dim) * group_keys);  // zeros behind the last column
-    copy_rows<S, In>(args_.key, group_.begin, group_.end - group_.begin, args_.head_dim, at_.key_rows,
-                     padded<S>(args_.head_dim));
-    clear_numbers(at_.dk_panels, args_.head_dim * group_keys);
-    clear_numbers(at_.dv_panels, args_.value_dim * group_keys);
+    const std::int64_t keys = group_.end - group_.begin;
+    const std::int64_t ld = padded<S>(args_.head_dim);
+    if (ld != args_.head_dim) {
+      clear_numbers(at_.key_rows, keys * ld);  // for what lies behind the last column
+    }
+    copy_rows<S, In>(args_.key, group_.begin, keys, args_.head_dim, at_.key_rows, ld);
+    clear_numbers(at_.dk_panels, panel_count() * args_.head_dim * width);
+    clear_numbers(at_.dv_panels, panel_count() * args_.value_dim * width);
+    blocks_summed_ = 0;
+    has_totals_ = false;
+  }
+
+  // Moves the sums of the last blocks to the totals.
+  HEADWAY_NOINLINE void fold_sums() {
+    fold(at_.dk_panels, at_.dk_totals, panel_count() * args_.head_dim * width);
+    fold(at_.dv_panels, at_.dv_totals, panel_count() * args_.value_dim * width);
+    blocks_summed_ = 0;
+    has_totals_ = true;
+  }
+  void fold(Scalar* sums, Scalar* totals, std::int64_t count) {
+    for (std::int64_t n = 0; n < count; n += lanes) {
+      const Vector sum = S::load(sums + n);
+      S::store(totals + n, has_totals_ ? S::load(totals + n) + sum : sum);
+      S::store(sums + n, S::zero());
+    }
   }
 
   static void clear_numbers(Scalar* numbers, std::int64_t count) {
@@ -122,15 +147,20 @@ class Backward {
   }
 
   void store_group() {
+    if (has_totals_) {
+      fold_sums();
+    }
     for (int p = 0; p < panel_count(); ++p) {
       for (int v = 0; v < panel_vectors(p); ++v) {
-        store_keys(args_.dk, p, v, at_.dk_panels, args_.head_dim, args_.scale);
-        store_keys(args_.dv, p, v, at_.dv_panels, args_.value_dim, args_.heads[0].dropout.kept_scale);
+        store_keys(args_.dk, p, v, has_totals_ ? at_.dk_totals : at_.dk_panels, args_.head_dim, args_.scale);
+        store_keys(args_.dv, p, v, has_totals_ ? at_.dv_totals : at_.dv_panels, args_.value_dim,
+                   args_.heads[0].dropout.kept_scale);
       }
     }
   }
 
-  void store_keys(const WritableMatrix& target, int p, int v, const Scalar* numbers, std::int64_t columns, double factor) {
+  void store_keys(const WritableMatrix& target, int p, int v, const Scalar* numbers, std::int64_t columns,
+                  double factor) {
     const std::int64_t key = group_.begin + p * width + v * lanes;
     if (target.data != nullptr) {
       unpack_transposed<S, In>(numbers + p * columns * width + v * lanes, width, S::set(static_cast<Scalar>(factor)),
@@ -151,6 +181,10 @@ class Backward {
       }
       return;
     }
+    if (blocks_summed_ == blocks_in_sum) {
+      fold_sums();
+    }
+    ++blocks_summed_;
     query_ = block_rows(head_->query, args_.head_dim, at_.query_copy);
     grad_out_ = block_rows(head_->grad_out, args_.value_dim, at_.grad_out_copy);
     bool forbids = false;
@@ -180,11 +214,23 @@ class Backward {
       skip_panel(p, keys);
       return false;
     }
-    const Tile<Scalar> tile{place, query_, grad_out_,
+    const Tile<Scalar> tile{place,
+                            query_,
+                            grad_out_,
                             static_cast<const Scalar*>(head_->prepared_lse) + rows().begin,
                             static_cast<const Scalar*>(head_->delta) + rows().begin,
-                            at_.key_panels + p * args_.head_dim * width, at_.value_panels + p * args_.value_dim * width,
-                            at_.weights, tile_gradients(p), at_.slopes, tile_allowed(p), at_.kept, tile_spans(p)};
+                            at_.key_panels + p * args_.head_dim * width,
+                            at_.value_panels + p * args_.value_dim * width,
+                            at_.weights,
+                            tile_gradients(p),
+                            at_.slopes,
+                            tile_allowed(p),
+                            at_.kept,
+                            tile_spans(p),
+                            rows_ahead(head_->query, args_.head_dim, p),
+                            rows_ahead(head_->grad_out, args_.value_dim, p),
+                            pairs_ahead(head_->modifiers.mask, 1, p),
+                            pairs_ahead(head_->modifiers.bias, storage_size(head_->modifiers.bias_storage), p)};
     TileGradients<S> gradients(args_, *head_, tile);
     const bool edge = rows().core.begin > keys.begin || rows().core.end < keys.end;
     const bool forbids = gradients.run(edge, wants_gradients());
@@ -204,6 +250,29 @@ class Backward {
     return forbids;
   }
 
+  // The next block's rows, fetched during the last panel.
+  Ahead rows_ahead(const Matrix& matrix, std::int64_t columns, int p) const {
+    const std::int64_t row = rows().begin + query_block;
+    const auto size = static_cast<std::int64_t>(sizeof(In));
+    if (p + 1 != panel_count() || row >= args_.queries || matrix.column_stride != 1) {
+      return {};
+    }
+    return {static_cast<const char*>(matrix.data) + row * matrix.row_stride * size, matrix.row_stride * size,
+            columns * size, smaller(query_block, args_.queries - row)};
+  }
+
+  // The rows of a mask or bias that the next tile wants: the next panel's, or the first panel's of the next block.
+  Ahead pairs_ahead(const Matrix& matrix, std::int64_t size, int p) const {
+    const bool same_rows = p + 1 < panel_count();
+    const std::int64_t row = rows().begin + (same_rows ? 0 : query_block);
+    const std::int64_t key = group_.begin + (same_rows ? (p + 1) * width : 0);
+    if (matrix.data == nullptr || matrix.column_stride != 1 || row >= args_.queries) {
+      return {};
+    }
+    return {static_cast<const char*>(matrix.data) + (row * matrix.row_stride + key) * size, matrix.row_stride * size,
+            smaller(width, group_.end - key) * size, smaller(query_block, args_.queries - row)};
+  }
+
   void skip_panel(int p, const Range& keys) {
     for (int group = 0; group * edge_rows < rows().count; ++group) {
       tile_spans(p)[group] = {0, 0};
@@ -219,8 +288,8 @@ class Backward {
   void clear_bias(const Range& keys) {
     const Scalar zeros[width] = {};
     for (std::int64_t key = keys.begin; key < keys.end; key += width) {
-      store_as(head_->dbias, head_->dbias_storage, rows().begin, rows().count, key, smaller(keys.end - key, width), zeros,
-               0);
+      store_as(head_->dbias, head_->dbias_storage, rows().begin, rows().count, key, smaller(keys.end - key, width),
+               zeros, 0);
     }
   }
 
@@ -289,8 +358,8 @@ class Backward {
 
   // Where a row holds NaN or infinity, keys that it may not attend to must not multiply it by their 0. Same sums in the
   // same order, pair by pair.
-  HEADWAY_NOINLINE void add_keys_carefully(int p, const Scalar* pairs, const Rows<Scalar>& rows_of, std::int64_t columns,
-                                           Scalar* target) {
+  HEADWAY_NOINLINE void add_keys_carefully(int p, const Scalar* pairs, const Rows<Scalar>& rows_of,
+                                           std::int64_t columns, Scalar* target) {
     for (int key = 0; key < panel_keys(p); ++key) {
       for (std::int64_t d = 0; d < columns; ++d) {
         Scalar sum = 0;
@@ -374,6 +443,8 @@ class Backward {
   int chunk_;
   Layout at_;
   Range group_{};
+  int blocks_summed_ = 0;    // since the last fold
+  bool has_totals_ = false;  // whether the group has folded
   const BackwardHead* head_ = nullptr;
   std::int64_t block_ = 0;
   Rows<Scalar> query_{}, grad_out_{};

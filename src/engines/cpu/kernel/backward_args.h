@@ -1,5 +1,6 @@
-// What the backward kernels are told, beside args.h. A BackwardArgs is one kv head of one batch item (or packed sequence)
-// with the query heads that share it. Its work is four kinds of tasks; a kind begins when the ones it reads are done:
+// What the backward kernels are told, beside args.h. A BackwardArgs is one kv head of one batch item (or packed
+// sequence) with the query heads that share it. Its work is four kinds of tasks; a kind begins when the ones it reads
+// are done:
 //   prepare    a head's rows, cut anywhere                 lse and delta, from grad_out, out and lse
 //   gradients  a chunk of keys, all heads of the group     dk, dv, a dq partial per head, dbias where no axis is summed
 //   sum        a head's rows, in multiples of query_block  dq from the partials
@@ -45,7 +46,8 @@ struct BackwardArgs {
 };
 
 // A part of a dbias that has size 1 along the axes to sum over: rows x keys at one (b, h) of dbias, summed over the
-// call's [batch_begin, batch_end) x [head_begin, head_end): one item along an axis that dbias has, all along the others.
+// call's [batch_begin, batch_end) x [head_begin, head_end): one item along an axis that dbias has, all along the
+// others.
 struct BiasRegion {
   const BackwardArgs* sequences = nullptr;  // [batch][kv heads]
   std::int64_t kv_heads = 0;

@@ -1,7 +1,7 @@
-// The gradient of a bias that repeats along the batch, heads, queries or keys: dS summed over them, in double. A task owns a
-// region of dbias and computes the tiles that fall into it once more, always in the order batch, head, panel of keys, block
-// of queries; so no two tasks write to one place and nothing of size Sq x Sk is stored. Two of the five products are
-// repeated, which is what this costs; each panel of K and V is packed again per head and region.
+// The gradient of a bias that repeats along the batch, heads, queries or keys: dS summed over them, in double. A task
+// owns a region of dbias and computes the tiles that fall into it once more, always in the order batch, head, panel of
+// keys, block of queries; so no two tasks write to one place and nothing of size Sq x Sk is stored. Two of the five
+// products are repeated, which is what this costs; each panel of K and V is packed again per head and region.
 #pragma once
 
 #include <cstdint>
@@ -111,7 +111,14 @@ class BiasBackward {
         readable_rows<S, In>(head_->grad_out, block.begin, block.count, args_->value_dim, at_.grad_out_copy),
         static_cast<const Scalar*>(head_->prepared_lse) + block.begin,
         static_cast<const Scalar*>(head_->delta) + block.begin,
-        at_.key_panel, at_.value_panel, at_.weights, at_.gradients, at_.slopes, at_.allowed, at_.kept, at_.spans};
+        at_.key_panel,
+        at_.value_panel,
+        at_.weights,
+        at_.gradients,
+        at_.slopes,
+        at_.allowed,
+        at_.kept,
+        at_.spans};
     TileGradients<S>(*args_, *head_, tile).run(block.core.begin > keys.begin || block.core.end < keys.end, true);
     for (int r = 0; r < place.rows; ++r) {
       add_row(at_.gradients + r * width, at_.sums + (region_.sum_rows ? 0 : r) * region_keys, place.keys);

@@ -1,5 +1,6 @@
-// dQ from its partials: one partial per chunk of keys, added in the chunks' order, times the scale, in the storage type.
-// Each partial is read once and dQ is written once; memory bounds it, next to keys x D multiplications a row before.
+// dQ from its partials: one partial per chunk of keys, added in the chunks' order, times the scale, in the storage
+// type. Each partial is read once and dQ is written once; memory bounds it, next to keys x D multiplications a row
+// before.
 #pragma once
 
 #include <cstdint>

@@ -44,8 +44,8 @@ HEADWAY_INLINE typename S::Vector row_deltas(const BackwardArgs& args, const Bac
   return delta;
 }
 
-// Whether a row of a head with a sink takes part in the sink's gradient: it does if any key is allowed. The search is for
-// rows that look as if none were.
+// Whether a row of a head with a sink takes part in the sink's gradient: it does if any key is allowed. The search is
+// for rows that look as if none were.
 template <class Scalar>
 HEADWAY_NOINLINE bool attends(const BackwardArgs& args, const BackwardHead& head, std::int64_t i, Scalar lse,
                               Scalar delta) {

@@ -1,9 +1,9 @@
 // One tile of the backward pass: a block of queries against a panel of keys, keys in lanes.
 //   S = Q K^T, modified      P = 2^(S - lse)      dP = dO V^T      dS = P (dP - delta)
-// K^T and V^T are packed panels whose rows are vectors; Q and dO are read in place, one broadcast at a time. P and dS leave
-// as [rows][width] in the first- and second-level cache. The FMA units bound it: 2 (D + Dv) operations a pair against one
-// exponential. P and dS come straight from the accumulators, which start at 0: subtracting lse and delta in the end is
-// faster and more accurate than starting from them. Modifiers and dropout add passes over the tile.
+// K^T and V^T are packed panels whose rows are vectors; Q and dO are read in place, one broadcast at a time. P and dS
+// leave as [rows][width] in the first- and second-level cache. The FMA units bound it: 2 (D + Dv) operations a pair
+// against one exponential. P and dS come straight from the accumulators, which start at 0: subtracting lse and delta in
+// the end is faster and more accurate than starting from them. Modifiers and dropout add passes over the tile.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,23 @@ namespace {
 
 constexpr int edge_rows = 16;  // rows that are cut together where ranges end inside a tile
 
+// Rows that a later tile will read, to be fetched while this one computes: far apart, as rows of a matrix of pairs are,
+// no hardware sees them coming.
+struct Ahead {
+  const char* first = nullptr;
+  std::int64_t row_bytes = 0;  // from one row to the next
+  std::int64_t bytes = 0;      // of a row that will be read
+  std::int64_t rows = 0;
+
+  HEADWAY_INLINE void fetch(std::int64_t begin, std::int64_t count) const {
+    for (std::int64_t r = begin; r < smaller(begin + count, rows); ++r) {
+      for (std::int64_t byte = 0; byte < bytes; byte += 64) {
+        __builtin_prefetch(first + r * row_bytes + byte, 0, 3);
+      }
+    }
+  }
+};
+
 template <class Scalar>
 struct Tile {
   ChunkPlace place;                       // the rows and keys
@@ -31,6 +48,7 @@ struct Tile {
   Scalar *weights, *gradients, *slopes;   // [rows][width]: P after dropout (not scaled up), dS, softcap's slopes
   std::uint64_t *allowed, *kept;          // a word a row
   Range* spans;                           // the panel's keys that each group of edge_rows reaches
+  Ahead query_ahead = {}, grad_out_ahead = {}, mask_ahead = {}, bias_ahead = {};
 };
 
 // P and dS of a tile of one head. dS is the gradient of the bias too; softcap's slopes come on top (apply_slopes).
@@ -69,7 +87,7 @@ class TileGradients {
     const Patch all{0, tile_.place.rows, 0, vectors()};
     forbid_by_mask(all);
     compute(all, modifiers_forbid());
-    return modifiers_forbid() && any_forbidden();
+    return any_forbidden(all);
   }
 
   // dS is the gradient of capped scores; the products that follow want that of the scores before.
@@ -106,13 +124,13 @@ class TileGradients {
     const auto* first = static_cast<const std::uint8_t*>(mask.data) + tile_.place.row_begin * mask.row_stride +
                         tile_.place.key_begin * mask.column_stride;
     for (int r = patch.row_begin; r < patch.row_end; ++r) {
-      tile_.allowed[r] &= mask_word(first + r * mask.row_stride, mask.column_stride, tile_.place.keys);
+      tile_.allowed[r] &= mask_word<S>(first + r * mask.row_stride, mask.column_stride, tile_.place.keys);
     }
   }
 
-  bool any_forbidden() const {
+  bool any_forbidden(const Patch& patch) const {
     std::uint64_t common = ~std::uint64_t{0};
-    for (int r = 0; r < tile_.place.rows; ++r) {
+    for (int r = patch.row_begin; r < patch.row_end; ++r) {
       common &= tile_.allowed[r];
     }
     return common != low_bits(tile_.place.keys);
@@ -164,9 +182,9 @@ class TileGradients {
   }
 
   void clear_outside(const Patch& patch) {
-    const Patch before{patch.row_begin, patch.row_end, 0, patch.vector_begin};
-    const Patch after{patch.row_begin, patch.row_end, patch.vector_end, vectors()};
-    for (const Patch& outside : {before, after}) {
+    const Patch sides[] = {{patch.row_begin, patch.row_end, 0, patch.vector_begin},
+                           {patch.row_begin, patch.row_end, patch.vector_end, vectors()}};
+    for (const Patch& outside : sides) {
       each_vector(outside, [&](int, int at, int) HEADWAY_LAMBDA {
         S::store(tile_.weights + at, S::zero());
         S::store(tile_.gradients + at, S::zero());
@@ -176,14 +194,16 @@ class TileGradients {
 
   // ---- The numbers of a patch ----
 
-  HEADWAY_NOINLINE void compute(const Patch& patch, bool forbids) {
+  HEADWAY_NOINLINE void compute(const Patch& patch, bool may_forbid) {
     if (change_scores(modifiers_)) {
       multiply<Product::scores>(patch);
-      KeyLaneModifier<S>(modifiers_, args_.ranges).apply(tile_.place, patch, tile_.weights, tile_.slopes, tile_.allowed);
+      KeyLaneModifier<S>(modifiers_, args_.ranges)
+          .apply(tile_.place, patch, tile_.weights, tile_.slopes, tile_.allowed);
       exponentiate(patch);
     } else {
       multiply<Product::weights>(patch);
     }
+    const bool forbids = may_forbid && any_forbidden(patch);
     if (forbids) {
       forbid(patch, tile_.weights);
     }
@@ -252,6 +272,8 @@ class TileGradients {
   HEADWAY_INLINE void multiply_strip(std::int64_t r, std::int64_t l) {
     constexpr bool of_scores = product == Product::scores || product == Product::weights;
     const Rows<Scalar>& rows = of_scores ? tile_.query : tile_.grad_out;
+    (of_scores ? tile_.query_ahead : tile_.grad_out_ahead).fetch(r, NB);
+    (of_scores ? tile_.mask_ahead : tile_.bias_ahead).fetch(r, NB);
     Accumulators<S, NV, NB> acc;
     clear<S, NV, NB>(acc);
     accumulate<S, NV, NB, Scalars::across>(acc, (of_scores ? tile_.key_panel : tile_.value_panel) + l, width,

@@ -51,7 +51,8 @@ HEADWAY_INLINE void kept_bits(const DropoutRule& rule, std::int64_t row_begin, s
   }
 }
 
-// Zeroes the dropped weights of one vector of queries: keys key_begin .. key_begin + keys - 1. Kept ones are not scaled.
+// Zeroes the dropped weights of one vector of queries: keys key_begin .. key_begin + keys - 1. Kept ones are not
+// scaled.
 template <class S>
 HEADWAY_NOINLINE void drop(const DropoutRule& rule, std::int64_t row_begin, std::int64_t key_begin, std::int64_t keys,
                            const typename S::Scalar* weights, typename S::Scalar* dropped, std::int64_t width) {

@@ -1,5 +1,6 @@
-// 2^x on a vector. x is split into an integer and a rest in [-1/2, 1/2]; the rest goes through a polynomial with minimal
-// relative error (1.3 x 2^-24 for float, 0.03 x 2^-53 for double, before rounding).
+// 2^x on a vector. x is split into an integer and a rest in [-1/2, 1/2]; the rest goes through a polynomial with
+// minimal relative error (1.3 x 2^-24 for float, 0.03 x 2^-53 for double); with its own rounding 3.6 x 2^-24 and 1.4 x
+// 2^-53.
 #pragma once
 
 #include "engines/cpu/simd/common.h"
@@ -14,8 +15,8 @@ template <>
 struct Exp2Polynomial<float> {
   static constexpr int degree = 5;
   static constexpr float lowest = -160.0f;  // below 2^-149, the least float
-  static constexpr float coefficients[degree + 1] = {1.00000007165464164f,   0.693146967065264928f,
-                                                     0.240221197239691780f,  0.0555071327287539118f,
+  static constexpr float coefficients[degree + 1] = {1.00000007165464164f,    0.693146967065264928f,
+                                                     0.240221197239691780f,   0.0555071327287539118f,
                                                      0.00967554133102139115f, 0.00132764721678199433f};
 };
 
@@ -24,12 +25,12 @@ struct Exp2Polynomial<double> {
   static constexpr int degree = 11;
   static constexpr double lowest = -1100.0;
   static constexpr double coefficients[degree + 1] = {
-      0.9999999999999999971,      0.69314718055994533046,     0.24022650695910156205,    0.055504108664819921483,
-      0.0096181291075883350833,   0.0013333558146789950323,   0.00015403530462514613026, 0.0000152527334899608046,
-      1.3215433089594629037e-6,   1.0178198033328527662e-7,   7.0741056262456593708e-9,  4.4352809446103361611e-10};
+      0.9999999999999999971,    0.69314718055994533046,   0.24022650695910156205,    0.055504108664819921483,
+      0.0096181291075883350833, 0.0013333558146789950323, 0.00015403530462514613026, 0.0000152527334899608046,
+      1.3215433089594629037e-6, 1.0178198033328527662e-7, 7.0741056262456593708e-9,  4.4352809446103361611e-10};
 };
 
-// Exact down to the denormals; -inf gives 0, NaN and +inf give NaN (no score reaches +inf without making its row NaN).
+// Right down to the denormals; -inf gives 0, NaN gives NaN, +inf gives +inf or NaN: either makes the row NaN.
 template <class S>
 HEADWAY_INLINE typename S::Vector exp2(typename S::Vector x) {
   using Polynomial = Exp2Polynomial<typename S::Scalar>;

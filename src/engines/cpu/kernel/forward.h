@@ -1,18 +1,20 @@
 // Attention forward, queries in lanes.
 //
-// A panel is a few vectors of queries (64 for float on AVX-512). Q is packed once per panel as Q^T [D][queries] with the
-// scale folded in; K and V are read in place, one broadcast at a time:
+// A panel is a few vectors of queries (64 for float on AVX-512). Q is packed once per panel as Q^T [D][queries] with
+// the scale folded in; K and V are read in place, one broadcast at a time:
 //   S^T [keys][queries] = K Q^T      O^T [Dv][queries] += V^T P^T
 // For a block of 256 keys the scores stay in the second-level cache; K and V come from memory once per task of several
 // panels; Q and O are touched once. The FMA units bound it: 2 (D + Dv) operations a score against one exponential.
 // With bf16 dot products Q and K are pairs along d, P and V pairs along keys, and half as many steps do the same.
 //
 // Softmax runs against a reference m per row. A row's first keys set it to their maximum; later full blocks keep it, so
-// that the exponential follows the scores in registers ("fused"). Only when a row's block sum grows past a limit are its
-// scores computed again and its reference raised. Each lane decides for itself, so a row's bits depend on no other row.
+// that the exponential follows the scores in registers ("fused"). Only when a row's block sum grows past a limit are
+// its scores computed again and its reference raised. Each lane decides for itself, so a row's bits depend on no other
+// row.
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "engines/cpu/kernel/dropout.h"
 #include "engines/cpu/kernel/exp2.h"
@@ -30,10 +32,6 @@ template <class S, class In>
 class Forward : protected ForwardFinish<S, In> {
  protected:
   using Base = ForwardFinish<S, In>;
-  using typename Base::Mask;
-  using typename Base::Operand;
-  using typename Base::Scalar;
-  using typename Base::Vector;
   using Base::args_;
   using Base::at_;
   using Base::block_begin_;
@@ -50,6 +48,10 @@ class Forward : protected ForwardFinish<S, In> {
   using Base::scores_at;
   using Base::to_log2_;
   using Base::values_;
+  using typename Base::Mask;
+  using typename Base::Operand;
+  using typename Base::Scalar;
+  using typename Base::Vector;
 
  public:
   using Base::scratch_bytes;
@@ -194,7 +196,7 @@ class Forward : protected ForwardFinish<S, In> {
     for (std::int64_t key = piece.begin; key < piece.end; key += chunk_keys) {
       const int keys = at_most(piece.end - key, chunk_keys);
       if (args_.modifiers.mask.data != nullptr) {
-        load_mask_bits(args_.modifiers.mask, {row, rows, key, keys}, bits);
+        load_mask_bits<S>(args_.modifiers.mask, {row, rows, key, keys}, bits);
       }
       for (int n = 0; n < vectors; ++n) {
         const ChunkPlace place{row + n * lanes, at_most(larger(rows - n * lanes, 0), lanes), key, keys};
@@ -308,7 +310,8 @@ class Forward : protected ForwardFinish<S, In> {
       return;
     }
     add_sums<NV>(p, 0, decay, sum);
-    add_values<NV>(p, 0, piece, decay, keeps_scalars() ? weight_operands<NV>(p, 0, piece) : operands_at(piece.begin, 0));
+    add_values<NV>(p, 0, piece, decay,
+                   keeps_scalars() ? weight_operands<NV>(p, 0, piece) : operands_at(piece.begin, 0));
   }
 
   template <int NV, int NB>

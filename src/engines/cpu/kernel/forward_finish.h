@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "engines/cpu/kernel/exp2.h"
 #include "engines/cpu/kernel/forward_state.h"
@@ -13,8 +14,6 @@ template <class S, class In>
 class ForwardFinish : public ForwardState<S, In> {
  protected:
   using Base = ForwardState<S, In>;
-  using typename Base::Scalar;
-  using typename Base::Vector;
   using Base::args_;
   using Base::at_;
   using Base::Base;
@@ -26,22 +25,19 @@ class ForwardFinish : public ForwardState<S, In> {
   using Base::pieces_;
   using Base::to_log2_;
   using Base::width;
+  using typename Base::Scalar;
+  using typename Base::Vector;
 
   // Output, lse and weights of a panel whose keys are all done.
   HEADWAY_NOINLINE void finish_panel(std::int64_t p) {
     alignas(64) Scalar factors[width] = {};
-    for (int r = 0; r < panel_rows(p); ++r) {
-      const RowEnd end = row_end(p, r);
-      factors[r] = end.factor;
-      if (args_.lse != nullptr) {
-        static_cast<Scalar*>(args_.lse)[(panel_row(p) + r) * args_.lse_stride] = static_cast<Scalar>(end.lse);
-      }
-    }
     const Vector kept_scale = S::set(static_cast<Scalar>(args_.dropout.kept_scale));
     for (int v = 0; v < panel_vectors(p); ++v) {
       const std::int64_t row = panel_row(p) + v * lanes;
+      const int rows = at_most(args_.row_end - row, lanes);
+      end_rows(p, v, rows, factors + v * lanes);
       unpack_transposed<S, In>(this->output_panel(p) + v * lanes, width, S::load(factors + v * lanes) * kept_scale,
-                               args_.out, row, at_most(args_.row_end - row, lanes), args_.value_dim);
+                               args_.out, row, rows, args_.value_dim);
     }
     if (args_.weights.data != nullptr) {
       store_weights(p, factors);
@@ -66,30 +62,50 @@ class ForwardFinish : public ForwardState<S, In> {
   }
 
  private:
-  // A row in the end: what its unnormalised weights and output are multiplied by, and its lse.
-  struct RowEnd {
-    Scalar factor;
-    double lse;
-  };
+  // What a vector of rows multiplies its unnormalised weights and output by; stores lse.
+  void end_rows(std::int64_t p, int v, int rows, Scalar* factors) {
+    const Vector sum = S::load(at_.sums + p * width + v * lanes);
+    S::store(factors, S::set(1) / sum);
+    for (int r = 0; r < rows; ++r) {
+      const std::int64_t at = p * width + v * lanes + r;
+      double lse = 0;
+      if (args_.has_sink || at_.sums[at] == 0) {
+        lse = end_unusual_row(p, v * lanes + r, factors[r]);
+      } else if (args_.lse != nullptr) {
+        lse = (at_.references[at] * to_log2_ + log2_of(at_.sums[at])) / log2e;
+      }
+      if (args_.lse != nullptr) {
+        static_cast<Scalar*>(args_.lse)[(panel_row(p) + v * lanes + r) * args_.lse_stride] = static_cast<Scalar>(lse);
+      }
+    }
+  }
 
-  RowEnd row_end(std::int64_t p, int r) const {
+  static double log2_of(float x) { return __builtin_log2f(x); }
+  static double log2_of(double x) { return __builtin_log2(x); }
+  static long double log2_of(long double x) { return __builtin_log2l(x); }
+
+  // One type wider than the scores, so that a large sink costs no accuracy.
+  using Wide = std::conditional_t<sizeof(Scalar) == 8, long double, double>;
+  static double exp2_of(double x) { return __builtin_exp2(x); }
+  static long double exp2_of(long double x) { return __builtin_exp2l(x); }
+
+  // A row with a sink, or without a weight; gives its lse.
+  double end_unusual_row(std::int64_t p, int r, Scalar& factor) const {
+    constexpr auto wide_log2e = static_cast<Wide>(1.442695040888963407359924681001892137L);
     const std::int64_t row = panel_row(p) + r;
-    const double reference = at_.references[p * width + r] * to_log2_;
-    const double sum = at_.sums[p * width + r];
+    const Wide reference = at_.references[p * width + r] * (to_log2_ == 1 ? Wide{1} : wide_log2e);
+    const Wide sum = at_.sums[p * width + r];
     const bool sinks = args_.has_sink && row < args_.ranges.real_queries;
-    if (sum == 0) {  // no key may be attended to, or a key may and every score is -inf
-      const bool lost = any_allowed(at_.ranges[p * width + r], row);
-      const double lse = lost ? __builtin_nan("") : sinks ? args_.sink : -static_cast<double>(infinity);
-      return {lost ? static_cast<Scalar>(__builtin_nanf("")) : Scalar{0}, lse};
+    if (sum == 0) {  // no key may be attended to; or, without a sink, a key may and every score is -inf
+      const bool lost = !sinks && any_allowed(at_.ranges[p * width + r], row);
+      factor = lost ? static_cast<Scalar>(__builtin_nanf("")) : Scalar{0};
+      return lost ? __builtin_nan("") : sinks ? args_.sink : -static_cast<double>(infinity);
     }
-    if (!sinks) {
-      return {static_cast<Scalar>(1 / sum), (reference + __builtin_log2(sum)) / log2e};
-    }
-    const double sink = args_.sink * log2e;
-    const double highest = sink > reference ? sink : reference;
-    const double total = sum * __builtin_exp2(reference - highest) + __builtin_exp2(sink - highest);
-    return {static_cast<Scalar>(__builtin_exp2(reference - highest) / total),
-            (highest + __builtin_log2(total)) / log2e};
+    const Wide sink = sinks ? args_.sink * wide_log2e : -static_cast<Wide>(infinity);
+    const Wide highest = sink > reference ? sink : reference;
+    const Wide total = sum * exp2_of(reference - highest) + exp2_of(sink - highest);
+    factor = static_cast<Scalar>(exp2_of(reference - highest) / total);
+    return static_cast<double>((highest + log2_of(total)) / wide_log2e);
   }
 
   bool any_allowed(const Range& range, std::int64_t row) const {
@@ -119,6 +135,22 @@ class ForwardFinish : public ForwardState<S, In> {
       }
     }
     pieces_ = 0;
+    for (int r = 0; r < panel_rows(p); ++r) {
+      if (factors[r] != factors[r]) {
+        clear_forbidden(p, r);
+      }
+    }
+  }
+
+  // Also in a row that is NaN, the weight of a key that may not be attended to is 0.
+  void clear_forbidden(std::int64_t p, int r) {
+    const std::int64_t row = panel_row(p) + r;
+    In* weights = static_cast<In*>(args_.weights.data) + row * args_.weights.row_stride;
+    for (std::int64_t key = 0; key < args_.ranges.keys; ++key) {
+      if (!is_allowed(args_.modifiers, at_.ranges[p * width + r], row, key)) {
+        weights[key * args_.weights.column_stride] = In{};
+      }
+    }
   }
 
   void clear_weights(std::int64_t p, int v, std::int64_t from, std::int64_t to) {
@@ -135,8 +167,8 @@ class ForwardFinish : public ForwardState<S, In> {
   // weights(row + lane, key) = factor[lane] * scores[key][lane] for the keys of a piece.
   void store_piece(std::int64_t row, int v, const Range& piece, Vector factor) {
     const WritableMatrix& weights = args_.weights;
-    const WritableMatrix target{static_cast<In*>(weights.data) + piece.begin * weights.column_stride, weights.row_stride,
-                                weights.column_stride};
+    const WritableMatrix target{static_cast<In*>(weights.data) + piece.begin * weights.column_stride,
+                                weights.row_stride, weights.column_stride};
     unpack_transposed<S, In>(this->scores_at(piece.begin, v), width, factor, target, row,
                              at_most(args_.row_end - row, lanes), piece.end - piece.begin);
   }

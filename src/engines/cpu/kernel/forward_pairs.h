@@ -1,6 +1,6 @@
-// Forward through bf16 dot products, where they are exact enough. The instruction takes denormal inputs for 0, so queries
-// that are tiny or huge, or a scale that makes the tiny large again, go through the float kernel instead. Only the queries
-// decide: what keys hold must not choose the kernel, since a masked key may hold anything.
+// Forward through bf16 dot products, where they are exact enough. The instruction takes denormal inputs for 0, so
+// queries that are tiny or huge, or a scale that makes the tiny large again, go through the float kernel instead. Only
+// the queries decide: what keys hold must not choose the kernel, since a masked key may hold anything.
 #pragma once
 
 #include "engines/cpu/kernel/forward.h"
@@ -39,8 +39,8 @@ HEADWAY_NOINLINE bool queries_suit_pairs(const ForwardArgs& args, std::int64_t b
   return true;
 }
 
-// Each panel goes its own way, so that a row's way does not depend on how panels are grouped into tasks. Rows of padding
-// decide nothing.
+// Each panel goes its own way, so that a row's way does not depend on how panels are grouped into tasks. Rows of
+// padding decide nothing.
 template <template <class, class> class Kernel, class Pairs, class Plain>
 void run_pairs(const ForwardArgs& args, void* scratch) {
   constexpr std::int64_t panel = Forward<Pairs, bfloat16>::width;
@@ -64,7 +64,8 @@ void run_pairs(const ForwardArgs& args, void* scratch) {
 
 template <class Pairs, class Plain>
 std::int64_t forward_scratch_pairs(const ForwardArgs& args, std::int64_t panels) {
-  return larger(Forward<Pairs, bfloat16>::scratch_bytes(args, panels), Forward<Plain, bfloat16>::scratch_bytes(args, panels));
+  return larger(Forward<Pairs, bfloat16>::scratch_bytes(args, panels),
+                Forward<Plain, bfloat16>::scratch_bytes(args, panels));
 }
 
 template <class Pairs, class Plain>

@@ -1,5 +1,5 @@
-// What a forward task holds: its panels, the key range of each row, the block of keys and values at hand, and where all of
-// it lies in the scratch.
+// What a forward task holds: its panels, the key range of each row, the block of keys and values at hand, and where all
+// of it lies in the scratch.
 #pragma once
 
 #include <cstdint>
@@ -225,7 +225,9 @@ class ForwardState {
     const bool tiny = fold > 1 && x != 0 && x < tiny_value && x > -tiny_value;
     return x - x != 0 || tiny;
   }
-  const In* value_row(std::int64_t key) const { return static_cast<const In*>(args_.value.data) + key * args_.value.row_stride; }
+  const In* value_row(std::int64_t key) const {
+    return static_cast<const In*>(args_.value.data) + key * args_.value.row_stride;
+  }
   Scalar value_at(std::int64_t key, std::int64_t d) const {
     alignas(64) Scalar loaded[lanes];
     S::store(loaded, load_row<S>(value_row(key), args_.value.column_stride, d, 1));
@@ -237,7 +239,9 @@ class ForwardState {
     return at_.scores + (args_.weights.data != nullptr ? key * width : 0) + v * lanes;
   }
   const Operand* key_operands(std::int64_t key) const { return keys_.data + (key - block_begin_) * keys_.ld; }
-  const Operand* value_operands(std::int64_t key) const { return values_.data + (key - block_begin_) / fold * values_.ld; }
+  const Operand* value_operands(std::int64_t key) const {
+    return values_.data + (key - block_begin_) / fold * values_.ld;
+  }
 
   const ForwardArgs& args_;
   double to_log2_;  // from the units of the scores to those of the exponential

@@ -1,6 +1,11 @@
 // The kernels of one instruction set as a table of functions. An isa/ file includes its vocabulary, then this.
 #pragma once
 
+#include "engines/cpu/gemm/gemm.h"
+#include "engines/cpu/kernel/backward.h"
+#include "engines/cpu/kernel/backward_bias.h"
+#include "engines/cpu/kernel/backward_dq.h"
+#include "engines/cpu/kernel/backward_prepare.h"
 #include "engines/cpu/kernel/forward.h"
 #include "engines/cpu/kernel/scores.h"
 #include "engines/cpu/kernels.h"
@@ -28,11 +33,71 @@ constexpr ForwardKernel forward_kernel() {
   return {run_forward<S, In>, run_scores<S, In>, forward_scratch<S, In>, Forward<S, In>::width};
 }
 
+template <class S, class In>
+void run_gradients(const BackwardArgs& args, int chunk, void* scratch) {
+  Backward<S, In>(args, chunk, static_cast<typename S::Scalar*>(scratch)).run();
+}
+
+template <class S, class In>
+std::int64_t gradients_scratch(const BackwardArgs& args) {
+  return Backward<S, In>::scratch_size(args) * static_cast<std::int64_t>(sizeof(typename S::Scalar));
+}
+
+template <class S, class In>
+void run_bias(const BiasRegion& region, void* scratch) {
+  BiasBackward<S, In>(region, static_cast<typename S::Scalar*>(scratch)).run();
+}
+
+template <class S, class In>
+std::int64_t bias_scratch(const BiasRegion& region) {
+  return BiasBackward<S, In>::scratch_size(region) * static_cast<std::int64_t>(sizeof(typename S::Scalar));
+}
+
+template <class S, class In>
+constexpr BackwardKernel backward_kernel() {
+  return {chunk_count<S>,
+          key_chunks<S>,
+          prepare_rows<S, In>,
+          run_gradients<S, In>,
+          gradients_scratch<S, In>,
+          sum_query_gradients<S, In>,
+          run_bias<S, In>,
+          bias_scratch<S, In>,
+          BiasBackward<S, In>::region_rows,
+          BiasBackward<S, In>::region_keys,
+          S::lanes,
+          sizeof(typename S::Scalar)};
+}
+
+template <class S, class In>
+void run_gemm(const GemmArgs& args, void* scratch) {
+  Gemm<S, In>(args, static_cast<typename S::Scalar*>(scratch)).run();
+}
+
+template <class S, class In>
+void pack_gemm(const GemmArgs& args, std::int64_t k_begin, std::int64_t k_end, void* packed) {
+  Gemm<S, In>::pack_part(args, k_begin, k_end, static_cast<typename S::Scalar*>(packed));
+}
+
+template <class S, class In>
+std::int64_t gemm_scratch(const GemmArgs& args) {
+  return Gemm<S, In>::scratch_size(args) * static_cast<std::int64_t>(sizeof(typename S::Scalar));
+}
+
+template <class S, class In>
+constexpr GemmKernel gemm_kernel() {
+  return {run_gemm<S, In>, pack_gemm<S, In>, gemm_scratch<S, In>, Gemm<S, In>::width, sizeof(typename S::Scalar)};
+}
+
 // In the order of Storage: f32, f64, bf16, f16.
 constexpr Kernels make_kernels(const char* name) {
   return {name,
           {forward_kernel<F32, float>(), forward_kernel<F64, double>(), forward_kernel<F32, bfloat16>(),
-           forward_kernel<F32, float16>()}};
+           forward_kernel<F32, float16>()},
+          {backward_kernel<F32, float>(), backward_kernel<F64, double>(), backward_kernel<F32, bfloat16>(),
+           backward_kernel<F32, float16>()},
+          {gemm_kernel<F32, float>(), gemm_kernel<F64, double>(), gemm_kernel<F32, bfloat16>(),
+           gemm_kernel<F32, float16>()}};
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Pairs of one query and a panel of up to 64 keys, keys in lanes: which are allowed, which dropout keeps, and how modifiers
-// change their scores. A set of pairs is a word: bit l is the panel's key l.
+// Pairs of one query and a panel of up to 64 keys, keys in lanes: which are allowed, which dropout keeps, and how
+// modifiers change their scores. A set of pairs is a word: bit l is the panel's key l.
 #pragma once
 
 #include <cstdint>
@@ -29,24 +29,6 @@ HEADWAY_INLINE Range inside_panel(const Range& range, std::int64_t key_begin, st
 
 HEADWAY_INLINE std::uint64_t range_word(const Range& inside) { return low_bits(inside.end) & ~low_bits(inside.begin); }
 
-// Bit l: whether byte l is not 0. Eight at a time: a carry out of its low bits, or its own high bit, marks such a byte, and
-// one multiplication gathers the marks.
-HEADWAY_INLINE std::uint64_t mask_word(const std::uint8_t* bytes, std::int64_t stride, int keys) {
-  constexpr std::uint64_t low_seven = 0x7f7f7f7f7f7f7f7fULL;
-  std::uint64_t word = 0;
-  int l = 0;
-  for (; stride == 1 && l + 8 <= keys; l += 8) {
-    std::uint64_t eight;
-    std::memcpy(&eight, bytes + l, sizeof eight);
-    const std::uint64_t marks = ((((eight & low_seven) + low_seven) | eight) & ~low_seven) >> 7;
-    word |= ((marks * 0x0102040810204080ULL) >> 56) << l;
-  }
-  for (; l < keys; ++l) {
-    word |= static_cast<std::uint64_t>(bytes[l * stride] != 0) << l;
-  }
-  return word;
-}
-
 // Bit 4 c is bit c of a number of 16 bits.
 HEADWAY_INLINE std::uint64_t every_fourth_bit(std::uint64_t bits) {
   bits = (bits | bits << 24) & 0x000000ff000000ffULL;
@@ -60,8 +42,9 @@ template <class S>
 HEADWAY_NOINLINE std::uint64_t kept_word(const DropoutRule& rule, std::int64_t row, std::int64_t key_begin, int keys) {
   std::uint64_t kept[4] = {};
   for (int call = 0; 4 * call < keys; call += S::word_lanes) {
-    const auto counter = philox<S>(rule.seed, S::consecutive_words(static_cast<std::uint64_t>((key_begin >> 2) + call)),
-                                   S::words(static_cast<std::uint32_t>(row)), S::words(rule.head), S::words(rule.batch));
+    const auto counter =
+        philox<S>(rule.seed, S::consecutive_words(static_cast<std::uint64_t>((key_begin >> 2) + call)),
+                  S::words(static_cast<std::uint32_t>(row)), S::words(rule.head), S::words(rule.batch));
     HEADWAY_UNROLL
     for (int k = 0; k < 4; ++k) {
       kept[k] |= S::low_words_at_least(counter.word[k], rule.threshold) << call;
@@ -81,10 +64,10 @@ struct Patch {
   int vector_begin, vector_end;
 };
 
-// Whether scores are modified before their exponential. Such scores and their lse are natural, so that the lowest number of
-// a type as a bias stays finite; others are in units of log2.
+// Whether scores are modified before their exponential; a mask counts, so that it gives the bits of a bias of -inf. Such scores and their lse are natural, so that the lowest
+// number of a type as a bias stays finite; others are in units of log2.
 HEADWAY_INLINE bool change_scores(const Modifiers& modifiers) {
-  return modifiers.softcap != 0 || modifiers.bias.data != nullptr || modifiers.has_alibi;
+  return modifiers.any;
 }
 
 // Modifies scores of a patch of a tile, [rows][width], in the contract's order. The tile's first pair is `place`'s.

@@ -1,8 +1,9 @@
-// Score modifiers on a chunk of scores S^T, [keys][queries in lanes], in the contract's order: softcap, bias, ALiBi, masks.
-// A forbidden score becomes -inf whatever it was, so that the softmax ignores it.
+// Score modifiers on a chunk of scores S^T, [keys][queries in lanes], in the contract's order: softcap, bias, ALiBi,
+// masks. A forbidden score becomes -inf whatever it was, so that the softmax ignores it.
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "engines/cpu/kernel/args.h"
 #include "engines/cpu/kernel/pack.h"
@@ -24,19 +25,38 @@ struct ChunkPlace {
   int keys;  // up to chunk_keys
 };
 
+// Bit l: whether byte l is not 0. Without an instruction for it, eight at a time: a carry out of its low bits, or its
+// own high bit, marks such a byte, and one multiplication gathers the marks.
+template <class S>
+HEADWAY_INLINE std::uint64_t mask_word(const std::uint8_t* bytes, std::int64_t stride, int keys) {
+  if constexpr (requires { S::nonzero_bytes(bytes, keys); }) {
+    if (stride == 1) {
+      return S::nonzero_bytes(bytes, keys);
+    }
+  }
+  constexpr std::uint64_t low_seven = 0x7f7f7f7f7f7f7f7fULL;
+  std::uint64_t word = 0;
+  int l = 0;
+  for (; stride == 1 && l + 8 <= keys; l += 8) {
+    std::uint64_t eight;
+    std::memcpy(&eight, bytes + l, sizeof eight);
+    const std::uint64_t marks = ((((eight & low_seven) + low_seven) | eight) & ~low_seven) >> 7;
+    word |= ((marks * 0x0102040810204080ULL) >> 56) << l;
+  }
+  for (; l < keys; ++l) {
+    word |= static_cast<std::uint64_t>(bytes[l * stride] != 0) << l;
+  }
+  return word;
+}
+
 // bits[j] bit r = whether row r may attend to key j, for up to 64 rows: the 64 x 64 bit matrix is read row by row and
 // transposed by swapping ever smaller off-diagonal squares.
+template <class S>
 HEADWAY_NOINLINE void load_mask_bits(const Matrix& mask, const ChunkPlace& place, std::uint64_t (&bits)[chunk_keys]) {
   const auto* bytes = static_cast<const std::uint8_t*>(mask.data);
   for (int r = 0; r < 64; ++r) {
-    std::uint64_t row_bits = 0;
-    if (r < place.rows) {
-      const std::uint8_t* row = bytes + (place.row_begin + r) * mask.row_stride + place.key_begin * mask.column_stride;
-      for (int j = 0; j < place.keys; ++j) {
-        row_bits |= static_cast<std::uint64_t>(row[j * mask.column_stride] != 0) << j;
-      }
-    }
-    bits[r] = row_bits;
+    const std::uint8_t* row = bytes + (place.row_begin + r) * mask.row_stride + place.key_begin * mask.column_stride;
+    bits[r] = r < place.rows ? mask_word<S>(row, mask.column_stride, place.keys) : 0;
   }
   std::uint64_t low = 0x00000000ffffffffULL;
   for (int size = 32; size > 0; size >>= 1, low ^= low << size) {
@@ -53,7 +73,8 @@ HEADWAY_NOINLINE void load_mask_bits(const Matrix& mask, const ChunkPlace& place
 template <class S>
 HEADWAY_INLINE typename S::Vector settled(typename S::Vector sum, typename S::Vector score, typename S::Vector term) {
   using Scalar = typename S::Scalar;
-  const typename S::Vector highest = S::set(sizeof(Scalar) == 4 ? static_cast<Scalar>(__FLT_MAX__) : static_cast<Scalar>(__DBL_MAX__));
+  const typename S::Vector highest =
+      S::set(sizeof(Scalar) == 4 ? static_cast<Scalar>(__FLT_MAX__) : static_cast<Scalar>(__DBL_MAX__));
   if (!S::any(S::not_less_equal(S::abs(sum), highest))) {
     return sum;
   }
@@ -123,8 +144,9 @@ class ScoreModifier {
       const int count = at_most(place.keys - j, S::lanes);
       Vector block[S::lanes];
       for (int r = 0; r < S::lanes; ++r) {
-        block[r] = r < place.rows ? load_row<S>(first + r * bias.row_stride, bias.column_stride, place.key_begin + j, count)
-                                  : S::zero();
+        block[r] = r < place.rows
+                       ? load_row<S>(first + r * bias.row_stride, bias.column_stride, place.key_begin + j, count)
+                       : S::zero();
       }
       S::transpose(block);
       for (int c = 0; c < count; ++c) {

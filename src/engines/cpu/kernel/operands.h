@@ -33,11 +33,13 @@ struct Packing {
                       Scalar* panel, std::int64_t width) {
     pack_transposed<S, In>(matrix, row_begin, rows, dim, static_cast<Scalar>(factor), panel, width);
   }
-  static OperandRows<S> keys(const Matrix& matrix, std::int64_t begin, std::int64_t count, std::int64_t dim, Scalar* copy) {
+  static OperandRows<S> keys(const Matrix& matrix, std::int64_t begin, std::int64_t count, std::int64_t dim,
+                             Scalar* copy) {
     const Rows<Scalar> rows = readable_rows<S, In>(matrix, begin, count, dim, copy);
     return {rows.data, rows.ld};
   }
-  static OperandRows<S> values(const Matrix& matrix, std::int64_t begin, std::int64_t count, std::int64_t dim, Scalar* copy) {
+  static OperandRows<S> values(const Matrix& matrix, std::int64_t begin, std::int64_t count, std::int64_t dim,
+                               Scalar* copy) {
     return keys(matrix, begin, count, dim, copy);
   }
   static bool keys_in_place(const Matrix& matrix, std::int64_t) { return readable_in_place<S, In>(matrix); }

@@ -61,7 +61,8 @@ HEADWAY_NOINLINE void pack_transposed(const Matrix& matrix, std::int64_t row_beg
     Vector block[S::lanes];
     HEADWAY_UNROLL
     for (int r = 0; r < S::lanes; ++r) {
-      block[r] = r < rows ? scale * load_row<S>(first + r * matrix.row_stride, matrix.column_stride, c, count) : S::zero();
+      block[r] =
+          r < rows ? scale * load_row<S>(first + r * matrix.row_stride, matrix.column_stride, c, count) : S::zero();
     }
     S::transpose(block);
     HEADWAY_UNROLL
@@ -117,7 +118,8 @@ HEADWAY_NOINLINE void copy_rows(const Matrix& matrix, std::int64_t row_begin, st
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t c = 0; c < columns; c += S::lanes) {
       const int count = at_most(columns - c, S::lanes);
-      S::store_first(copy + r * ld + c, count, load_row<S>(first + r * matrix.row_stride, matrix.column_stride, c, count));
+      S::store_first(copy + r * ld + c, count,
+                     load_row<S>(first + r * matrix.row_stride, matrix.column_stride, c, count));
     }
   }
 }

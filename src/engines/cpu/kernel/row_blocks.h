@@ -10,7 +10,22 @@
 namespace headway::cpu {
 namespace {
 
-constexpr int query_block = 128;
+constexpr int query_block = 64;
+
+// Panels of keys that are packed together, so that queries and dQ pass by once for all of them: 256 keys, or half of
+// that where the group's five matrices would leave the second-level cache.
+template <class S>
+constexpr int most_panels = 256 / (S::lanes * S::panel_vectors);
+
+template <class S>
+HEADWAY_INLINE int group_panels(const BackwardArgs& args) {
+  return args.head_dim + args.value_dim <= 256 ? most_panels<S> : most_panels<S> / 2;
+}
+
+template <class S>
+HEADWAY_INLINE std::int64_t group_keys(const BackwardArgs& args) {
+  return static_cast<std::int64_t>(group_panels<S>(args)) * S::lanes * S::panel_vectors;
+}
 
 struct RowBlock {
   std::int64_t begin;
@@ -26,8 +41,10 @@ HEADWAY_INLINE std::int64_t block_count(const BackwardArgs& args) {
 }
 
 HEADWAY_NOINLINE RowBlock row_block(const BackwardArgs& args, std::int64_t block) {
-  RowBlock result{block * query_block, static_cast<int>(smaller(args.queries - block * query_block, query_block)),
-                  {args.ranges.keys, 0}, {0, args.ranges.keys}};
+  RowBlock result{block * query_block,
+                  static_cast<int>(smaller(args.queries - block * query_block, query_block)),
+                  {args.ranges.keys, 0},
+                  {0, args.ranges.keys}};
   for (std::int64_t i = result.begin; i < result.begin + result.count; ++i) {
     const Range range = range_of_row(args.ranges, i);
     if (range.begin < range.end) {
@@ -38,35 +55,42 @@ HEADWAY_NOINLINE RowBlock row_block(const BackwardArgs& args, std::int64_t block
   return result;
 }
 
-// The pairs whose key is before `key`, counted on one row of each `step`.
-inline double sampled_pairs(const BackwardArgs& args, std::int64_t key, std::int64_t step) {
+// The pairs whose key is before `key`, counted on every 16th row.
+inline double sampled_pairs(const BackwardArgs& args, std::int64_t key) {
   double pairs = 0;
-  for (std::int64_t i = 0; i < args.queries; i += step) {
+  for (std::int64_t i = 0; i < args.queries; i += 16) {
     const Range range = range_of_row(args.ranges, i);
     pairs += static_cast<double>(larger(smaller(range.end, key) - range.begin, 0));
   }
   return pairs;
 }
 
-// Cuts the keys, at multiples of `group_keys`, into up to most_key_chunks chunks with about the same number of pairs.
-inline void key_chunks(BackwardArgs& args, std::int64_t group_keys) {
-  constexpr std::int64_t least_groups = 2;
-  constexpr std::int64_t step = 16;
-  const std::int64_t groups = (args.ranges.keys + group_keys - 1) / group_keys;
-  args.chunks = static_cast<int>(larger(1, smaller(groups / least_groups, most_key_chunks)));
+template <class S>
+constexpr std::int64_t chunk_step = most_panels<S> / 2 * S::lanes* S::panel_vectors;
+
+template <class S>
+int chunk_count(std::int64_t keys) {
+  return static_cast<int>(larger(1, smaller((keys + chunk_step<S> - 1) / chunk_step<S> / 2, most_key_chunks)));
+}
+
+// Cuts the keys, at multiples of 128, into up to most_key_chunks chunks with about the same number of pairs.
+template <class S>
+HEADWAY_NOINLINE void key_chunks(BackwardArgs& args) {
+  constexpr std::int64_t step = chunk_step<S>;
+  const std::int64_t steps = (args.ranges.keys + step - 1) / step;
+  args.chunks = chunk_count<S>(args.ranges.keys);
   args.chunk_begin[0] = 0;
   args.chunk_begin[args.chunks] = args.ranges.keys;
-  const double all = args.chunks > 1 ? sampled_pairs(args, args.ranges.keys, step) : 0;
+  const double all = args.chunks > 1 ? sampled_pairs(args, args.ranges.keys) : 0;
   for (int c = 1; c < args.chunks; ++c) {
-    const double share = all * c / args.chunks;
-    std::int64_t low = args.chunk_begin[c - 1] / group_keys;
-    std::int64_t high = groups;
-    while (low < high) {  // the first group whose middle has the share before it: the border nearest to it
+    std::int64_t low = args.chunk_begin[c - 1] / step;
+    std::int64_t high = steps;
+    while (low < high) {  // the first step whose middle has the share before it: its border is the nearest
       const std::int64_t middle = (low + high) / 2;
-      const bool enough = sampled_pairs(args, middle * group_keys + group_keys / 2, step) >= share;
+      const bool enough = sampled_pairs(args, middle * step + step / 2) * args.chunks >= all * c;
       (enough ? high : low) = enough ? middle : middle + 1;
     }
-    args.chunk_begin[c] = smaller(low * group_keys, args.ranges.keys);
+    args.chunk_begin[c] = smaller(low * step, args.ranges.keys);
   }
 }
 

@@ -1,5 +1,5 @@
-// Cutting a task's scratch into arrays, each on its own cache lines. With a null base only `used` means anything: that is
-// how a task's need is found.
+// Cutting a task's scratch into arrays, each on its own cache lines. With a null base only `used` means anything: that
+// is how a task's need is found.
 #pragma once
 
 #include <cstdint>

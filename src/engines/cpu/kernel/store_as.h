@@ -22,6 +22,10 @@ HEADWAY_INLINE void with_storage(Storage storage, const Body& body) {
   }
 }
 
+HEADWAY_INLINE std::int64_t storage_size(Storage storage) {
+  return storage == Storage::f64 ? 8 : storage == Storage::f32 ? 4 : 2;
+}
+
 // to[c * stride] = from[c], rounded to Out; halves are rounded from float.
 template <class Out, class Number>
 HEADWAY_INLINE void store_row_as(Out* to, std::int64_t stride, const Number* from, std::int64_t count) {

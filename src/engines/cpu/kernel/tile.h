@@ -3,9 +3,9 @@
 //   acc[c][v] += sum over t of  scalar(c, t) * vector(t, v)        c < NB broadcasts, v < NV vectors
 //
 // Vectors lie in rows of a packed panel, [t][width]. Scalars are read in place from a row-major matrix: `across` takes
-// scalar(c, t) = x[c * ld + t] (keys for the scores), `along` takes x[t * ld + c] (values for the output). Each step loads
-// NV vectors and NB scalars for NB * NV FMAs, so with 4 x 4 the loads stay below half of the FMAs and the FMA units
-// bound it.
+// scalar(c, t) = x[c * ld + t] (keys for the scores), `along` takes x[t * ld + c] (values for the output). Each step
+// loads NV vectors and NB scalars for NB * NV FMAs, so with 4 x 4 the loads stay below half of the FMAs and the FMA
+// units bound it.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,9 @@ struct Operands {
   using Vector = typename S::Vector;
   HEADWAY_INLINE static Vector load(const Scalar* p) { return S::load(p); }
   HEADWAY_INLINE static Vector broadcast(const Scalar* p) { return S::set(*p); }
-  HEADWAY_INLINE static typename S::Vector multiply_add(Vector a, Vector b, typename S::Vector c) { return S::fma(a, b, c); }
+  HEADWAY_INLINE static typename S::Vector multiply_add(Vector a, Vector b, typename S::Vector c) {
+    return S::fma(a, b, c);
+  }
   HEADWAY_INLINE static void clear_part(Scalar* p, int) { *p = 0; }
 };
 
@@ -50,8 +52,7 @@ HEADWAY_INLINE void accumulate(Accumulators<S, NV, NB>& acc, const typename Oper
                                std::ptrdiff_t width, const typename Operands<S>::Scalar* __restrict scalars,
                                std::ptrdiff_t ld, std::ptrdiff_t steps) {
   using Operand = Operands<S>;
-  _Pragma("GCC unroll 2")
-  for (std::ptrdiff_t t = 0; t < steps; ++t) {
+  _Pragma("GCC unroll 2") for (std::ptrdiff_t t = 0; t < steps; ++t) {
     typename Operand::Vector x[NV];
     HEADWAY_UNROLL
     for (int v = 0; v < NV; ++v) {
@@ -59,7 +60,8 @@ HEADWAY_INLINE void accumulate(Accumulators<S, NV, NB>& acc, const typename Oper
     }
     HEADWAY_UNROLL
     for (int c = 0; c < NB; ++c) {
-      const typename Operand::Vector b = Operand::broadcast(layout == Scalars::across ? scalars + c * ld + t : scalars + c);
+      const typename Operand::Vector b =
+          Operand::broadcast(layout == Scalars::across ? scalars + c * ld + t : scalars + c);
       HEADWAY_UNROLL
       for (int v = 0; v < NV; ++v) {
         acc[c][v] = Operand::multiply_add(b, x[v], acc[c][v]);

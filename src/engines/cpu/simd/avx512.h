@@ -18,14 +18,24 @@ struct Wide {
   static constexpr int word_lanes = 8;
   HEADWAY_INLINE static Words words(std::uint32_t x) { return _mm512_set1_epi64(x); }
   HEADWAY_INLINE static Words consecutive_words(std::uint64_t first_word) {
-    return _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(first_word)), _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
+    return _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(first_word)),
+                            _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
   }
   HEADWAY_INLINE static Words multiply_low_words(Words a, Words b) { return _mm512_mul_epu32(a, b); }
   HEADWAY_INLINE static Words high_words(Words a) { return _mm512_srli_epi64(a, 32); }
-  HEADWAY_INLINE static Words exclusive_or(Words a, Words b, Words c) { return _mm512_ternarylogic_epi64(a, b, c, 0x96); }
+  HEADWAY_INLINE static Words exclusive_or(Words a, Words b, Words c) {
+    return _mm512_ternarylogic_epi64(a, b, c, 0x96);
+  }
   HEADWAY_INLINE static std::uint64_t low_words_at_least(Words a, std::uint64_t limit) {
     const Words low = _mm512_and_si512(a, _mm512_set1_epi64(0xffffffff));
     return _mm512_cmpge_epu64_mask(low, _mm512_set1_epi64(static_cast<long long>(limit)));
+  }
+
+  // Bit l: whether byte l is not 0, for up to 64 bytes. Optional: kernels do without where a vocabulary has none.
+  HEADWAY_INLINE static std::uint64_t nonzero_bytes(const std::uint8_t* p, int n) {
+    const __mmask64 wanted = n >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << n) - 1;
+    const __m512i bytes = _mm512_maskz_loadu_epi8(wanted, p);
+    return _mm512_test_epi8_mask(bytes, bytes);
   }
 };
 
@@ -34,9 +44,9 @@ struct F32 : Wide {
   using Vector = __m512;
   using Mask = __mmask16;
   static constexpr int lanes = 16;
-  static constexpr int panel_vectors = 4;   // vectors of queries in a panel
-  static constexpr int tile_scalars = 4;    // broadcasts in a full tile: 4 x 4 accumulators hide the FMA's latency
-  static constexpr int edge_scalars = 16;   // broadcasts in a tile of one vector
+  static constexpr int panel_vectors = 4;  // vectors of queries in a panel
+  static constexpr int tile_scalars = 4;   // broadcasts in a full tile: 4 x 4 accumulators hide the FMA's latency
+  static constexpr int edge_scalars = 16;  // broadcasts in a tile of one vector
   static constexpr bool fused_softmax = true;
 
   HEADWAY_INLINE static Vector zero() { return _mm512_setzero_ps(); }
@@ -48,7 +58,9 @@ struct F32 : Wide {
   HEADWAY_INLINE static Vector max(Vector a, Vector b) { return _mm512_max_ps(a, b); }  // b where one is NaN
   HEADWAY_INLINE static Vector min(Vector a, Vector b) { return _mm512_min_ps(a, b); }
   HEADWAY_INLINE static Vector abs(Vector a) { return _mm512_abs_ps(a); }
-  HEADWAY_INLINE static Vector round(Vector a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  HEADWAY_INLINE static Vector round(Vector a) {
+    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
   HEADWAY_INLINE static Vector times_power_of_2(Vector a, Vector n) { return _mm512_scalef_ps(a, n); }
   HEADWAY_INLINE static Vector select(Mask m, Vector yes, Vector no) { return _mm512_mask_blend_ps(m, no, yes); }
   HEADWAY_INLINE static Mask less(Vector a, Vector b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
@@ -143,7 +155,9 @@ struct F64 : Wide {
   HEADWAY_INLINE static Vector max(Vector a, Vector b) { return _mm512_max_pd(a, b); }
   HEADWAY_INLINE static Vector min(Vector a, Vector b) { return _mm512_min_pd(a, b); }
   HEADWAY_INLINE static Vector abs(Vector a) { return _mm512_abs_pd(a); }
-  HEADWAY_INLINE static Vector round(Vector a) { return _mm512_roundscale_pd(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  HEADWAY_INLINE static Vector round(Vector a) {
+    return _mm512_roundscale_pd(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  }
   HEADWAY_INLINE static Vector times_power_of_2(Vector a, Vector n) { return _mm512_scalef_pd(a, n); }
   HEADWAY_INLINE static Vector select(Mask m, Vector yes, Vector no) { return _mm512_mask_blend_pd(m, no, yes); }
   HEADWAY_INLINE static Mask less(Vector a, Vector b) { return _mm512_cmp_pd_mask(a, b, _CMP_LT_OQ); }

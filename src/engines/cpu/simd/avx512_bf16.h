@@ -35,8 +35,8 @@ struct Operands<BF16> {
   HEADWAY_INLINE static void interleave(const bfloat16* low, const bfloat16* high, Pair* target) {
     const __m512i a = _mm512_loadu_si512(low);
     const __m512i b = _mm512_loadu_si512(high);
-    const __m512i front = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
-                                           5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i front = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
+                                           37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i back = _mm512_add_epi16(front, _mm512_set1_epi16(16));
     _mm512_storeu_si512(target, _mm512_permutex2var_epi16(a, front, b));
     _mm512_storeu_si512(target + 16, _mm512_permutex2var_epi16(a, back, b));
@@ -44,8 +44,8 @@ struct Operands<BF16> {
 
  private:
   HEADWAY_INLINE static __m512i interleaved_halves() {
-    return _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19,
-                            3, 18, 2, 17, 1, 16, 0);
+    return _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4,
+                            19, 3, 18, 2, 17, 1, 16, 0);
   }
 };
 

@@ -1,0 +1,48 @@
+"""Exact, fast, explainable multi-head attention for NumPy, and for any array with DLPack.
+
+attention(query, key, value, ...)     attention and every option of it
+attention_backward, attention_scores  its gradients, its score matrix
+attention_varlen, ..._backward        the same over packed sequences
+explain                               what a call would run, and why
+multi_head_attention, self_attention, compute_qkv, MultiHeadAttention
+                                      the functions and the layer of the tutorials, in NumPy
+
+>>> import numpy as np, headway
+>>> x = np.random.default_rng(0).standard_normal((2, 8, 128, 64), dtype=np.float32)
+>>> headway.attention(x, x, x, causal=True).shape
+(2, 8, 128, 64)
+"""
+
+from headway._headway import (
+    Plan,
+    __version__,
+    attention,
+    attention_backward,
+    attention_scores,
+    attention_varlen,
+    attention_varlen_backward,
+    explain,
+)
+from headway._results import Gradients
+from headway._settings import engines, get_threads, set_threads
+from headway.functions import compute_qkv, multi_head_attention, self_attention
+from headway.layer import MultiHeadAttention
+
+__all__ = [
+    "Gradients",
+    "MultiHeadAttention",
+    "Plan",
+    "__version__",
+    "attention",
+    "attention_backward",
+    "attention_scores",
+    "attention_varlen",
+    "attention_varlen_backward",
+    "compute_qkv",
+    "engines",
+    "explain",
+    "get_threads",
+    "multi_head_attention",
+    "self_attention",
+    "set_threads",
+]

@@ -1,0 +1,182 @@
+"""Types of the compiled part."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict, TypeVar, overload
+
+from typing_extensions import Unpack
+
+from headway._results import Gradients
+
+# A NumPy array, or any array with DLPack: what comes in is what goes out.
+_Array = TypeVar("_Array")
+_Integers = int | Sequence[int] | Sequence[Sequence[int]] | Any
+_Floats = float | Sequence[float] | Any
+
+class Options(TypedDict, total=False):
+    mask: Any | None
+    bias: Any | None
+    causal: bool | Literal["top_left", "bottom_right"]
+    window: tuple[int | None, int | None] | None
+    valid_lens: _Integers | None
+    query_lens: _Integers | None
+    scale: float | None
+    softcap: float | None
+    alibi_slopes: _Floats | None
+    sinks: _Floats | None
+    dropout: float
+    seed: int | None
+    engine: Literal["reference", "cpu", "cuda"] | None
+
+__version__: str
+
+class Plan:
+    @property
+    def engine(self) -> str: ...
+    @property
+    def operation(self) -> str: ...
+    @property
+    def kernel(self) -> str: ...
+    @property
+    def instruction_set(self) -> str: ...
+    @property
+    def shape(self) -> str: ...
+    @property
+    def options(self) -> str: ...
+    @property
+    def query_block(self) -> int: ...
+    @property
+    def key_block(self) -> int: ...
+    @property
+    def tasks(self) -> int: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def pairs(self) -> int: ...
+    @property
+    def all_pairs(self) -> int: ...
+    @property
+    def flops(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def scratch_bytes(self) -> int: ...
+    @property
+    def passed_over(self) -> list[tuple[str, str]]: ...
+
+@overload
+def attention(
+    query: _Array,
+    key: Any,
+    value: Any,
+    *,
+    return_weights: Literal[False] = False,
+    return_lse: Literal[False] = False,
+    out: Any | None = None,
+    **options: Unpack[Options],
+) -> _Array: ...
+@overload
+def attention(
+    query: _Array,
+    key: Any,
+    value: Any,
+    *,
+    return_weights: Literal[True],
+    return_lse: Literal[False] = False,
+    out: Any | None = None,
+    **options: Unpack[Options],
+) -> tuple[_Array, _Array]: ...
+@overload
+def attention(
+    query: _Array,
+    key: Any,
+    value: Any,
+    *,
+    return_weights: Literal[False] = False,
+    return_lse: Literal[True],
+    out: Any | None = None,
+    **options: Unpack[Options],
+) -> tuple[_Array, Any]: ...
+@overload
+def attention(
+    query: _Array,
+    key: Any,
+    value: Any,
+    *,
+    return_weights: Literal[True],
+    return_lse: Literal[True],
+    out: Any | None = None,
+    **options: Unpack[Options],
+) -> tuple[_Array, _Array, Any]: ...
+@overload
+def attention(
+    query: _Array,
+    key: Any,
+    value: Any,
+    *,
+    return_weights: bool = False,
+    return_lse: bool = False,
+    out: Any | None = None,
+    **options: Unpack[Options],
+) -> Any: ...
+def attention_backward(
+    grad_out: Any, query: Any, key: Any, value: Any, out: Any, lse: Any, **options: Unpack[Options]
+) -> Gradients: ...
+def attention_scores(
+    query: _Array,
+    key: Any,
+    *,
+    stage: Literal["scaled", "capped", "biased", "weights"] = "weights",
+    out: Any | None = None,
+    **options: Unpack[Options],
+) -> _Array: ...
+@overload
+def attention_varlen(
+    query: _Array,
+    key: Any,
+    value: Any,
+    cu_seqlens_q: _Integers,
+    cu_seqlens_k: _Integers,
+    *,
+    return_weights: Literal[False] = False,
+    return_lse: Literal[False] = False,
+    out: Any | None = None,
+    **options: Unpack[Options],
+) -> _Array: ...
+@overload
+def attention_varlen(
+    query: _Array,
+    key: Any,
+    value: Any,
+    cu_seqlens_q: _Integers,
+    cu_seqlens_k: _Integers,
+    *,
+    return_weights: Literal[False] = False,
+    return_lse: Literal[True],
+    out: Any | None = None,
+    **options: Unpack[Options],
+) -> tuple[_Array, Any]: ...
+def attention_varlen_backward(
+    grad_out: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    lse: Any,
+    cu_seqlens_q: _Integers,
+    cu_seqlens_k: _Integers,
+    **options: Unpack[Options],
+) -> Gradients: ...
+def explain(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    return_weights: bool = False,
+    return_lse: bool = False,
+    out: Any | None = None,
+    backward: bool = False,
+    **options: Unpack[Options],
+) -> Plan: ...
+def set_threads(n: int, /) -> None: ...
+def get_threads() -> int: ...
+def engines() -> list[str]: ...

@@ -1,0 +1,42 @@
+"""Threads and engines."""
+
+from __future__ import annotations
+
+import operator
+
+from headway import _headway
+
+
+def set_threads(n: int) -> None:
+    """Sets how many threads a call may use, the caller's own included. Results do not depend on it.
+
+    >>> import headway
+    >>> headway.set_threads(2)
+    >>> headway.get_threads()
+    2
+    """
+    count = operator.index(n)
+    # What is past C's int is past every machine too.
+    _headway.set_threads(max(-(2**31), min(count, 2**31 - 1)))
+
+
+def get_threads() -> int:
+    """How many threads a call may use.
+
+    It starts as HEADWAY_THREADS, else OMP_NUM_THREADS, else the number of CPUs that this process may run on.
+
+    >>> import headway
+    >>> headway.get_threads() >= 1
+    True
+    """
+    return _headway.get_threads()
+
+
+def engines() -> list[str]:
+    """The engines that this build and this machine offer, of "cuda", "cpu" and "reference", the fastest first.
+
+    >>> import headway
+    >>> "reference" in headway.engines()
+    True
+    """
+    return _headway.engines()

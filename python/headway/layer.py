@@ -1,0 +1,148 @@
+"""The multi-head attention layer in NumPy: projections, attention, output projection, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headway._headway import attention, attention_backward
+from headway.functions import attend, check_heads, same_type, split_heads
+
+
+class _Forward(NamedTuple):
+    """What backward needs of the last forward."""
+
+    inputs: tuple[Any, Any, Any]  # queries, keys, values (B, S, num_hiddens)
+    heads: tuple[Any, Any, Any]  # projected and split (B, num_heads, S, d)
+    joined: Any  # (B, Sq, num_hiddens), before W_o
+    lse: Any
+    options: dict[str, Any]
+
+
+class MultiHeadAttention:
+    """Multi-head attention with learnt projections, in NumPy.
+
+    MultiHeadAttention(num_hiddens, num_heads, dropout=0.0, bias=False) draws W_q, W_k, W_v, W_o
+    (num_hiddens, num_hiddens) and, with bias, b_q, b_k, b_v, b_o (num_hiddens,) from np.random.rand, in this order.
+    They are plain arrays: replace them or change them in place.
+
+        q = queries W_q + b_q,  k = keys W_k + b_k,  v = values W_v + b_v      each split into num_heads heads
+        y = join(attention(q, k, v)) W_o + b_o
+
+    >>> import numpy as np, headway
+    >>> np.random.seed(0)
+    >>> layer = headway.MultiHeadAttention(num_hiddens=100, num_heads=5, dropout=0.5)
+    >>> X, Y = np.random.rand(2, 4, 100), np.random.rand(2, 6, 100)
+    >>> layer.forward(X, Y, Y, np.array([3, 2])).shape
+    (2, 4, 100)
+    >>> gradients = layer.backward(np.ones((2, 4, 100)))
+    >>> gradients["W_q"].shape, gradients["keys"].shape
+    ((100, 100), (2, 6, 100))
+    """
+
+    def __init__(self, num_hiddens: int, num_heads: int, dropout: float = 0.0, bias: bool = False) -> None:
+        check_heads("MultiHeadAttention", "num_hiddens is", num_hiddens, num_heads)
+        if not 0.0 <= dropout <= 1.0:
+            raise ValueError(f"MultiHeadAttention: dropout is {dropout}, expected 0 to 1")
+        self.num_hiddens = num_hiddens
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.d_k = self.d_v = num_hiddens // num_heads
+
+        self.W_q = np.random.rand(num_hiddens, num_hiddens)
+        self.W_k = np.random.rand(num_hiddens, num_hiddens)
+        self.W_v = np.random.rand(num_hiddens, num_hiddens)
+        self.W_o = np.random.rand(num_hiddens, num_hiddens)
+        draw = np.random.rand if bias else np.zeros
+        self.b_q = draw(num_hiddens)
+        self.b_k = draw(num_hiddens)
+        self.b_v = draw(num_hiddens)
+        self.b_o = draw(num_hiddens)
+        self._bias = bias
+        self._last: _Forward | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"MultiHeadAttention(num_hiddens={self.num_hiddens}, num_heads={self.num_heads}, "
+            f"dropout={self.dropout}, bias={self._bias})"
+        )
+
+    def transpose_qkv(self, X: Any) -> Any:
+        """(B, S, num_hiddens) -> (B * num_heads, S, d): every head an item of the batch."""
+        X = split_heads(X, self.num_heads)
+        return X.reshape(-1, X.shape[2], X.shape[3])
+
+    def transpose_output(self, X: Any) -> Any:
+        """(B * num_heads, S, d) -> (B, S, num_hiddens): what transpose_qkv did, undone."""
+        X = X.reshape(-1, self.num_heads, X.shape[1], X.shape[2]).swapaxes(1, 2)
+        return X.reshape(X.shape[0], X.shape[1], X.shape[2] * X.shape[3])
+
+    def scaled_dot_product_attention(self, Q: Any, K: Any, V: Any, valid_lens: Any = None) -> Any:
+        """Attention of arrays as transpose_qkv gives them: Q (N, Sq, d), K and V (N, Sk, d) -> (N, Sq, d).
+
+        valid_lens is None, (N,) or (N, Sq): how many of the keys count. There is no dropout in it.
+        """
+        return attention(*same_type(Q, K, V), valid_lens=valid_lens)
+
+    def forward(self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, training: bool = False) -> Any:
+        """queries (B, Sq, num_hiddens), keys and values (B, Sk, num_hiddens) -> (B, Sq, num_hiddens).
+
+        valid_lens is None, (B,) or (B, Sq): how many of the keys count. Dropout acts in training; its seed is drawn
+        from np.random.
+        """
+        inputs = self._check_inputs(queries, keys, values)
+        projected = (
+            np.dot(inputs[0], self.W_q) + self.b_q,
+            np.dot(inputs[1], self.W_k) + self.b_k,
+            np.dot(inputs[2], self.W_v) + self.b_v,
+        )
+        heads = tuple(split_heads(array, self.num_heads) for array in same_type(*projected))
+        options: dict[str, Any] = {"valid_lens": valid_lens}
+        if training and self.dropout > 0:
+            options.update(dropout=self.dropout, seed=int(np.random.randint(2**63, dtype=np.int64)))
+        joined, lse = attend(*heads, **options)
+        self._last = _Forward(inputs, heads, joined, lse, options)
+        return np.dot(joined, self.W_o) + self.b_o
+
+    __call__ = forward
+
+    def backward(self, grad: Any) -> dict[str, Any]:
+        """The gradients of sum(grad * y) for the last forward, whose output y (B, Sq, num_hiddens) grad is like.
+
+        A dict by name: W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, and queries, keys, values. What forward was given, and
+        the parameters, must not have changed since.
+        """
+        last = self._last
+        if last is None:
+            raise ValueError("MultiHeadAttention.backward: expected a forward before it, found none")
+        grad = np.asarray(grad)
+        expected = last.joined.shape[:-1] + self.W_o.shape[1:]
+        if grad.shape != expected:
+            raise ValueError(f"MultiHeadAttention.backward: grad has shape {grad.shape}, expected {expected}")
+        gradients = _linear_gradients("o", last.joined, self.W_o, grad)
+        grad_out = split_heads(gradients.pop("joined").astype(last.joined.dtype, copy=False), self.num_heads)
+        out = split_heads(last.joined, self.num_heads)
+        by_head = attention_backward(grad_out, *last.heads, out, last.lse, **last.options)
+        for name, letter, source, part in zip(
+            ("queries", "keys", "values"), "qkv", last.inputs, (by_head.query, by_head.key, by_head.value)
+        ):
+            joined = part.swapaxes(1, 2).reshape(*source.shape[:-1], self.num_heads * part.shape[-1])
+            gradients.update(_linear_gradients(letter, source, getattr(self, f"W_{letter}"), joined))
+            gradients[name] = gradients.pop("joined")
+        return gradients
+
+    def _check_inputs(self, queries: Any, keys: Any, values: Any) -> tuple[Any, Any, Any]:
+        arrays = np.asarray(queries), np.asarray(keys), np.asarray(values)
+        for name, array, weight in zip(("queries", "keys", "values"), arrays, (self.W_q, self.W_k, self.W_v)):
+            if array.ndim != 3 or array.shape[-1] != weight.shape[0]:
+                raise ValueError(
+                    f"MultiHeadAttention: {name} has shape {array.shape}, expected (batch, length, {weight.shape[0]})"
+                )
+        return arrays
+
+
+def _linear_gradients(letter: str, source: Any, weight: Any, grad: Any) -> dict[str, Any]:
+    """Of source @ weight + bias: the weight's and the bias's, and as "joined" the source's."""
+    rows, grads = source.reshape(-1, source.shape[-1]), grad.reshape(-1, grad.shape[-1])
+    return {f"W_{letter}": rows.T @ grads, f"b_{letter}": grads.sum(axis=0), "joined": grad @ weight.T}

@@ -1,0 +1,167 @@
+// What help() says about the functions of the extension. Every example is run by tests/python/test_doctests.py.
+#pragma once
+
+namespace headway::python::docs {
+
+inline constexpr const char* attention =
+    R"(Scaled dot-product attention: softmax(scale * query key^T) value, and everything that may be added to it.
+
+Shapes
+    query  (B, H, Sq, D)     (B, Sq, D): one head each     (Sq, D): one head
+    key    (B, Hkv, Sk, D)   (B, Sk, D)                    (Sk, D)
+    value  (B, Hkv, Sk, Dv)  (B, Sk, Dv)                   (Sk, Dv)
+    out    (B, H, Sq, Dv)    (B, Sq, Dv)                   (Sq, Dv)
+
+Hkv divides H (grouped-query attention). The arrays are NumPy's or any with DLPack (torch, JAX), float32, float64, bfloat16
+or float16, all three alike; strided arrays are read where they lie. The result is of the query's library and type.
+
+Which keys a query sees; all that are given must allow it
+    mask          bool, broadcasts to (B, H, Sq, Sk): True = attend
+    causal        "top_left": j <= i; "bottom_right": the last query sees the last key; True: Sq must equal Sk
+    window        (left, right): keys from i - left to i + right; None on a side = unlimited
+    valid_lens    (B,) or (B, Sq) integers: the keys before that number
+    query_lens    (B,) integers: the rows from there on are padding and give 0
+How strongly
+    scale         1/sqrt(D) when absent
+    softcap       softcap * tanh(score / softcap)
+    bias          floating, broadcasts like mask and is added; -inf forbids
+    alibi_slopes  (H,): adds -slope * distance
+    sinks         (H,): one more score in each row, with no value behind it
+    dropout       the share of weights to drop, needs seed (0 <= seed < 2**64); the same seed drops the same weights
+What comes back
+    return_weights, return_lse   a tuple (out[, weights][, lse]); weights (B, H, Sq, Sk) before dropout, lse (B, H, Sq)
+    out           an array to write the result to, which is then also returned
+    engine        "reference", "cpu" or "cuda"; the fastest that can, when absent (see explain)
+
+A query that no key is left for gives 0, never NaN. Torch tensors that require grad are refused while torch records
+gradients, since nothing would be recorded here.
+
+>>> import numpy as np, headway
+>>> query = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+>>> value = np.array([[1.0], [2.0], [4.0]])
+>>> headway.attention(query, query, value, causal=True).round(3)
+array([[1.   ],
+       [1.67 ],
+       [2.759]])
+>>> out, lse = headway.attention(query, query, value, valid_lens=[0, 1, 3], return_lse=True)
+>>> out.shape, lse.shape
+((3, 1), (3,))
+>>> out[0], lse[0]
+(array([0.]), np.float64(-inf))
+)";
+
+inline constexpr const char* attention_backward =
+    R"(The gradients of sum(grad_out * out), from the out and lse that attention gave with the same options.
+
+Shapes
+    grad_out, out  (B, H, Sq, Dv)
+    lse            (B, H, Sq), from return_lse=True
+    query, key, value and the options as for attention, without heads or batch too
+
+Returns Gradients: .query .key .value .bias .sinks, each with the shape and type of what it belongs to; .bias and .sinks are
+None where the call has none.
+
+>>> import numpy as np, headway
+>>> rng = np.random.default_rng(0)
+>>> query, key, value = rng.standard_normal((3, 2, 4, 5, 8))
+>>> bias = np.zeros((4, 1, 5))
+>>> out, lse = headway.attention(query, key, value, bias=bias, return_lse=True)
+>>> headway.attention_backward(np.ones_like(out), query, key, value, out, lse, bias=bias)
+Gradients(
+  query=float64 (2, 4, 5, 8),
+  key=float64 (2, 4, 5, 8),
+  value=float64 (2, 4, 5, 8),
+  bias=float64 (4, 1, 5),
+  sinks=None)
+)";
+
+inline constexpr const char* attention_scores =
+    R"(The matrix (B, H, Sq, Sk) after a stage of attention, in the input's type.
+
+    "scaled"   scale * query key^T
+    "capped"   after softcap
+    "biased"   after bias and alibi_slopes, -inf where a key is forbidden
+    "weights"  after the softmax, 0 where a key is forbidden; before dropout
+
+query (B, H, Sq, D), key (B, Hkv, Sk, D), both without heads or batch too; options as for attention. Only this function and
+return_weights store a matrix. out is an array to write it to.
+
+>>> import numpy as np, headway
+>>> query = np.array([[1.0, 0.0], [0.0, 2.0]])
+>>> headway.attention_scores(query, query, stage="biased", scale=1, causal=True)
+array([[  1., -inf],
+       [  0.,   4.]])
+>>> headway.attention_scores(query, query, causal=True).round(3)
+array([[1.   , 0.   ],
+       [0.056, 0.944]])
+)";
+
+inline constexpr const char* attention_varlen =
+    R"(Attention over packed sequences that never see each other.
+
+Shapes
+    query         (total_q, H, D)     sequence b is rows cu_seqlens_q[b] to cu_seqlens_q[b + 1]
+    key           (total_k, Hkv, D)   and, of key and value, rows cu_seqlens_k[b] to cu_seqlens_k[b + 1]
+    value         (total_k, Hkv, Dv)
+    cu_seqlens_q  (B + 1,) integers from 0 to total_q, and cu_seqlens_k the same up to total_k
+    out           (total_q, H, Dv)
+    lse           (H, total_q)
+
+Options as for attention, with positions counted inside a sequence: mask and bias broadcast to (B, H, longest query, longest
+key), valid_lens and query_lens are (B,). Weights have no one shape here, and asking for them is an error.
+
+>>> import numpy as np, headway
+>>> rows = np.random.default_rng(0).standard_normal((7, 2, 8))
+>>> packed = headway.attention_varlen(rows, rows, rows, [0, 3, 7], [0, 3, 7], causal=True)
+>>> alone = headway.attention(*3 * [rows[3:].swapaxes(0, 1)[None]], causal=True)
+>>> np.array_equal(packed[3:].swapaxes(0, 1), alone[0])
+True
+)";
+
+inline constexpr const char* attention_varlen_backward =
+    R"(The gradients of sum(grad_out * out) for attention_varlen, from its out and lse with the same options.
+
+Shapes
+    grad_out, out  (total_q, H, Dv)
+    lse            (H, total_q)
+    the others as for attention_varlen
+
+Returns Gradients, as attention_backward does.
+
+>>> import numpy as np, headway
+>>> rows = np.random.default_rng(0).standard_normal((7, 2, 8))
+>>> starts = [0, 3, 7]
+>>> out, lse = headway.attention_varlen(rows, rows, rows, starts, starts, return_lse=True)
+>>> gradients = headway.attention_varlen_backward(np.ones_like(out), rows, rows, rows, out, lse, starts, starts)
+>>> gradients.value.shape, gradients.bias is None
+((7, 2, 8), True)
+)";
+
+inline constexpr const char* explain =
+    R"(What attention(query, key, value, ...) would run, and why; runs nothing.
+
+Takes attention's arguments, and backward=True to ask about attention_backward. print() the Plan for the readable text.
+
+>>> import numpy as np, headway
+>>> x = np.zeros((2, 4, 128, 64), np.float32)
+>>> plan = headway.explain(x, x, x, causal=True, engine="reference")
+>>> plan.engine, plan.pairs == 2 * 4 * 128 * 129 // 2, plan.flops == 2 * (64 + 64) * plan.pairs
+('reference', True, True)
+>>> print(plan)  # doctest: +ELLIPSIS
+attention on the reference engine
+  shapes   query (2, 4, 128, 64), key (2, 4, 128, 64), value (2, 4, 128, 64), f32
+...
+)";
+
+inline constexpr const char* plan =
+    R"(What one attention call would run, from explain(). print() it for the readable text.
+
+    engine, operation, kernel, instruction_set   what runs
+    shape, options                               on what
+    query_block, key_block, tasks, threads       in which pieces
+    pairs, all_pairs                             (query, key) pairs that are visited, and all that there are
+    flops, bytes, scratch_bytes                  work, memory moved, memory needed besides the results
+    passed_over                                  [(engine, why not), ...]
+)";
+
+}  // namespace headway::python::docs

@@ -1,0 +1,281 @@
+#include "functions.h"
+
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arguments.h"
+#include "docstrings.h"
+#include "method.h"
+#include "options.h"
+#include "output.h"
+#include "released.h"
+
+namespace headway::python {
+namespace {
+
+// ---- Shapes of results ----
+// They are computed before the call is checked, so they must stand any rank: what does not fit then gets an empty
+// result, and the check, which looks at the inputs first, refuses the inputs.
+
+Dims with_last(Dims sizes, std::int64_t last) {
+  if (sizes.empty()) {
+    return {0};
+  }
+  sizes[sizes.size() - 1] = last;
+  return sizes;
+}
+
+std::int64_t from_end(const Dims& sizes, int back) { return sizes.size() < back ? 0 : sizes[sizes.size() - back]; }
+
+// [.., Sq, Dv]
+Dims out_sizes(const Dims& query, const Dims& value) { return with_last(query, from_end(value, 1)); }
+
+// [.., Sq, Sk]
+Dims matrix_sizes(const Dims& query, const Dims& key) { return with_last(query, from_end(key, 2)); }
+
+// [.., Sq], packed [H, total]
+Dims lse_sizes(const Dims& query, bool packed) {
+  if (packed) {
+    return query.size() == 3 ? Dims{query[1], query[0]} : Dims{0};
+  }
+  return query.empty() ? Dims{0} : Dims(std::span(query.begin(), query.end() - 1));
+}
+
+DType statistics_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+// ---- What the functions share ----
+
+// Memory on a GPU cannot be given to an engine that is not there: the reason, in the engine list's own words.
+void require_host(const char* operation, ConstTensorView query, ConstTensorView key, ConstTensorView value,
+                  const AttentionOptions& options) {
+  if (query.device().type == DeviceType::cpu) {
+    return;
+  }
+  try {
+    explain(query, key, value, options);
+  } catch (const Unsupported& error) {
+    const std::string reason = error.what();
+    throw Unsupported(text(operation, reason.substr(reason.find(':'))));
+  }
+  throw Unsupported(text(operation, ": query is on ", query.device(), ", which Python calls do not reach yet"));
+}
+
+// query, key, value and the packed sequences' bounds, as they come among the arguments.
+struct Inputs {
+  Inputs(const Arguments& arguments, std::size_t first)
+      : query(arguments.leading(first)), key(arguments.leading(first + 1)) {}
+
+  void read_value(const Argument& argument) { value.emplace(argument); }
+  void read_bounds(const Argument& queries, const Argument& keys) {
+    starts_q = read_integers(queries, bounds_q);
+    starts_k = read_integers(keys, bounds_k);
+  }
+
+  bool packed() const { return bounds_q.has_value(); }
+
+  Array query, key;
+  std::optional<Array> value, bounds_q, bounds_k;
+  ConstTensorView starts_q, starts_k;
+};
+
+// ---- Forward ----
+
+nb::object results(Output& out, std::optional<Output>& weights, std::optional<Output>& lse) {
+  if (!weights && !lse) {
+    return out.finish();
+  }
+  if (weights && lse) {
+    return nb::make_tuple(out.finish(), weights->finish(), lse->finish());
+  }
+  return nb::make_tuple(out.finish(), (weights ? weights : lse)->finish());
+}
+
+// The function's own keywords: return_weights, return_lse, out.
+nb::object forward(const Arguments& arguments, const Inputs& inputs) {
+  const char* operation = arguments.function();
+  const Argument return_weights = arguments.own(0), return_lse = arguments.own(1), given_out = arguments.own(2);
+  const ConstTensorView query = inputs.query.view(), key = inputs.key.view(), value = inputs.value->view();
+  Options options(arguments);
+  require_host(operation, query, key, value, options.values);
+
+  std::optional<Output> out, weights, lse;
+  if (is_absent(given_out)) {
+    out.emplace(Argument{operation, "out", {}}, inputs.query, query.dtype(), out_sizes(query.sizes(), value.sizes()));
+  } else {
+    out.emplace(given_out);
+  }
+  AttentionOutputs outputs;
+  if (is_true(return_weights)) {
+    const Dims sizes = inputs.packed() ? Dims{0} : matrix_sizes(query.sizes(), key.sizes());
+    weights.emplace(Argument{operation, "weights", {}}, inputs.query, query.dtype(), sizes);
+    outputs.weights = weights->view();
+  }
+  if (is_true(return_lse)) {
+    lse.emplace(Argument{operation, "lse", {}}, inputs.query, statistics_type(query.dtype()),
+                lse_sizes(query.sizes(), inputs.packed()));
+    outputs.lse = lse->view();
+  }
+  {
+    const Released released(options.values);
+    if (inputs.packed()) {
+      attention_varlen(query, key, value, inputs.starts_q, inputs.starts_k, out->view(), options.values, outputs);
+    } else {
+      attention(query, key, value, out->view(), options.values, outputs);
+    }
+  }
+  return results(*out, weights, lse);
+}
+
+nb::object call_attention(const Arguments& arguments) {
+  Inputs inputs(arguments, 0);
+  inputs.read_value(arguments.leading(2));
+  return forward(arguments, inputs);
+}
+
+nb::object call_varlen(const Arguments& arguments) {
+  Inputs inputs(arguments, 0);
+  inputs.read_value(arguments.leading(2));
+  inputs.read_bounds(arguments.leading(3), arguments.leading(4));
+  return forward(arguments, inputs);
+}
+
+// ---- Backward ----
+
+struct GradientOutputs {
+  std::optional<Output> query, key, value, bias, sinks;
+
+  static void add(std::optional<Output>& output, const char* operation, const char* name, const Array& like) {
+    const ConstTensorView view = like.view();
+    output.emplace(Argument{operation, name, {}}, like, view.dtype(), view.sizes());
+  }
+  static std::optional<TensorView> view(const std::optional<Output>& output) {
+    return output ? std::optional(output->view()) : std::nullopt;
+  }
+  AttentionGradients views() const {
+    return {.dq = view(query), .dk = view(key), .dv = view(value), .dbias = view(bias), .dsinks = view(sinks)};
+  }
+  nb::object finish() {
+    const auto object = [](std::optional<Output>& output) { return output ? output->finish() : nb::none(); };
+    static const nb::object& gradients = *new nb::object(nb::module_::import_("headway._results").attr("Gradients"));
+    return gradients(object(query), object(key), object(value), object(bias), object(sinks));
+  }
+};
+
+// The leading arguments: grad_out, query, key, value, out, lse.
+nb::object backward(const Arguments& arguments, const Inputs& inputs) {
+  const char* operation = arguments.function();
+  const Array grad_out(arguments.leading(0)), out(arguments.leading(4)), lse(arguments.leading(5));
+  const ConstTensorView query = inputs.query.view(), key = inputs.key.view(), value = inputs.value->view();
+  const ConstTensorView grad_out_view = grad_out.view(), out_view = out.view(), lse_view = lse.view("f32 or f64");
+  Options options(arguments);
+  require_host(operation, query, key, value, options.values);
+
+  GradientOutputs outputs;
+  outputs.add(outputs.query, operation, "the query's gradient", inputs.query);
+  outputs.add(outputs.key, operation, "the key's gradient", inputs.key);
+  outputs.add(outputs.value, operation, "the value's gradient", *inputs.value);
+  if (options.bias()) {
+    outputs.add(outputs.bias, operation, "the bias's gradient", *options.bias());
+  }
+  if (options.sinks()) {
+    outputs.add(outputs.sinks, operation, "the sinks' gradient", *options.sinks());
+  }
+  {
+    const AttentionGradients views = outputs.views();
+    const Released released(options.values);
+    if (inputs.packed()) {
+      attention_varlen_backward(grad_out_view, query, key, value, out_view, lse_view, inputs.starts_q, inputs.starts_k,
+                                views, options.values);
+    } else {
+      attention_backward(grad_out_view, query, key, value, out_view, lse_view, views, options.values);
+    }
+  }
+  return outputs.finish();
+}
+
+nb::object call_backward(const Arguments& arguments) {
+  Inputs inputs(arguments, 1);
+  inputs.read_value(arguments.leading(3));
+  return backward(arguments, inputs);
+}
+
+nb::object call_varlen_backward(const Arguments& arguments) {
+  Inputs inputs(arguments, 1);
+  inputs.read_value(arguments.leading(3));
+  inputs.read_bounds(arguments.leading(6), arguments.leading(7));
+  return backward(arguments, inputs);
+}
+
+// ---- Scores and plans ----
+
+nb::object call_scores(const Arguments& arguments) {
+  const char* operation = arguments.function();
+  const Inputs inputs(arguments, 0);
+  const Argument given_out = arguments.own(1);
+  const Stage stage = read_stage(arguments.own(0));
+  const ConstTensorView query = inputs.query.view(), key = inputs.key.view();
+  Options options(arguments);
+  require_host(operation, query, key, key, options.values);
+
+  std::optional<Output> scores;
+  if (is_absent(given_out)) {
+    scores.emplace(Argument{operation, "scores", {}}, inputs.query, query.dtype(),
+                   matrix_sizes(query.sizes(), key.sizes()));
+  } else {
+    scores.emplace(given_out);
+  }
+  {
+    const Released released(options.values);
+    attention_scores(query, key, scores->view(), stage, options.values);
+  }
+  return scores->finish();
+}
+
+nb::object call_explain(const Arguments& arguments) {
+  Inputs inputs(arguments, 0);
+  inputs.read_value(arguments.leading(2));
+  const Options options(arguments);
+  const ExplainRequest request{
+      .lse = is_true(arguments.own(1)), .weights = is_true(arguments.own(0)), .backward = is_true(arguments.own(3))};
+  return nb::cast(explain(inputs.query.view(), inputs.key.view(), inputs.value->view(), options.values, request));
+}
+
+// ---- Engines ----
+
+std::vector<std::string> engine_names() {
+  std::vector<std::string> names;
+  for (const Engine engine : engines()) {
+    names.emplace_back(name(engine));
+  }
+  return names;
+}
+
+}  // namespace
+
+void add_functions(nb::module_& module) {
+  using Parameters = std::vector<Parameter>;
+  const Parameters inputs = {{"query"}, {"key"}, {"value"}};
+  const Parameters packed = {{"query"}, {"key"}, {"value"}, {"cu_seqlens_q"}, {"cu_seqlens_k"}};
+  const Parameters backward = {{"grad_out"}, {"query"}, {"key"}, {"value"}, {"out"}, {"lse"}};
+  Parameters packed_backward = backward;
+  packed_backward.insert(packed_backward.end(), {{"cu_seqlens_q"}, {"cu_seqlens_k"}});
+  const Parameters outputs = {{"return_weights", "False"}, {"return_lse", "False"}, {"out"}};
+  Parameters explained = outputs;
+  explained.push_back({"backward", "False"});
+
+  add_method<call_attention>(module, {"attention", inputs, outputs}, docs::attention);
+  add_method<call_backward>(module, {"attention_backward", backward, {}}, docs::attention_backward);
+  add_method<call_scores>(module, {"attention_scores", {{"query"}, {"key"}}, {{"stage", "'weights'"}, {"out"}}},
+                          docs::attention_scores);
+  add_method<call_varlen>(module, {"attention_varlen", packed, outputs}, docs::attention_varlen);
+  add_method<call_varlen_backward>(module, {"attention_varlen_backward", packed_backward, {}},
+                                   docs::attention_varlen_backward);
+  add_method<call_explain>(module, {"explain", inputs, explained}, docs::explain);
+  module.def("set_threads", &set_threads).def("get_threads", &get_threads).def("engines", &engine_names);
+}
+
+}  // namespace headway::python

@@ -1,0 +1,11 @@
+// The attention functions as Python calls them.
+#pragma once
+
+#include "errors.h"
+
+namespace headway::python {
+
+void add_functions(nb::module_& module);
+void add_plan(nb::module_& module);
+
+}  // namespace headway::python

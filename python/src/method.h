@@ -1,0 +1,34 @@
+// Plain Python functions in C++: fast to call, with a signature for help() and inspect.
+#pragma once
+
+#include "arguments.h"
+
+namespace headway::python {
+
+// Runs `body`, which returns a Python object; C++ exceptions become Python's.
+template <class Body>
+PyObject* guarded(const Body& body) noexcept {
+  try {
+    return body().release().ptr();
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+// `signature` as Python writes it: "engines()".
+void add_method(nb::module_& module, const std::string& signature, PyCFunction function, int flags, const char* doc);
+
+// A function with the attention functions' options. Each Body is one function, with one Signature for good.
+template <nb::object (*Body)(const Arguments&)>
+void add_method(nb::module_& module, Signature&& described, const char* doc) {
+  static const Signature& signature = *new Signature(std::move(described));
+  const auto call = [](PyObject*, PyObject* const* values, Py_ssize_t count, PyObject* keywords) -> PyObject* {
+    return guarded([&] { return Body(Arguments(signature, values, count, keywords)); });
+  };
+  PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*) = call;
+  add_method(module, signature.python_text(), reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
+             METH_FASTCALL | METH_KEYWORDS, doc);
+}
+
+}  // namespace headway::python

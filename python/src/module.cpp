@@ -1,0 +1,20 @@
+// The extension module headway._headway.
+#include "functions.h"
+#include "numpy.h"
+#include "released.h"
+
+NB_MODULE(_headway, module) {
+  using namespace headway::python;
+  nanobind::register_exception_translator([](const std::exception_ptr& error, void*) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const headway::Error&) {
+      set_python_error();
+    }
+  });
+  import_numpy();
+  remember_main_thread();
+  add_plan(module);
+  add_functions(module);
+  module.attr("__version__") = headway::version;
+}

@@ -1,0 +1,347 @@
+// The CPU engine's backward pass. kernel/backward_args.h says which tasks there are and what each may read; here they
+// are numbered and run. A sequence whose keys make one chunk is done by one task a kv head, start to end, in the
+// thread's own scratch; longer ones go through all threads phase by phase, with their rows' lse and delta and their dQ
+// partials in memory of the call. A sequence's bits are the same either way.
+#include "engines/cpu/backward.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/elements.h"
+#include "core/parallel.h"
+#include "core/progress.h"
+#include "engines/cpu/arguments.h"
+#include "engines/cpu/kernels.h"
+#include "engines/cpu/scratch.h"
+#include "headway/threads.h"
+
+namespace headway::cpu {
+namespace {
+
+constexpr double task_flops = 2e6;           // about 20 microseconds of one core
+constexpr std::int64_t prepared_rows = 256;  // rows of one partial sum of a sink's gradient, and of a task
+
+const BackwardKernel& kernel_for(const Problem& problem) {
+  return chosen_kernels().backward[static_cast<int>(storage_of(problem.dtype()))];
+}
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+class BackwardRun {
+ public:
+  BackwardRun(const BackwardProblem& problem, const Plan& plan)
+      : problem_(problem),
+        kernel_(kernel_for(problem)),
+        threads_(plan.threads),
+        group_(problem.kv_heads > 0 ? problem.heads / problem.kv_heads : 0),
+        padded_dim_(ceil_div(problem.head_dim, kernel_.lanes) * kernel_.lanes),
+        sums_bias_(problem.dbias && has_summed_axis()) {
+    place_sequences();
+  }
+
+  void run() {
+    if (problem_.dbias && !sums_bias_ && problem_.packed()) {
+      clear_bias();
+    }
+    SharedProgress progress(problem_.operation, problem_.progress, static_cast<std::int64_t>(chunks_.size()));
+    prepare();
+    const std::int64_t grouped = whole_per_task();
+    const auto tasks = ceil_div(static_cast<std::int64_t>(chunks_.size()), grouped);
+    parallel_for(tasks, threads_, [&](std::int64_t task, int worker) {
+      const auto end = std::min<std::int64_t>((task + 1) * grouped, static_cast<std::int64_t>(chunks_.size()));
+      for (std::int64_t c = task * grouped; c < end; ++c) {
+        differentiate(chunks_[static_cast<std::size_t>(c)]);
+        progress.task_done(worker);
+      }
+      trim_thread_scratch();
+    });
+    sum_queries();
+    if (sums_bias_) {
+      sum_bias();
+    }
+    store_sinks();
+    progress.finish();
+  }
+
+ private:
+  // One batch item or packed sequence, and where its rows lie in the call's memory.
+  struct Place {
+    Sequence sequence;
+    std::int64_t sink_parts;  // first of its partial sums, by (head, block of rows)
+    std::int64_t prepared;    // first of its scalars; -1 for a sequence that is done in one task a kv head
+    std::int64_t partials;
+    int chunks;
+  };
+  struct Chunk {
+    std::int64_t b, g;
+    int chunk;  // -1: the whole sequence
+  };
+
+  bool has_summed_axis() const {
+    const Dims full = {problem_.batch, problem_.heads, problem_.query_len, problem_.key_len};
+    return problem_.dbias->sizes() != full;
+  }
+
+  void place_sequences() {
+    std::int64_t scalars = 0;
+    std::int64_t sink_parts = 0;
+    for (std::int64_t b = 0; b < problem_.batch; ++b) {
+      Place place{sequence(problem_, b), sink_parts, -1, 0, 0};
+      const std::int64_t rows = place.sequence.query_count;
+      sink_parts += problem_.heads * ceil_div(rows, prepared_rows);
+      place.chunks = kernel_.chunk_count(place.sequence.key_count);
+      const bool whole = place.chunks == 1 && !sums_bias_;
+      if (!whole) {
+        place.prepared = scalars;
+        scalars += ceil_div(2 * problem_.heads * rows, kernel_.lanes) * kernel_.lanes;
+        place.partials = scalars;
+        scalars += problem_.dq ? problem_.heads * place.chunks * rows * padded_dim_ : 0;
+      }
+      for (std::int64_t g = 0; g < problem_.kv_heads; ++g) {
+        for (int chunk = whole ? -1 : 0; chunk < (whole ? 0 : place.chunks); ++chunk) {
+          chunks_.push_back({b, g, chunk});
+        }
+      }
+      places_.push_back(place);
+    }
+    sink_parts_.assign(problem_.sinks ? static_cast<std::size_t>(sink_parts) : 0, 0.0);
+    memory_ = Tensor::uninitialized({scalars * kernel_.scalar_bytes}, DType::b8);
+  }
+
+  char* memory_at(std::int64_t scalars) { return static_cast<char*>(memory_.data()) + scalars * kernel_.scalar_bytes; }
+
+  // ---- Arguments ----
+
+  // A kv head of a sequence with its query heads. lse, delta and partials lie in the call's memory, or in `own`.
+  struct Args {
+    BackwardArgs sequence;
+    std::vector<BackwardHead> heads;
+  };
+
+  void fill(Args& args, std::int64_t b, std::int64_t g, char* own) {
+    const Place& place = places_[static_cast<std::size_t>(b)];
+    const std::int64_t rows = place.sequence.query_count;
+    args.sequence = backward_args(problem_, place.sequence, b, g);
+    args.heads.resize(static_cast<std::size_t>(group_));
+    const std::int64_t bytes = kernel_.scalar_bytes;
+    for (std::int64_t n = 0; n < group_; ++n) {
+      const std::int64_t h = g * group_ + n;
+      BackwardHead& head = args.heads[static_cast<std::size_t>(n)];
+      head = backward_head(problem_, place.sequence, b, h, sums_bias_);
+      const std::int64_t index = own != nullptr ? n : h;
+      char* prepared = own != nullptr ? own : memory_at(place.prepared);
+      char* partials = own != nullptr ? own + own_prepared_bytes(rows) : memory_at(place.partials);
+      head.prepared_lse = prepared + 2 * index * rows * bytes;
+      head.delta = prepared + (2 * index + 1) * rows * bytes;
+      head.dq_partials = problem_.dq ? partials + index * place.chunks * rows * padded_dim_ * bytes : nullptr;
+    }
+    args.sequence.heads = args.heads.data();
+    args.sequence.head_count = group_;
+    kernel_.cut(args.sequence);
+  }
+
+  std::int64_t own_prepared_bytes(std::int64_t rows) const {
+    return ceil_div(2 * group_ * rows * kernel_.scalar_bytes, 64) * 64;
+  }
+
+  // ---- Phases ----
+
+  void prepare_rows(const Args& args, std::int64_t b, std::int64_t h, std::int64_t block) {
+    const std::int64_t rows = args.sequence.queries;
+    const double sink = kernel_.prepare(args.sequence, args.heads[static_cast<std::size_t>(h % group_)],
+                                        block * prepared_rows, std::min(rows, (block + 1) * prepared_rows));
+    if (problem_.sinks) {
+      const Place& place = places_[static_cast<std::size_t>(b)];
+      sink_parts_[static_cast<std::size_t>(place.sink_parts + h * ceil_div(rows, prepared_rows) + block)] = sink;
+    }
+  }
+
+  // Runs work(args, b, h, block) for each block of rows of each head that was not done in one task.
+  template <class Work>
+  void for_row_blocks(const Work& work) {
+    struct Block {
+      std::int64_t b, h, block;
+    };
+    std::vector<Block> blocks;
+    for (std::int64_t b = 0; b < problem_.batch; ++b) {
+      const Place& place = places_[static_cast<std::size_t>(b)];
+      for (std::int64_t h = 0; place.prepared >= 0 && h < problem_.heads; ++h) {
+        for (std::int64_t block = 0; block * prepared_rows < place.sequence.query_count; ++block) {
+          blocks.push_back({b, h, block});
+        }
+      }
+    }
+    parallel_for(static_cast<std::int64_t>(blocks.size()), threads_, [&](std::int64_t task, int) {
+      const Block& at = blocks[static_cast<std::size_t>(task)];
+      Args args;
+      fill(args, at.b, at.h / group_, nullptr);
+      work(args, at.b, at.h, at.block);
+    });
+  }
+
+  void prepare() {
+    for_row_blocks(
+        [&](const Args& args, std::int64_t b, std::int64_t h, std::int64_t block) { prepare_rows(args, b, h, block); });
+  }
+
+  void sum_queries() {
+    if (!problem_.dq) {
+      return;
+    }
+    for_row_blocks([&](const Args& args, std::int64_t, std::int64_t h, std::int64_t block) {
+      kernel_.sum_queries(args.sequence, args.heads[static_cast<std::size_t>(h % group_)], block * prepared_rows,
+                          std::min(args.sequence.queries, (block + 1) * prepared_rows));
+    });
+  }
+
+  void differentiate(const Chunk& chunk) {
+    Args args;
+    if (chunk.chunk >= 0) {
+      fill(args, chunk.b, chunk.g, nullptr);
+      kernel_.gradients(args.sequence, chunk.chunk, thread_scratch(kernel_.scratch_bytes(args.sequence)));
+      return;
+    }
+    const std::int64_t rows = places_[static_cast<std::size_t>(chunk.b)].sequence.query_count;
+    const std::int64_t own =
+        own_prepared_bytes(rows) + (problem_.dq ? group_ * rows * padded_dim_ * kernel_.scalar_bytes : 0);
+    const std::int64_t rounded = ceil_div(own, 64) * 64;
+    const BackwardArgs shape =
+        backward_args(problem_, places_[static_cast<std::size_t>(chunk.b)].sequence, chunk.b, chunk.g);
+    char* memory = static_cast<char*>(thread_scratch(rounded + kernel_.scratch_bytes(shape)));
+    fill(args, chunk.b, chunk.g, memory);
+    for (std::int64_t h = chunk.g * group_; h < (chunk.g + 1) * group_; ++h) {
+      for (std::int64_t block = 0; block * prepared_rows < rows; ++block) {
+        prepare_rows(args, chunk.b, h, block);
+      }
+    }
+    kernel_.gradients(args.sequence, 0, memory + rounded);
+    for (const BackwardHead& head : args.heads) {
+      if (problem_.dq) {
+        kernel_.sum_queries(args.sequence, head, 0, rows);
+      }
+    }
+  }
+
+  // How many chunks make a task: several short sequences, but only one of a longer one.
+  std::int64_t whole_per_task() const {
+    const double flops = 10.0 * static_cast<double>(group_ * problem_.query_len) *
+                         static_cast<double>(problem_.key_len) *
+                         static_cast<double>(problem_.head_dim + problem_.value_dim) / 2;
+    const auto count = static_cast<std::int64_t>(chunks_.size());
+    return std::clamp<std::int64_t>(static_cast<std::int64_t>(task_flops / std::max(flops, 1.0)), 1,
+                                    std::max<std::int64_t>(1, ceil_div(count, threads_)));
+  }
+
+  // Behind the end of a shorter sequence no task writes.
+  void clear_bias() {
+    const float zero = 0;
+    const ConstTensorView zeros = ConstTensorView(&zero, {1}).expand(problem_.dbias->sizes());
+    copy(zeros, *problem_.dbias);
+  }
+
+  // ---- Sums over the call ----
+
+  void sum_bias() {
+    std::vector<Args> sequences(static_cast<std::size_t>(problem_.batch * problem_.kv_heads));
+    std::vector<BackwardArgs> bare;
+    for (std::int64_t b = 0; b < problem_.batch; ++b) {
+      for (std::int64_t g = 0; g < problem_.kv_heads; ++g) {
+        Args& args = sequences[static_cast<std::size_t>(b * problem_.kv_heads + g)];
+        fill(args, b, g, nullptr);
+        bare.push_back(args.sequence);
+      }
+    }
+    const std::vector<BiasRegion> regions = bias_regions(bare);
+    parallel_for(static_cast<std::int64_t>(regions.size()), threads_, [&](std::int64_t task, int) {
+      const BiasRegion& region = regions[static_cast<std::size_t>(task)];
+      kernel_.bias(region, thread_scratch(kernel_.bias_scratch_bytes(region)));
+    });
+  }
+
+  std::vector<BiasRegion> bias_regions(const std::vector<BackwardArgs>& sequences) const {
+    const TensorView& dbias = *problem_.dbias;
+    std::vector<BiasRegion> regions;
+    BiasRegion region;
+    region.sequences = sequences.data();
+    region.kv_heads = problem_.kv_heads;
+    region.sum_rows = dbias.size(2) != problem_.query_len;
+    region.sum_keys = dbias.size(3) != problem_.key_len;
+    region.dbias_storage = storage_of(dbias.dtype());
+    for (std::int64_t b = 0; b < dbias.size(0); ++b) {
+      for (std::int64_t h = 0; h < dbias.size(1); ++h) {
+        const bool all_batch = dbias.size(0) != problem_.batch, all_heads = dbias.size(1) != problem_.heads;
+        region.batch_begin = all_batch ? 0 : b;
+        region.batch_end = all_batch ? problem_.batch : b + 1;
+        region.head_begin = all_heads ? 0 : h;
+        region.head_end = all_heads ? problem_.heads : h + 1;
+        region.dbias = writable_matrix(dbias, b, h);
+        add_regions(region, regions);
+      }
+    }
+    return regions;
+  }
+
+  void add_regions(BiasRegion region, std::vector<BiasRegion>& regions) const {
+    const std::int64_t row_step = region.sum_rows ? std::max<std::int64_t>(1, problem_.query_len) : kernel_.region_rows;
+    const std::int64_t key_step = region.sum_keys ? std::max<std::int64_t>(1, problem_.key_len) : kernel_.region_keys;
+    const std::int64_t rows = region.sum_rows ? std::max<std::int64_t>(1, problem_.query_len) : problem_.query_len;
+    const std::int64_t keys = region.sum_keys ? std::max<std::int64_t>(1, problem_.key_len) : problem_.key_len;
+    for (std::int64_t row = 0; row < rows; row += row_step) {
+      for (std::int64_t key = 0; key < keys; key += key_step) {
+        region.row_begin = row;
+        region.row_end = std::min(row + row_step, problem_.query_len);
+        region.key_begin = key;
+        region.key_end = std::min(key + key_step, problem_.key_len);
+        regions.push_back(region);
+      }
+    }
+  }
+
+  void store_sinks() {
+    if (!problem_.dsinks) {
+      return;
+    }
+    for (std::int64_t h = 0; h < problem_.heads; ++h) {
+      double sum = 0;
+      for (const Place& place : places_) {
+        const std::int64_t blocks = ceil_div(place.sequence.query_count, prepared_rows);
+        for (std::int64_t block = 0; block < blocks; ++block) {
+          sum += sink_parts_[static_cast<std::size_t>(place.sink_parts + h * blocks + block)];
+        }
+      }
+      store_float(*problem_.dsinks, h * problem_.dsinks->stride(0), sum);
+    }
+  }
+
+  const BackwardProblem& problem_;
+  const BackwardKernel& kernel_;
+  int threads_;
+  std::int64_t group_;
+  std::int64_t padded_dim_;
+  bool sums_bias_;
+  std::vector<Place> places_;
+  std::vector<Chunk> chunks_;
+  std::vector<double> sink_parts_;
+  Tensor memory_;
+};
+
+}  // namespace
+
+void describe_backward(const Problem& problem, Plan& plan) {
+  const BackwardKernel& kernel = kernel_for(problem);
+  plan.kernel = "panels of keys in lanes, dQ partials per chunk of keys";
+  plan.query_block = kernel.region_rows;
+  plan.key_block = kernel.region_keys;
+  const int chunks = kernel.chunk_count(problem.key_len);
+  plan.tasks = problem.batch * problem.kv_heads * chunks;
+  plan.threads = plan.flops < task_flops ? 1 : get_threads();
+  const double rows =
+      static_cast<double>(problem.packed() ? problem.query.size(2) : problem.batch * problem.query_len) *
+      static_cast<double>(problem.heads);
+  plan.scratch_bytes =
+      chunks > 1 ? rows * (2 + chunks * static_cast<double>(problem.head_dim)) * kernel.scalar_bytes : 0;
+}
+
+void backward(const BackwardProblem& problem, const Plan& plan) { BackwardRun(problem, plan).run(); }
+
+}  // namespace headway::cpu

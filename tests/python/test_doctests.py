@@ -1,0 +1,35 @@
+"""The examples in the docstrings, and that every public name has one."""
+
+import doctest
+import inspect
+
+import numpy as np
+import pytest
+
+import headway
+
+PUBLIC = [name for name in headway.__all__ if name not in ("__version__", "Plan")]
+
+
+@pytest.fixture(autouse=True)
+def as_found():
+    """Examples may set threads and seeds."""
+    threads = headway.get_threads()
+    yield
+    headway.set_threads(threads)
+    np.random.seed(None)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_docstrings_have_examples_that_run(name):
+    item = getattr(headway, name)
+    example = doctest.DocTestParser().get_doctest(inspect.getdoc(item), {}, name, None, 0)
+    assert example.examples, f"{name} has no example"
+    output = []
+    result = doctest.DocTestRunner(verbose=False).run(example, out=output.append)
+    assert result.failed == 0, "".join(output)
+
+
+def test_the_package_s_own_example():
+    result = doctest.testmod(headway)
+    assert result.attempted > 0 and result.failed == 0

@@ -1,0 +1,86 @@
+"""The package as it is installed: names, signatures, types, the command."""
+
+import importlib.metadata
+import inspect
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import headway
+from headway import _headway
+
+CONTRACT = (
+    "(query, key, value, *, mask=None, bias=None, causal=False, window=None, valid_lens=None, query_lens=None, "
+    "scale=None, softcap=None, alibi_slopes=None, sinks=None, dropout=0.0, seed=None, return_weights=False, "
+    "return_lse=False, out=None, engine=None)"
+)
+
+
+def test_the_signature_is_the_contract_s():
+    assert str(inspect.signature(headway.attention)) == CONTRACT
+
+
+def test_stubs_have_every_function_and_every_argument():
+    folder = pathlib.Path(headway.__file__).parent
+    assert (folder / "py.typed").exists()
+    stub = (folder / "_headway.pyi").read_text()
+    options = re.findall(r"^    (\w+):", stub.split("class Options")[1].split("\n\n")[0], re.MULTILINE)
+    functions = [item for item in vars(_headway).values() if inspect.isbuiltin(item)]
+    assert len(functions) == 6
+    for function in functions:
+        texts = re.findall(rf"^def {function.__name__}\((.*?)\) ->", stub, re.MULTILINE | re.DOTALL)
+        assert texts, function
+        for name in inspect.signature(function).parameters:
+            assert name in options or all(re.search(rf"\b{name}:", text) for text in texts), (function, name)
+    for name in options:
+        assert name in inspect.signature(headway.attention).parameters
+
+
+def test_the_version_is_the_library_s():
+    assert headway.__version__ == importlib.metadata.version("headway")
+
+
+def test_the_command_is_installed_where_it_was_built():
+    command = shutil.which("headway", path=str(pathlib.Path(sys.executable).parent))
+    if command is None:
+        pytest.skip("built without CLI11")
+    assert headway.__version__ in subprocess.run([command, "--version"], capture_output=True, text=True).stdout
+
+
+PROGRAM = """
+import numpy as np
+import numpy.typing as npt
+import headway
+
+x: npt.NDArray[np.float32] = np.ones((2, 3, 4), np.float32)
+out: npt.NDArray[np.float32] = headway.attention(x, x, x, causal="top_left", window=(3, None), valid_lens=[1, 2])
+out, weights = headway.attention(x, x, x, return_weights=True)
+out, weights, lse = headway.attention(x, x, x, return_weights=True, return_lse=True, dropout=0.5, seed=1)
+gradients: headway.Gradients = headway.attention_backward(out, x, x, x, out, lse)
+scores: npt.NDArray[np.float32] = headway.attention_scores(x, x, stage="biased")
+packed = headway.attention_varlen(x, x, x, [0, 2], np.array([0, 2]))
+plan: headway.Plan = headway.explain(x, x, x, softcap=2.0)
+flops: int = plan.flops
+layer = headway.MultiHeadAttention(4, 2, bias=True)
+layer.forward(x, x, x, None, training=True)
+parts: dict[str, object] = layer.backward(x)
+headway.set_threads(headway.get_threads())
+names: list[str] = headway.engines()
+"""
+
+
+def test_a_typed_program_passes_the_strictest_checks(tmp_path):
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "program.py"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+    (tmp_path / "wrong.py").write_text(
+        "import headway, numpy as np\nheadway.attention(*3 * [np.ones((2, 2))], causl=True)\n"
+    )
+    command[-1] = "wrong.py"
+    assert "causl" in subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
