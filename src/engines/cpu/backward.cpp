@@ -232,7 +232,7 @@ class BackwardRun {
                                     std::max<std::int64_t>(1, ceil_div(count, threads_)));
   }
 
-  // Behind the end of a shorter sequence no task writes.
+  // Zeros where no task writes: behind the end of a shorter sequence, or everywhere when there is nothing to sum.
   void clear_bias() {
     const float zero = 0;
     const ConstTensorView zeros = ConstTensorView(&zero, {1}).expand(problem_.dbias->sizes());
@@ -242,6 +242,10 @@ class BackwardRun {
   // ---- Sums over the call ----
 
   void sum_bias() {
+    if (problem_.batch == 0 || problem_.kv_heads == 0) {
+      clear_bias();
+      return;
+    }
     std::vector<Args> sequences(static_cast<std::size_t>(problem_.batch * problem_.kv_heads));
     std::vector<BackwardArgs> bare;
     for (std::int64_t b = 0; b < problem_.batch; ++b) {

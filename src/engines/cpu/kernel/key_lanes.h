@@ -64,9 +64,9 @@ struct Patch {
   int vector_begin, vector_end;
 };
 
-// Whether scores are modified before their exponential; a mask counts, so that it gives the bits of a bias of -inf. Such
-// scores and their lse are natural, so that the lowest number of a type as a bias stays finite; others are in units of
-// log2.
+// Whether scores are modified before their exponential; a mask counts, so that it gives the bits of a bias of -inf.
+// Such scores and their lse are natural, so that the lowest number of a type as a bias stays finite; others are in
+// units of log2.
 HEADWAY_INLINE bool change_scores(const Modifiers& modifiers) { return modifiers.any; }
 
 // Modifies scores of a patch of a tile, [rows][width], in the contract's order. The tile's first pair is `place`'s.
