@@ -52,37 +52,26 @@ std::uint16_t float16_bits(float value) {
 
 const char* name(DType dtype) {
   switch (dtype) {
-    case DType::f32:
-      return "f32";
-    case DType::f64:
-      return "f64";
-    case DType::bf16:
-      return "bf16";
-    case DType::f16:
-      return "f16";
-    case DType::b8:
-      return "bool";
-    case DType::i32:
-      return "i32";
-    case DType::i64:
-      return "i64";
+    case DType::f32: return "f32";
+    case DType::f64: return "f64";
+    case DType::bf16: return "bf16";
+    case DType::f16: return "f16";
+    case DType::b8: return "bool";
+    case DType::i32: return "i32";
+    case DType::i64: return "i64";
   }
   return "unknown";
 }
 
 std::size_t size_of(DType dtype) {
   switch (dtype) {
-    case DType::b8:
-      return 1;
+    case DType::b8: return 1;
     case DType::bf16:
-    case DType::f16:
-      return 2;
+    case DType::f16: return 2;
     case DType::f32:
-    case DType::i32:
-      return 4;
+    case DType::i32: return 4;
     case DType::f64:
-    case DType::i64:
-      return 8;
+    case DType::i64: return 8;
   }
   return 1;
 }

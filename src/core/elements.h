@@ -19,28 +19,20 @@ struct bool8 {
 template <class Action>
 decltype(auto) with_float_type(DType dtype, Action&& action) {
   switch (dtype) {
-    case DType::f64:
-      return action(double{});
-    case DType::bf16:
-      return action(bfloat16{});
-    case DType::f16:
-      return action(float16{});
-    default:
-      return action(float{});
+    case DType::f64: return action(double{});
+    case DType::bf16: return action(bfloat16{});
+    case DType::f16: return action(float16{});
+    default: return action(float{});
   }
 }
 
 template <class Action>
 decltype(auto) with_element_type(DType dtype, Action&& action) {
   switch (dtype) {
-    case DType::b8:
-      return action(bool8{});
-    case DType::i32:
-      return action(std::int32_t{});
-    case DType::i64:
-      return action(std::int64_t{});
-    default:
-      return with_float_type(dtype, action);
+    case DType::b8: return action(bool8{});
+    case DType::i32: return action(std::int32_t{});
+    case DType::i64: return action(std::int64_t{});
+    default: return with_float_type(dtype, action);
   }
 }
 

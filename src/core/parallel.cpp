@@ -2,8 +2,8 @@
 #include "core/parallel.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <sched.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
@@ -28,8 +28,8 @@ struct Job {
   std::exception_ptr error = nullptr;
 
   void work(int worker) {
-    for (std::int64_t i = next.fetch_add(1, std::memory_order_relaxed); i < count && !failed.load(std::memory_order_relaxed);
-         i = next.fetch_add(1, std::memory_order_relaxed)) {
+    for (std::int64_t i = next.fetch_add(1, std::memory_order_relaxed);
+         i < count && !failed.load(std::memory_order_relaxed); i = next.fetch_add(1, std::memory_order_relaxed)) {
       try {
         task(i, worker);
       } catch (...) {

@@ -1,7 +1,8 @@
 // Running numbered tasks on the library's own threads.
 //
-// The threads start with the first call that needs them, spin for a moment after a call and then sleep. A call from inside
-// a task, or while another user thread holds the pool, runs its tasks itself. A forked child starts threads of its own.
+// The threads start with the first call that needs them, spin for a moment after a call and then sleep. A call from
+// inside a task, or while another user thread holds the pool, runs its tasks itself. A forked child starts threads of
+// its own.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +10,15 @@
 
 namespace headway {
 
-// A borrowed callable: void(std::int64_t task, int worker). `worker` is below the number of threads and no two tasks that
-// run at the same time have the same one, so it may index scratch.
+// A borrowed callable: void(std::int64_t task, int worker). `worker` is below the number of threads and no two tasks
+// that run at the same time have the same one, so it may index scratch.
 class TaskFunction {
  public:
   template <class Callable>
-    requires(!std::is_same_v<std::remove_cvref_t<Callable>, TaskFunction>)
-  TaskFunction(Callable&& callable)  // NOLINT(google-explicit-constructor)
-      : object_(const_cast<void*>(static_cast<const void*>(&callable))), call_([](void* object, std::int64_t task, int worker) {
+  requires(!std::is_same_v<std::remove_cvref_t<Callable>, TaskFunction>)
+      TaskFunction(Callable&& callable)  // NOLINT(google-explicit-constructor)
+      : object_(const_cast<void*>(static_cast<const void*>(&callable))),
+        call_([](void* object, std::int64_t task, int worker) {
           (*static_cast<std::remove_reference_t<Callable>*>(object))(task, worker);
         }) {}
   void operator()(std::int64_t task, int worker) const { call_(object_, task, worker); }

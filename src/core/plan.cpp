@@ -73,12 +73,9 @@ double bytes_moved(const Problem& problem) {
   const double lse = rows * (problem.dtype() == DType::f64 ? 8.0 : 4.0);
   const double matrix = rows * static_cast<double>(problem.key_len) * element;
   switch (problem.pass) {
-    case Pass::forward:
-      return inputs + out + (problem.wants_lse ? lse : 0) + (problem.wants_weights ? matrix : 0);
-    case Pass::backward:
-      return 2 * inputs + 2 * out + lse;
-    case Pass::scores:
-      return inputs + matrix;
+    case Pass::forward: return inputs + out + (problem.wants_lse ? lse : 0) + (problem.wants_weights ? matrix : 0);
+    case Pass::backward: return 2 * inputs + 2 * out + lse;
+    case Pass::scores: return inputs + matrix;
   }
   return 0;
 }
@@ -115,14 +112,10 @@ Plan common_plan(const Problem& problem) {
 
 const char* name(Engine engine) {
   switch (engine) {
-    case Engine::automatic:
-      return "automatic";
-    case Engine::reference:
-      return "reference";
-    case Engine::cpu:
-      return "cpu";
-    case Engine::cuda:
-      return "cuda";
+    case Engine::automatic: return "automatic";
+    case Engine::reference: return "reference";
+    case Engine::cpu: return "cpu";
+    case Engine::cuda: return "cuda";
   }
   return "unknown";
 }

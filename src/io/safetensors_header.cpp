@@ -27,14 +27,9 @@ class HeaderReader final : public json::json_sax_t {
 
   bool start_object(std::size_t) override {
     switch (place_) {
-      case Place::outside:
-        place_ = Place::file;
-        return true;
-      case Place::file_value:
-        place_ = is_metadata_ ? Place::metadata : Place::tensor;
-        return true;
-      default:
-        refuse("an object");
+      case Place::outside: place_ = Place::file; return true;
+      case Place::file_value: place_ = is_metadata_ ? Place::metadata : Place::tensor; return true;
+      default: refuse("an object");
     }
   }
 
@@ -48,16 +43,12 @@ class HeaderReader final : public json::json_sax_t {
 
   bool key(std::string& text) override {
     switch (place_) {
-      case Place::file:
-        start_value(text);
-        break;
+      case Place::file: start_value(text); break;
       case Place::metadata:
         metadata_name_ = text;
         place_ = Place::metadata_value;
         break;
-      default:
-        start_tensor_field(text);
-        break;
+      default: start_tensor_field(text); break;
     }
     return true;
   }
@@ -133,19 +124,13 @@ class HeaderReader final : public json::json_sax_t {
   [[noreturn]] void refuse(const char* found) const {
     switch (place_) {
       case Place::outside:
-      case Place::file:
-        context_.fail("expected the header to be an object, found ", found);
+      case Place::file: context_.fail("expected the header to be an object, found ", found);
       case Place::metadata:
-      case Place::metadata_value:
-        context_.fail("expected metadata to be texts by name, found ", found);
-      case Place::dtype:
-        tensor_fail("expected dtype to be a string, found ", found);
-      case Place::shape:
-        tensor_fail("expected shape to be an array of sizes, found ", found);
-      case Place::offsets:
-        tensor_fail("expected data_offsets to be an array of two offsets, found ", found);
-      default:
-        context_.fail("expected ", shown(name_), " to be an object, found ", found);
+      case Place::metadata_value: context_.fail("expected metadata to be texts by name, found ", found);
+      case Place::dtype: tensor_fail("expected dtype to be a string, found ", found);
+      case Place::shape: tensor_fail("expected shape to be an array of sizes, found ", found);
+      case Place::offsets: tensor_fail("expected data_offsets to be an array of two offsets, found ", found);
+      default: context_.fail("expected ", shown(name_), " to be an object, found ", found);
     }
   }
 

@@ -25,16 +25,11 @@ std::size_t sequence_length(unsigned char first) {
 // Longer than needed, a surrogate, or beyond Unicode: all of these show in the second byte.
 bool is_second_byte_allowed(unsigned char first, unsigned char second) {
   switch (first) {
-    case 0xe0:
-      return second >= 0xa0;
-    case 0xed:
-      return second < 0xa0;
-    case 0xf0:
-      return second >= 0x90;
-    case 0xf4:
-      return second < 0x90;
-    default:
-      return true;
+    case 0xe0: return second >= 0xa0;
+    case 0xed: return second < 0xa0;
+    case 0xf0: return second >= 0x90;
+    case 0xf4: return second < 0x90;
+    default: return true;
   }
 }
 

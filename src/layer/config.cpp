@@ -44,12 +44,9 @@ void require_small_enough(const MultiHeadAttentionConfig& config) {
 
 const char* name(Initializer initializer) {
   switch (initializer) {
-    case Initializer::xavier_uniform:
-      return "xavier_uniform";
-    case Initializer::torch_linear:
-      return "torch_linear";
-    case Initializer::uniform_01:
-      return "uniform_01";
+    case Initializer::xavier_uniform: return "xavier_uniform";
+    case Initializer::torch_linear: return "torch_linear";
+    case Initializer::uniform_01: return "uniform_01";
   }
   return "unknown";
 }

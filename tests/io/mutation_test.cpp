@@ -26,24 +26,12 @@ std::uint64_t odd_number(Random& random) {
 std::string damaged(std::string content, Random& random) {
   const std::size_t at = below(random, content.size());
   switch (below(random, 7)) {
-    case 0:
-      content[at] = static_cast<char>(content[at] ^ (1 << below(random, 8)));
-      break;
-    case 1:
-      content[at] = static_cast<char>(random());
-      break;
-    case 2:
-      content[at] = "0123456789-,:[](){}\"' "[below(random, 22)];
-      break;  // of the headers that are text
-    case 3:
-      content.resize(at + 1);
-      break;
-    case 4:
-      content.insert(at, content.substr(below(random, content.size()), below(random, 64)));
-      break;
-    case 5:
-      content.erase(at, below(random, 16));
-      break;
+    case 0: content[at] = static_cast<char>(content[at] ^ (1 << below(random, 8))); break;
+    case 1: content[at] = static_cast<char>(random()); break;
+    case 2: content[at] = "0123456789-,:[](){}\"' "[below(random, 22)]; break;  // of the headers that are text
+    case 3: content.resize(at + 1); break;
+    case 4: content.insert(at, content.substr(below(random, content.size()), below(random, 64))); break;
+    case 5: content.erase(at, below(random, 16)); break;
     default: {
       const std::string number = little_endian(odd_number(random)).substr(0, std::size_t{1} << below(random, 4));
       content.replace(at, number.size(), number);

@@ -20,14 +20,10 @@ inline const DType float_types[] = {DType::f32, DType::f64, DType::bf16, DType::
 
 inline double unit_roundoff(DType dtype) {
   switch (dtype) {
-    case DType::f64:
-      return 0x1p-53;
-    case DType::bf16:
-      return 0x1p-8;
-    case DType::f16:
-      return 0x1p-11;
-    default:
-      return 0x1p-24;
+    case DType::f64: return 0x1p-53;
+    case DType::bf16: return 0x1p-8;
+    case DType::f16: return 0x1p-11;
+    default: return 0x1p-24;
   }
 }
 

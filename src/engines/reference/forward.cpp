@@ -59,8 +59,8 @@ class Forward {
     }
   }
 
-  // A finite lse that f32 cannot hold (after a float64 bias of -1e300) becomes the nearest that it can: still finite, so
-  // that the backward stays finite too.
+  // A finite lse that f32 cannot hold (after a float64 bias of -1e300) becomes the nearest that it can: still finite,
+  // so that the backward stays finite too.
   static double within_range(double lse, DType dtype) {
     constexpr double highest = std::numeric_limits<float>::max();
     return dtype == DType::f32 && std::isfinite(lse) ? std::clamp(lse, -highest, highest) : lse;

@@ -21,8 +21,8 @@ struct WritableMatrix {
   std::int64_t column_stride = 0;
 };
 
-// Which keys row i may attend to: position = i + offset, keys [max(0, position - left), min(keys, position + right + 1)),
-// cut at valid_lens[i] where there are any; rows from real_queries on have none.
+// Which keys row i may attend to: position = i + offset, keys [max(0, position - left), min(keys, position + right +
+// 1)), cut at valid_lens[i] where there are any; rows from real_queries on have none.
 struct RangeRule {
   std::int64_t keys = 0;
   std::int64_t real_queries = 0;
@@ -35,29 +35,29 @@ struct RangeRule {
 };
 
 struct Modifiers {
-  double softcap = 0;                // 0: none
-  Matrix bias;                       // data null: none
+  double softcap = 0;  // 0: none
+  Matrix bias;         // data null: none
   Storage bias_storage = Storage::f32;
-  Matrix mask;                       // bytes; data null: none
+  Matrix mask;  // bytes; data null: none
   double alibi_slope = 0;
   bool has_alibi = false;
-  bool any = false;                  // whether scores are changed at all
+  bool any = false;  // whether scores are changed at all
 };
 
 struct DropoutRule {
   std::uint64_t seed = 0;
-  std::uint64_t threshold = 0;       // 0: none
+  std::uint64_t threshold = 0;  // 0: none
   double kept_scale = 1;
   std::uint32_t batch = 0, head = 0;
   bool active = false;
 };
 
 struct ForwardArgs {
-  Matrix query, key, value;          // [Sq, D], [Sk, D], [Sk, Dv]
-  WritableMatrix out;                // [Sq, Dv]
-  void* lse = nullptr;               // null: not wanted
+  Matrix query, key, value;  // [Sq, D], [Sk, D], [Sk, Dv]
+  WritableMatrix out;        // [Sq, Dv]
+  void* lse = nullptr;       // null: not wanted
   std::int64_t lse_stride = 0;
-  WritableMatrix weights;            // [Sq, Sk]; data null: not wanted
+  WritableMatrix weights;  // [Sq, Sk]; data null: not wanted
   std::int64_t head_dim = 0, value_dim = 0;
   RangeRule ranges;
   Modifiers modifiers;
