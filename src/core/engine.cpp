@@ -15,6 +15,13 @@ std::span<const EngineBase* const> engine_list() {
   return list;
 }
 
+std::optional<std::string> refusal_outside_host(const Problem& problem) {
+  if (problem.query.device() == Device{}) {
+    return std::nullopt;
+  }
+  return text("the tensors are on ", problem.query.device(), ", and it reads host memory only");
+}
+
 std::vector<Engine> engines() {
   std::vector<Engine> result;
   for (const EngineBase* engine : engine_list()) {

@@ -36,6 +36,9 @@ class EngineBase {
   ~EngineBase() = default;
 };
 
+// The refusal of an engine that reads host memory only: nothing when the problem lies there.
+std::optional<std::string> refusal_outside_host(const Problem& problem);
+
 // Each engine's folder defines one of these; the folder of a missing one says that it was not built.
 const EngineBase& reference_engine();
 const EngineBase& cpu_engine();

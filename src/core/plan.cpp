@@ -64,8 +64,7 @@ std::string options_text(const Problem& problem) {
 double bytes_moved(const Problem& problem) {
   const auto element = static_cast<double>(size_of(problem.dtype()));
   const auto count = [](const ConstTensorView& view) { return static_cast<double>(view.elements()); };
-  const auto rows = static_cast<double>(problem.packed() ? problem.query.size(2) : problem.batch * problem.query_len) *
-                    static_cast<double>(problem.heads);
+  const auto rows = static_cast<double>(problem.query_rows()) * static_cast<double>(problem.heads);
   // A packed view repeats its rows for each sequence.
   const double repeats = problem.packed() ? std::max<double>(1.0, static_cast<double>(problem.batch)) : 1.0;
   const double inputs = (count(problem.query) + count(problem.key) + count(problem.value)) / repeats * element;

@@ -52,6 +52,8 @@ struct Problem {
 
   DType dtype() const { return query.dtype(); }
   bool packed() const { return cu_seqlens_q.has_value(); }
+  // Query rows of one head over the whole call.
+  std::int64_t query_rows() const { return packed() ? query.size(2) : batch * query_len; }
   std::int64_t kv_head(std::int64_t head) const { return head / (heads / kv_heads); }
 };
 

@@ -339,9 +339,7 @@ void describe_backward(const Problem& problem, Plan& plan) {
   const int chunks = kernel.chunk_count(problem.key_len);
   plan.tasks = problem.batch * problem.kv_heads * chunks;
   plan.threads = plan.flops < task_flops ? 1 : get_threads();
-  const double rows =
-      static_cast<double>(problem.packed() ? problem.query.size(2) : problem.batch * problem.query_len) *
-      static_cast<double>(problem.heads);
+  const double rows = static_cast<double>(problem.query_rows()) * static_cast<double>(problem.heads);
   plan.scratch_bytes =
       chunks > 1 ? rows * (2 + chunks * static_cast<double>(problem.head_dim)) * kernel.scalar_bytes : 0;
 }

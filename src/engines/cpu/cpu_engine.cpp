@@ -1,6 +1,5 @@
 // The CPU engine: SIMD kernels on all cores.
 #include "core/engine.h"
-#include "core/text.h"
 #include "engines/cpu/backward.h"
 #include "engines/cpu/forward.h"
 #include "engines/cpu/kernels.h"
@@ -13,12 +12,7 @@ class CpuEngine final : public EngineBase {
   Engine id() const override { return Engine::cpu; }
   std::optional<std::string> unavailable() const override { return std::nullopt; }
 
-  std::optional<std::string> refusal(const Problem& problem) const override {
-    if (problem.query.device() != Device{}) {
-      return text("the tensors are on ", problem.query.device(), ", and it reads host memory only");
-    }
-    return std::nullopt;
-  }
+  std::optional<std::string> refusal(const Problem& problem) const override { return refusal_outside_host(problem); }
 
   void describe(const Problem& problem, Plan& plan) const override {
     plan.instruction_set = cpu::chosen_kernels().name;

@@ -59,7 +59,7 @@ class Backward {
 
   void run() {
     const std::int64_t group = problem_.kv_heads > 0 ? problem_.heads / problem_.kv_heads : 0;
-    const std::int64_t rows = problem_.packed() ? problem_.query.size(2) : problem_.batch * problem_.query_len;
+    const std::int64_t rows = problem_.query_rows();
     ProgressMeter meter(problem_.operation, problem_.progress, rows * problem_.heads);
     for (std::int64_t b = 0; b < problem_.batch; ++b) {
       for (std::int64_t g = 0; g < problem_.kv_heads; ++g) {

@@ -30,7 +30,7 @@ class Forward {
 
  private:
   std::int64_t total_rows() const {
-    const std::int64_t rows = problem_.packed() ? problem_.query.size(2) : problem_.batch * problem_.query_len;
+    const std::int64_t rows = problem_.query_rows();
     return rows * problem_.heads;
   }
 

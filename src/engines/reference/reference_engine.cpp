@@ -1,6 +1,5 @@
 // The reference engine: the contract in plain float64 loops. Textbook, oracle and last resort; it takes every problem.
 #include "core/engine.h"
-#include "core/text.h"
 #include "engines/reference/head.h"
 #include "engines/reference/passes.h"
 
@@ -12,12 +11,7 @@ class ReferenceEngine final : public EngineBase {
   Engine id() const override { return Engine::reference; }
   std::optional<std::string> unavailable() const override { return std::nullopt; }
 
-  std::optional<std::string> refusal(const Problem& problem) const override {
-    if (problem.query.device() != Device{}) {
-      return text("the tensors are on ", problem.query.device(), ", and it reads host memory only");
-    }
-    return std::nullopt;
-  }
+  std::optional<std::string> refusal(const Problem& problem) const override { return refusal_outside_host(problem); }
 
   void describe(const Problem& problem, Plan& plan) const override {
     plan.kernel = "row by row in float64";
