@@ -31,10 +31,22 @@ def install(args, prefix):
     build = args.build
     if args.library == "shared":
         build = prefix.parent / "library"
-        run(args.cmake, "-S", args.source, "-B", build, "-G", args.generator, f"-DCMAKE_CXX_COMPILER={args.cxx}",
-            "-DBUILD_SHARED_LIBS=ON", "-DCMAKE_BUILD_TYPE=Debug", "-DHEADWAY_BUILD_CLI=OFF",
-            "-DHEADWAY_BUILD_TESTS=OFF", "-DHEADWAY_BUILD_EXAMPLES=OFF",
-            f"-DCMAKE_INSTALL_LIBDIR={UNUSUAL_LIBDIR}")
+        run(
+            args.cmake,
+            "-S",
+            args.source,
+            "-B",
+            build,
+            "-G",
+            args.generator,
+            f"-DCMAKE_CXX_COMPILER={args.cxx}",
+            "-DBUILD_SHARED_LIBS=ON",
+            "-DCMAKE_BUILD_TYPE=Debug",
+            "-DHEADWAY_BUILD_CLI=OFF",
+            "-DHEADWAY_BUILD_TESTS=OFF",
+            "-DHEADWAY_BUILD_EXAMPLES=OFF",
+            f"-DCMAKE_INSTALL_LIBDIR={UNUSUAL_LIBDIR}",
+        )
         run(args.cmake, "--build", build, "--parallel", "2")
     run(args.cmake, "--install", build, "--prefix", prefix)
     check_headers(args, prefix)
@@ -43,7 +55,8 @@ def install(args, prefix):
 def check_headers(args, prefix):
     """Everything public is installed, and nothing else."""
     public = {path.name for path in (args.source / "include/headway").glob("*.h")} | {"version.h"}
-    installed = {str(path.relative_to(prefix / "include")) for path in (prefix / "include").rglob("*") if path.is_file()}
+    folder = prefix / "include"
+    installed = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     if installed != {f"headway/{name}" for name in public}:
         fail(f"expected the headers {sorted(public)}, found {sorted(installed)}")
 
@@ -53,8 +66,17 @@ def find_package(args, prefix):
     shutil.rmtree(build, ignore_errors=True)
     # CMake looks into the usual folders of a prefix; where the library lies elsewhere, its user says so.
     where = f"CMAKE_PREFIX_PATH={prefix}" if args.library == "static" else f"headway_DIR={libdir(prefix)}/cmake/headway"
-    run(args.cmake, "-S", args.source / "tests/install/outside", "-B", build, "-G", args.generator,
-        f"-DCMAKE_CXX_COMPILER={args.cxx}", f"-D{where}")
+    run(
+        args.cmake,
+        "-S",
+        args.source / "tests/install/outside",
+        "-B",
+        build,
+        "-G",
+        args.generator,
+        f"-DCMAKE_CXX_COMPILER={args.cxx}",
+        f"-D{where}",
+    )
     run(args.cmake, "--build", build)
     check_output(args, run(build / "outside"))
 

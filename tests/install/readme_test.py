@@ -1,10 +1,10 @@
 """Copies the README's examples as they stand, compiles and runs them, and compares with the output that it shows.
 
-A ```cpp block is a program, and the ```text block after it what it prints; it is built against the installed library. In a
-```console block a line `$ headway ...` is run with the installed command, in one folder for the whole README, and a line
-`$ ./dev demo` with the examples of this build. A line `...` stands for lines left out. Numbers may differ in the fourth
-digit, since the last bits of exp() differ between C libraries. What depends on the machine is not compared: times, and which
-engine and kernel it has for a call.
+A ```cpp block is a program, and the ```text block after it what it prints; it is built against the installed library.
+In a ```console block a line `$ headway ...` is run with the installed command, in one folder for the whole README, and
+a line `$ ./dev demo` with the examples of this build. A line `...` stands for lines left out. Numbers may differ in the
+fourth digit, since the last bits of exp() differ between C libraries. What depends on the machine is not compared:
+times, and which engine and kernel it has for a call.
 """
 
 import difflib
@@ -32,7 +32,7 @@ def main():
 
     blocks = [(kind, text) for kind, text in BLOCK.findall(readme)]
     programs = sessions = 0
-    for (kind, text), (next_kind, next_text) in zip(blocks, blocks[1:] + [("", "")]):
+    for (kind, text), (next_kind, next_text) in zip(blocks, [*blocks[1:], ("", "")]):
         if kind == "cpp":
             if next_kind != "text":
                 fail("expected a text block with its output after the program\n" + text)
@@ -51,12 +51,24 @@ def output_of_program(args, folder, text):
     prefix = args.scratch / "static/prefix"
     source = folder / "CMakeLists.txt"
     (folder / "main.cpp").write_text(text)
-    source.write_text("cmake_minimum_required(VERSION 3.25)\nproject(readme LANGUAGES CXX)\n"
-                      "find_package(headway REQUIRED)\nadd_executable(readme main.cpp)\n"
-                      "target_link_libraries(readme PRIVATE headway::headway)\n")
+    source.write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(readme LANGUAGES CXX)\n"
+        "find_package(headway REQUIRED)\nadd_executable(readme main.cpp)\n"
+        "target_link_libraries(readme PRIVATE headway::headway)\n"
+    )
     build = folder / "build"
-    run(args.cmake, "-S", folder, "-B", build, "-G", args.generator, f"-DCMAKE_CXX_COMPILER={args.cxx}",
-        f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
+    run(
+        args.cmake,
+        "-S",
+        folder,
+        "-B",
+        build,
+        "-G",
+        args.generator,
+        f"-DCMAKE_CXX_COMPILER={args.cxx}",
+        f"-DCMAKE_PREFIX_PATH={prefix}",
+        "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror",
+    )
     run(args.cmake, "--build", build)
     return run(build / "readme", cwd=folder)
 
@@ -83,22 +95,34 @@ def check_session(args, folder, text):
 def output_of_command(args, folder, command):
     """What a terminal would show; a command may fail, if the README shows its error."""
     path = os.pathsep.join([str(args.scratch / "static/prefix/bin"), os.environ.get("PATH", "")])
-    return subprocess.run(command, shell=True, cwd=folder, env=dict(os.environ, PATH=path), text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+    return subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env=dict(os.environ, PATH=path),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ).stdout
 
 
 def compare(what, expected, found):
     wanted, real = lines_of(expected), lines_of(found)
     if not matches(wanted, real):
-        fail(f"README.md does not show what this prints: {what}\n" +
-             "\n".join(difflib.unified_diff(wanted, real, "README.md", "printed", lineterm="")))
+        fail(
+            f"README.md does not show what this prints: {what}\n"
+            + "\n".join(difflib.unified_diff(wanted, real, "README.md", "printed", lineterm=""))
+        )
 
 
 def lines_of(text):
     """Lines without times and engines, and without the lines that ./dev adds around the examples."""
     lines = [ENGINE.sub(r"ENGINE\2", TIME.sub("TIME", line.rstrip())) for line in text.strip("\n").split("\n")]
-    return [line for line in lines
-            if line and not MACHINE_LINE.match(line) and not line.startswith(("building (", "all five "))]
+    return [
+        line
+        for line in lines
+        if line and not MACHINE_LINE.match(line) and not line.startswith(("building (", "all five "))
+    ]
 
 
 def matches(wanted, real):

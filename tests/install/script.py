@@ -23,7 +23,7 @@ def arguments(*positional):
 def run(*command, **options):
     """The command's standard output; a command that fails ends the test with everything it printed."""
     command = [str(part) for part in command]
-    result = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+    result = subprocess.run(command, text=True, capture_output=True, **options)
     if result.returncode != 0:
         fail(f"exit status {result.returncode} from: {' '.join(command)}\n{result.stdout}{result.stderr}")
     return result.stdout

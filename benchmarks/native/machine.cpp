@@ -1,0 +1,161 @@
+// What this machine can do at most: loops that do nothing but the instruction that bounds a kernel. Each thread runs a
+// loop of independent chains, more than an instruction's latency needs, for a given time.
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "native.h"
+
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+// The sum of what `rate` says on each thread.
+double on_threads(int threads, const std::function<double(int)>& rate) {
+  std::vector<double> rates(static_cast<std::size_t>(threads));
+  std::vector<std::thread> others;
+  for (int t = 1; t < threads; ++t) {
+    others.emplace_back([&, t] { rates[static_cast<std::size_t>(t)] = rate(t); });
+  }
+  rates[0] = rate(0);
+  for (std::thread& other : others) other.join();
+  double sum = 0;
+  for (const double one : rates) sum += one;
+  return sum;
+}
+
+// Runs `chains`, which does `operations` of them, again and again; the best of many short stretches, because a stretch
+// in which the machine did something else says nothing about its peak.
+template <class Chains>
+double rate_of(double seconds, double operations, Chains chains) {
+  double best = 0;
+  for (const auto begin = Clock::now(); seconds_since(begin) < seconds;) {
+    const auto stretch = Clock::now();
+    for (int i = 0; i < 4; ++i) chains();
+    best = std::max(best, 4 * operations / seconds_since(stretch));
+  }
+  return best;
+}
+
+constexpr int steps = 20'000;  // of each chain in one stretch: some 0.1 ms
+constexpr int chain_count = 12;
+
+#ifdef __x86_64__
+
+__attribute__((target("avx512f"))) void chains_f32_avx512() {
+  __m512 sums[chain_count];
+  for (auto& sum : sums) sum = _mm512_setzero_ps();
+  __m512 a = _mm512_set1_ps(0.5f), b = _mm512_set1_ps(0.25f);
+  asm volatile("" : "+v"(a), "+v"(b));
+  for (int step = 0; step < steps; ++step) {
+    for (auto& sum : sums) sum = _mm512_fmadd_ps(a, b, sum);
+  }
+  for (auto& sum : sums) asm volatile("" ::"v"(sum));
+}
+
+__attribute__((target("avx2,fma"))) void chains_f32_avx2() {
+  __m256 sums[chain_count];
+  for (auto& sum : sums) sum = _mm256_setzero_ps();
+  __m256 a = _mm256_set1_ps(0.5f), b = _mm256_set1_ps(0.25f);
+  asm volatile("" : "+x"(a), "+x"(b));
+  for (int step = 0; step < steps; ++step) {
+    for (auto& sum : sums) sum = _mm256_fmadd_ps(a, b, sum);
+  }
+  for (auto& sum : sums) asm volatile("" ::"x"(sum));
+}
+
+__attribute__((target("avx512f,avx512bf16"))) void chains_bf16() {
+  __m512 sums[chain_count];
+  for (auto& sum : sums) sum = _mm512_setzero_ps();
+  auto a = reinterpret_cast<__m512bh>(_mm512_set1_epi32(0x3f003f00));
+  auto b = reinterpret_cast<__m512bh>(_mm512_set1_epi32(0x3e803e80));
+  asm volatile("" : "+v"(a), "+v"(b));
+  for (int step = 0; step < steps; ++step) {
+    for (auto& sum : sums) sum = _mm512_dpbf16_ps(sum, a, b);
+  }
+  for (auto& sum : sums) asm volatile("" ::"v"(sum));
+}
+
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool has_avx512() { return __builtin_cpu_supports("avx512f") != 0; }
+bool has_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
+#else
+
+// Elsewhere the compiler finds the widest FMA that the flags allow.
+void chains_f32_any() {
+  constexpr int lanes = 4;
+  float sums[chain_count][lanes] = {};
+  float a = 0.5f, b = 0.25f;
+  asm volatile("" : "+r"(a), "+r"(b));
+  for (int step = 0; step < steps; ++step) {
+    for (auto& chain : sums) {
+      for (float& sum : chain) sum = __builtin_fmaf(a, b, sum);
+    }
+  }
+  asm volatile("" ::"r"(&sums) : "memory");
+}
+
+#endif
+
+}  // namespace
+
+extern "C" double headway_peak_f32(int threads, double seconds) {
+#ifdef __x86_64__
+  if (has_avx512()) {
+    return on_threads(threads, [=](int) { return rate_of(seconds, 32.0 * steps * chain_count, chains_f32_avx512); });
+  }
+  return headway_peak_f32_avx2(threads, seconds);
+#else
+  return on_threads(threads, [=](int) { return rate_of(seconds, 8.0 * steps * chain_count, chains_f32_any); });
+#endif
+}
+
+extern "C" double headway_peak_f32_avx2(int threads, double seconds) {
+#ifdef __x86_64__
+  if (has_avx2()) {
+    return on_threads(threads, [=](int) { return rate_of(seconds, 16.0 * steps * chain_count, chains_f32_avx2); });
+  }
+#endif
+  static_cast<void>(threads), static_cast<void>(seconds);
+  return 0;
+}
+
+extern "C" double headway_peak_bf16(int threads, double seconds) {
+#ifdef __x86_64__
+  if (has_bf16()) {
+    return on_threads(threads, [=](int) { return rate_of(seconds, 64.0 * steps * chain_count, chains_bf16); });
+  }
+#endif
+  static_cast<void>(threads), static_cast<void>(seconds);
+  return 0;
+}
+
+extern "C" double headway_read_bandwidth(int threads) {
+  constexpr std::size_t words = std::size_t{16} << 20;  // 128 MiB a thread
+  std::vector<std::vector<std::uint64_t>> buffers(static_cast<std::size_t>(threads));
+  for (auto& buffer : buffers) buffer.assign(words, 1);
+  double best = 0;
+  for (int attempt = 0; attempt < 8; ++attempt) {
+    const auto begin = Clock::now();
+    on_threads(threads, [&](int t) {
+      const auto& buffer = buffers[static_cast<std::size_t>(t)];
+      std::uint64_t sums[16] = {};
+      for (std::size_t i = 0; i < words; i += 16) {
+        for (std::size_t lane = 0; lane < 16; ++lane) sums[lane] += buffer[i + lane];
+      }
+      asm volatile("" ::"r"(&sums) : "memory");
+      return 0.0;
+    });
+    best = std::max(best, 8.0 * words * threads / seconds_since(begin));
+  }
+  return best;
+}

@@ -1,0 +1,6 @@
+// oneDNN was not found when this was built.
+#include "native.h"
+
+extern "C" int onednn_product(const float*, const float*, float*, std::int64_t, std::int64_t, std::int64_t) {
+  return 0;
+}
