@@ -1,6 +1,7 @@
 // Headway: exact multi-head attention. This header brings in the whole public API.
 #pragma once
 
+#include "headway/analysis.h"
 #include "headway/attention.h"
 #include "headway/dtype.h"
 #include "headway/error.h"

@@ -4,6 +4,7 @@ attention(query, key, value, ...)     attention and every option of it
 attention_backward, attention_scores  its gradients, its score matrix
 attention_varlen, ..._backward        the same over packed sequences
 explain                               what a call would run, and why
+analyze, weights_in                   what attention does, at lengths where nobody can store its matrix
 multi_head_attention, self_attention, compute_qkv, MultiHeadAttention
                                       the functions and the layer of the tutorials, in NumPy
 
@@ -16,23 +17,27 @@ multi_head_attention, self_attention, compute_qkv, MultiHeadAttention
 from headway._headway import (
     Plan,
     __version__,
+    analyze,
     attention,
     attention_backward,
     attention_scores,
     attention_varlen,
     attention_varlen_backward,
     explain,
+    weights_in,
 )
-from headway._results import Gradients
+from headway._results import Analysis, Gradients
 from headway._settings import engines, get_threads, set_threads
 from headway.functions import compute_qkv, multi_head_attention, self_attention
 from headway.layer import MultiHeadAttention
 
 __all__ = [
+    "Analysis",
     "Gradients",
     "MultiHeadAttention",
     "Plan",
     "__version__",
+    "analyze",
     "attention",
     "attention_backward",
     "attention_scores",
@@ -45,4 +50,5 @@ __all__ = [
     "multi_head_attention",
     "self_attention",
     "set_threads",
+    "weights_in",
 ]

@@ -5,7 +5,7 @@ from typing import Any, Literal, TypedDict, TypeVar, overload
 
 from typing_extensions import Unpack
 
-from headway._results import Gradients
+from headway._results import Analysis, Gradients
 
 # A NumPy array, or any array with DLPack: what comes in is what goes out.
 _Array = TypeVar("_Array")
@@ -177,6 +177,24 @@ def explain(
     backward: bool = False,
     **options: Unpack[Options],
 ) -> Plan: ...
+def analyze(
+    query: Any,
+    key: Any,
+    *,
+    top: int = 8,
+    near: tuple[int | None, int | None] = (64, 64),
+    cells: int = 256,
+    **options: Unpack[Options],
+) -> Analysis: ...
+def weights_in(
+    query: _Array,
+    key: Any,
+    rows: tuple[int, int],
+    keys: tuple[int, int],
+    *,
+    lse: Any | None = None,
+    **options: Unpack[Options],
+) -> _Array: ...
 def set_threads(n: int, /) -> None: ...
 def get_threads() -> int: ...
 def engines() -> list[str]: ...

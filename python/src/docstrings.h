@@ -164,4 +164,47 @@ inline constexpr const char* plan =
     passed_over                                  [(engine, why not), ...]
 )";
 
+inline constexpr const char* analyze =
+    R"(What attention does with these queries and keys, without storing its matrix: exact at any length, in memory that grows
+with the rows and keys only. Options as for attention; dropout does not act.
+
+Shapes
+    query  (B, H, Sq, D)   key  (B, Hkv, Sk, D)     or fewer axes; the results lose the same ones
+What is asked for
+    top     how many keys of each row to name
+    near    (left, right): the part around the diagonal whose share is wanted; None on a side = unlimited
+    cells   along each side of the maps, at most 512; 0 for none
+What comes back (fields of the result)
+    entropy      (B, H, Sq)        of each row's weights, natural logarithm
+    distance     (B, H, Sq)        the mean distance between query and key
+    first, diagonal, near          (B, H, Sq)  the weight of key 0, of the query's own position, inside near
+    received     (B, H, Sk)        the sum of the weights that each key got
+    top_keys, top_weights          (B, H, Sq, top)  the largest first; key -1 where no weight is left
+    map_mean, map_max              (B, H, R, C)  over cells of row_cell x key_cell weights
+    similarity   (B, H, H)         the cosine between the heads' mean maps
+    lse          (B, H, Sq)        for weights_in
+
+>>> import numpy as np, headway
+>>> x = np.eye(4)
+>>> found = headway.analyze(x, x, scale=10.0, causal=True, top=1)
+>>> found.top_keys[:, 0]
+array([0, 1, 2, 3])
+>>> bool(np.allclose(found.diagonal, 1.0, atol=1e-3))
+True
+)";
+
+inline constexpr const char* weights_in =
+    R"(The exact attention weights of some rows and keys: (B, H, rows, keys), or with fewer axes where query has fewer.
+
+rows and keys are pairs (begin, end). With the lse of attention or analyze only the scores inside are computed; without
+it, whole rows. Options as for attention; float32 for half types.
+
+>>> import numpy as np, headway
+>>> x = np.random.default_rng(0).standard_normal((100, 8))
+>>> lse = headway.analyze(x, x).lse
+>>> part = headway.weights_in(x, x, (10, 12), (95, 100), lse=lse)
+>>> bool(np.allclose(part, headway.attention_scores(x, x)[10:12, 95:]))
+True
+)";
+
 }  // namespace headway::python::docs

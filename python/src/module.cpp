@@ -16,5 +16,6 @@ NB_MODULE(_headway, module) {
   remember_main_thread();
   add_plan(module);
   add_functions(module);
+  add_analysis(module);
   module.attr("__version__") = headway::version;
 }

@@ -105,19 +105,6 @@ std::optional<std::int64_t> read_side(const Argument& side) {
   return largest;
 }
 
-Window read_window(const Argument& argument) {
-  static constexpr const char* expected = ", expected a pair (left, right) of integers or None";
-  if (PySequence_Check(argument.object.ptr()) == 0 || nb::isinstance<nb::str>(argument.object)) {
-    refuse<TypeMismatch>(argument, "is ", found(argument), expected);
-  }
-  if (nb::len(argument.object) != 2) {
-    refuse<InvalidArgument>(argument, "is ", found(argument), expected);
-  }
-  const nb::object left = argument.object[0], right = argument.object[1];
-  return {.left = read_side({argument.operation, "window left", left}),
-          .right = read_side({argument.operation, "window right", right})};
-}
-
 // ---- Arrays ----
 
 // Lists and numbers become NumPy arrays; Python's own numbers have no width that could be wrong.
@@ -184,6 +171,42 @@ nb::object integers_from(const Argument& argument) {
 }
 
 }  // namespace
+
+Window read_window(const Argument& argument) {
+  static constexpr const char* expected = ", expected a pair (left, right) of integers or None";
+  if (PySequence_Check(argument.object.ptr()) == 0 || nb::isinstance<nb::str>(argument.object)) {
+    refuse<TypeMismatch>(argument, "is ", found(argument), expected);
+  }
+  if (nb::len(argument.object) != 2) {
+    refuse<InvalidArgument>(argument, "is ", found(argument), expected);
+  }
+  const std::string name = argument.name;
+  const std::string left_name = name + " left", right_name = name + " right";
+  const nb::object left = argument.object[0], right = argument.object[1];
+  return {.left = read_side({argument.operation, left_name.c_str(), left}),
+          .right = read_side({argument.operation, right_name.c_str(), right})};
+}
+
+Window read_pair(const Argument& argument) {
+  const Window pair = read_window(argument);
+  if (!pair.left || !pair.right) {
+    refuse<TypeMismatch>(argument, "is ", found(argument), ", expected a pair (begin, end) of integers");
+  }
+  return pair;
+}
+
+std::int64_t read_count(const Argument& argument, std::int64_t fallback) {
+  if (is_absent(argument)) {
+    return fallback;
+  }
+  const nb::object index = read_index(argument, "an integer");
+  const long long value = PyLong_AsLongLong(index.ptr());
+  if (PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    refuse<InvalidArgument>(argument, "is ", found(argument), ", expected a number below 2^63");
+  }
+  return value;
+}
 
 ConstTensorView read_integers(const Argument& argument, std::optional<Array>& array) {
   if (is_array(argument.object)) {

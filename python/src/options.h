@@ -23,6 +23,13 @@ class Options {
 // An array of integers of any width, as headway takes them: views i32 and i64 as they are, and converts the others.
 ConstTensorView read_integers(const Argument& argument, std::optional<Array>& array);
 
+// A pair (left, right) of integers, None on a side for unlimited; read_pair takes no None.
+Window read_window(const Argument& argument);
+Window read_pair(const Argument& argument);
+
+// A number of things; `fallback` where none is given.
+std::int64_t read_count(const Argument& argument, std::int64_t fallback);
+
 Stage read_stage(const Argument& argument);
 
 }  // namespace headway::python

@@ -19,6 +19,9 @@ std::int64_t valid_len(const Problem& problem, std::int64_t b, std::int64_t i) {
 }
 
 std::int64_t alignment_offset(const Problem& problem, const Sequence& sequence, std::int64_t b) {
+  if (problem.offset) {
+    return *problem.offset;
+  }
   if (problem.causal == Causal::top_left) {
     return 0;
   }

@@ -35,6 +35,7 @@ struct Problem {
   std::optional<ConstTensorView> valid_lens;  // [B,Sq], stride 0 over Sq where the user gave [B]
   bool valid_lens_per_batch = false;
   std::optional<ConstTensorView> query_lens;  // [B]
+  std::optional<std::int64_t> offset;         // of a part cut from a longer call; else it follows from the lengths
 
   // Score modifiers, in the order in which they apply.
   double scale = 1.0;

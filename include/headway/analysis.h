@@ -1,0 +1,65 @@
+// What attention did, without storing its matrix: statistics of the weights p(i,j), maps of them, and any part of the
+// matrix, exact, at lengths where nobody can hold it. Memory grows with the rows and keys, not with their product.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "headway/attention.h"
+#include "headway/tensor.h"
+
+namespace headway {
+
+struct AnalysisRequest {
+  std::int64_t top = 8;  // how many keys of each row to name; 0 for none
+  Window near = {64, 64};  // around the diagonal, whose share is wanted
+  std::int64_t cells = 256;  // along each side of the maps, at most; 0 to 512, 0 for no maps
+};
+
+// Statistics of the weights p(i,j) of every row, head by head; dropout does not act. A row with no key has 0
+// everywhere. With sinks a row's weights sum to less than 1, and what the sink takes is nowhere here. f64 for f64
+// inputs, f32 for others. i stands at key position i + offset, as causal and window say.
+struct Analysis {
+  Tensor lse;          // [B,H,Sq]
+  Tensor entropy;      // [B,H,Sq]     -sum_j p log p, natural logarithm
+  Tensor distance;     // [B,H,Sq]     sum_j p |i + offset - j|
+  Tensor first;        // [B,H,Sq]     the weight of key 0
+  Tensor diagonal;     // [B,H,Sq]     the weight of key i + offset
+  Tensor near;    // [B,H,Sq]     the weights inside the request's `near`
+  Tensor received;     // [B,H,Sk]     sum_i p: what each key got
+  Tensor top_keys;     // [B,H,Sq,top] i64, the largest weight first, then the smaller key; -1 where no weight is left
+  Tensor top_weights;  // [B,H,Sq,top] 0 there
+
+  // Cells of row_cell x key_cell weights (fewer at the ends); a forbidden weight is 0.
+  std::int64_t row_cell = 0, key_cell = 0;
+  Tensor map_mean;    // [B,H,R,C]
+  Tensor map_max;     // [B,H,R,C]
+  Tensor similarity;  // [B,H,H]       the cosine between the heads' mean maps; 0 where a map is all zero
+};
+
+// query [B,H,Sq,D] and key [B,Hkv,Sk,D], or with fewer axes as attention takes them; the results have B and H always.
+// Options as for attention. The work is that of the scores: about half of attention's.
+Analysis analyze(ConstTensorView query, ConstTensorView key, const AttentionOptions& options = {},
+                 const AnalysisRequest& request = {});
+
+// Rows [row_begin, row_end) and keys [key_begin, key_end) of a matrix.
+struct Rectangle {
+  std::int64_t row_begin = 0, row_end = 0;
+  std::int64_t key_begin = 0, key_end = 0;
+};
+
+// The exact weights inside the rectangle, [B,H,rows,keys], f64 for f64 inputs and f32 for others. Given the lse
+// [B,H,Sq] that attention or analyze wrote, only the rectangle's own scores are computed; without it, whole rows.
+Tensor weights_in(ConstTensorView query, ConstTensorView key, const Rectangle& rectangle,
+                  const AttentionOptions& options = {}, const std::optional<ConstTensorView>& lse = {});
+
+// Mean and largest weight in every cell of a grid over the rectangle of one head; cells at the ends may be smaller.
+struct TileMap {
+  Tensor mean;  // [R,C]
+  Tensor max;   // [R,C]
+};
+TileMap tile_map(ConstTensorView query, ConstTensorView key, ConstTensorView lse, std::int64_t batch, std::int64_t head,
+                 const Rectangle& rectangle, std::int64_t row_cell, std::int64_t key_cell,
+                 const AttentionOptions& options = {});
+
+}  // namespace headway

@@ -1,0 +1,211 @@
+// The statistics of a whole call. Heads come one after the other; the rows of a head are cut into chunks, the unit of
+// parallel work, and a chunk walks its rows in blocks whose weights an engine writes into a buffer of its own. Chunks
+// depend on the shape alone and their sums are joined in order: the number of threads changes no bit.
+#include <algorithm>
+#include <cmath>
+#include <new>
+#include <stdexcept>
+#include <vector>
+
+#include "analysis/row_statistics.h"
+#include "analysis/slice.h"
+#include "core/key_range.h"
+#include "core/parallel.h"
+#include "core/progress.h"
+#include "core/text.h"
+#include "headway/threads.h"
+
+namespace headway {
+namespace {
+
+constexpr std::int64_t most_chunks = 64;
+constexpr std::int64_t most_cells = 512;
+
+std::int64_t divided_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// How many rows or keys a cell of the maps has: `cells` of them cover `size`.
+std::int64_t cell_size(std::int64_t size, std::int64_t cells) {
+  return cells == 0 ? std::max<std::int64_t>(size, 1) : std::max<std::int64_t>(divided_up(size, cells), 1);
+}
+
+template <class T>
+class Analyzer {
+ public:
+  Analyzer(const Problem& problem, const AnalysisRequest& request) : problem_(problem), request_(request) {
+    const Dims rows{problem.batch, problem.heads, problem.query_len};
+    const auto row_tensor = [&] { return Tensor(rows, dtype_of<T>); };
+    result_.lse = row_tensor();
+    result_.entropy = row_tensor();
+    result_.distance = row_tensor();
+    result_.first = row_tensor();
+    result_.diagonal = row_tensor();
+    result_.near = row_tensor();
+    result_.received = Tensor({problem.batch, problem.heads, problem.key_len}, dtype_of<T>);
+    Dims listed = rows;
+    listed.push_back(request.top);
+    result_.top_keys = Tensor::uninitialized(listed, DType::i64);
+    std::fill_n(result_.top_keys.template as<std::int64_t>(), result_.top_keys.elements(), -1);
+    result_.top_weights = Tensor(listed, dtype_of<T>);
+    result_.row_cell = cell_size(problem.query_len, request.cells);
+    result_.key_cell = cell_size(problem.key_len, request.cells);
+    map_rows_ = request.cells == 0 ? 0 : divided_up(problem.query_len, result_.row_cell);
+    map_keys_ = request.cells == 0 ? 0 : divided_up(problem.key_len, result_.key_cell);
+    result_.map_mean = Tensor({problem.batch, problem.heads, map_rows_, map_keys_}, dtype_of<T>);
+    result_.map_max = Tensor({problem.batch, problem.heads, map_rows_, map_keys_}, dtype_of<T>);
+    result_.similarity = Tensor({problem.batch, problem.heads, problem.heads}, dtype_of<T>);
+
+    // Whole rows of cells, so that no two chunks share one.
+    const std::int64_t unit = request.cells == 0 ? rows_at_once(problem.key_len) : result_.row_cell;
+    chunk_rows_ = divided_up(divided_up(std::max<std::int64_t>(problem.query_len, 1), unit), most_chunks) * unit;
+    chunks_ = divided_up(problem.query_len, chunk_rows_);
+  }
+
+  Analysis run() {
+    SharedProgress progress(problem_.operation, problem_.progress, problem_.batch * problem_.heads * chunks_);
+    for (std::int64_t b = 0; b < problem_.batch; ++b) {
+      for (std::int64_t h = 0; h < problem_.heads; ++h) {
+        analyze_head(b, h, progress);
+      }
+      compare_heads(b);
+    }
+    progress.finish();
+    return std::move(result_);
+  }
+
+ private:
+  // The first element of (b, h) in one of the results.
+  template <class Element>
+  Element* at(Tensor& tensor, std::int64_t b, std::int64_t h) {
+    const std::int64_t heads = problem_.batch * problem_.heads;
+    return tensor.as<Element>() + (b * problem_.heads + h) * (tensor.elements() / std::max<std::int64_t>(heads, 1));
+  }
+
+  void analyze_head(std::int64_t b, std::int64_t h, SharedProgress& progress) {
+    const HeadInputs inputs(problem_, b, h);
+    std::vector<double> received(static_cast<std::size_t>(chunks_ * problem_.key_len));
+    parallel_for(chunks_, get_threads(), [&](std::int64_t chunk, int worker) {
+      analyze_chunk(b, h, chunk, inputs, received.data() + chunk * problem_.key_len);
+      progress.task_done(worker);
+    });
+    T* sums = at<T>(result_.received, b, h);
+    for (std::int64_t j = 0; j < problem_.key_len; ++j) {
+      double sum = 0;
+      for (std::int64_t chunk = 0; chunk < chunks_; ++chunk) {
+        sum += received[static_cast<std::size_t>(chunk * problem_.key_len + j)];
+      }
+      sums[j] = static_cast<T>(sum);
+    }
+  }
+
+  void analyze_chunk(std::int64_t b, std::int64_t h, std::int64_t chunk, const HeadInputs& inputs, double* received) {
+    const std::int64_t begin = chunk * chunk_rows_, end = std::min(begin + chunk_rows_, problem_.query_len);
+    const std::int64_t at_once = rows_at_once(problem_.key_len);
+    Tensor weights = Tensor::uninitialized({at_once, problem_.key_len}, dtype_of<T>);
+    std::vector<double> cell_sums(static_cast<std::size_t>(map_keys_));
+    for (std::int64_t row = begin; row < end; row += at_once) {
+      const std::int64_t block_end = std::min(row + at_once, end);
+      const Rectangle part{row, block_end, 0, problem_.key_len};
+      const Slice slice(problem_, b, h, part, inputs.query.slice(0, row, block_end), inputs.key);
+      slice.weights(weights.view().slice(0, 0, block_end - row),
+                    TensorView(at<T>(result_.lse, b, h) + row, {block_end - row}));
+      const Sequence sequence = headway::sequence(slice.problem(), 0);
+      for (std::int64_t i = row; i < block_end; ++i) {
+        const KeyRange range = key_range(slice.problem(), sequence, 0, i - row);
+        const WeightRow<T> current{weights.template as<T>() + (i - row) * problem_.key_len, range.begin, range.end};
+        analyze_row(b, h, i, sequence.offset + i - row, current);
+        add_received(current, received);
+        if (map_keys_ != 0) {
+          add_cells(current, result_.key_cell, cell_sums.data(), map_row(result_.map_max, b, h, i));
+          if ((i + 1) % result_.row_cell == 0 || i + 1 == end) {
+            end_cells(b, h, i, cell_sums);
+          }
+        }
+      }
+    }
+  }
+
+  T* map_row(Tensor& map, std::int64_t b, std::int64_t h, std::int64_t i) {
+    return at<T>(map, b, h) + i / result_.row_cell * map_keys_;
+  }
+
+  void end_cells(std::int64_t b, std::int64_t h, std::int64_t last_row, std::vector<double>& sums) {
+    T* means = map_row(result_.map_mean, b, h, last_row);
+    const std::int64_t rows = last_row % result_.row_cell + 1;
+    for (std::int64_t c = 0; c < map_keys_; ++c) {
+      const std::int64_t keys = std::min(result_.key_cell, problem_.key_len - c * result_.key_cell);
+      double& sum = sums[static_cast<std::size_t>(c)];
+      means[c] = static_cast<T>(sum / static_cast<double>(rows * keys));
+      sum = 0;
+    }
+  }
+
+  void analyze_row(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t position, const WeightRow<T>& row) {
+    TopList<T> top{at<std::int64_t>(result_.top_keys, b, h) + i * request_.top,
+                   at<T>(result_.top_weights, b, h) + i * request_.top, request_.top};
+    const RowSums sums = sum_row(row, position, top);
+    const auto weight_of = [&](std::int64_t j) { return j >= row.begin && j < row.end ? row.p[j] : T{0}; };
+    const auto& [left, right] = request_.near;
+    at<T>(result_.entropy, b, h)[i] = static_cast<T>(sums.entropy);
+    at<T>(result_.distance, b, h)[i] = static_cast<T>(sums.distance);
+    at<T>(result_.first, b, h)[i] = weight_of(0);
+    at<T>(result_.diagonal, b, h)[i] = weight_of(position);
+    at<T>(result_.near, b, h)[i] =
+        static_cast<T>(sum_between(row, left ? position - *left : row.begin, right ? position + *right + 1 : row.end));
+  }
+
+  void compare_heads(std::int64_t b) {
+    const std::int64_t cells = map_rows_ * map_keys_;
+    const auto product = [&](std::int64_t g, std::int64_t h) {
+      double sum = 0;
+      for (std::int64_t c = 0; c < cells; ++c) {
+        sum += static_cast<double>(at<T>(result_.map_mean, b, g)[c]) *
+               static_cast<double>(at<T>(result_.map_mean, b, h)[c]);
+      }
+      return sum;
+    };
+    std::vector<double> lengths;
+    for (std::int64_t h = 0; h < problem_.heads; ++h) {
+      lengths.push_back(std::sqrt(product(h, h)));
+    }
+    T* similarity = at<T>(result_.similarity, b, 0);
+    for (std::int64_t g = 0; g < problem_.heads; ++g) {
+      for (std::int64_t h = 0; h < problem_.heads; ++h) {
+        const double scale = lengths[static_cast<std::size_t>(g)] * lengths[static_cast<std::size_t>(h)];
+        similarity[g * problem_.heads + h] = scale == 0 ? T{0} : static_cast<T>(product(g, h) / scale);
+      }
+    }
+  }
+
+  const Problem& problem_;
+  const AnalysisRequest& request_;
+  Analysis result_;
+  std::int64_t map_rows_ = 0, map_keys_ = 0;
+  std::int64_t chunk_rows_ = 1, chunks_ = 0;
+};
+
+void check(const Problem& problem, const AnalysisRequest& request) {
+  if (request.top < 0) {
+    throw InvalidArgument(text(problem.operation, ": top is ", request.top, ", expected 0 or more"));
+  }
+  if (request.cells < 0 || request.cells > most_cells) {
+    throw InvalidArgument(text(problem.operation, ": cells is ", request.cells, ", expected 0 to ", most_cells));
+  }
+  for (const auto& side : {request.near.left, request.near.right}) {
+    if (side && *side < 0) {
+      throw InvalidArgument(
+          text(problem.operation, ": near has  ", *side, ", expected 0 or more, or none for unlimited"));
+    }
+  }
+}
+
+}  // namespace
+
+Analysis analyze(ConstTensorView query, ConstTensorView key, const AttentionOptions& options,
+                 const AnalysisRequest& request) {
+  const Problem problem = analysis_problem("analyze", query, key, options);
+  check(problem, request);
+  return problem.dtype() == DType::f64 ? Analyzer<double>(problem, request).run()
+                                       : Analyzer<float>(problem, request).run();
+}
+
+}  // namespace headway

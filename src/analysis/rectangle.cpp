@@ -1,0 +1,141 @@
+// Parts of the matrix: exact weights, and maps of them, from the scores and lse.
+#include <algorithm>
+#include <vector>
+
+#include "analysis/row_statistics.h"
+#include "analysis/slice.h"
+#include "core/checks.h"
+#include "core/key_range.h"
+#include "core/parallel.h"
+#include "headway/threads.h"
+
+namespace headway {
+namespace {
+
+// The weights of a rectangle of one head into `target` [rows,keys], contiguous rows. `lse` [Sq], or none.
+template <class T>
+void fill(const Problem& problem, std::int64_t b, std::int64_t h, const Rectangle& part, const HeadInputs& inputs,
+          const std::optional<ConstTensorView>& lse, T* target) {
+  const std::int64_t rows = part.row_end - part.row_begin, keys = part.key_end - part.key_begin;
+  const ConstTensorView query = inputs.query.slice(0, part.row_begin, part.row_end);
+  if (lse) {
+    const Slice slice(problem, b, h, part, query, inputs.key.slice(0, part.key_begin, part.key_end));
+    slice.scores(TensorView(target, {rows, keys}));
+    for (std::int64_t i = 0; i < rows; ++i) {
+      exponentiate(target + i * keys, keys, lse->at<T>({part.row_begin + i}));
+    }
+    return;
+  }
+  Tensor whole = Tensor::uninitialized({rows, problem.key_len}, dtype_of<T>);
+  Tensor row_lse = Tensor::uninitialized({rows}, dtype_of<T>);
+  const Slice slice(problem, b, h, {part.row_begin, part.row_end, 0, problem.key_len}, query, inputs.key);
+  slice.weights(whole, row_lse);
+  copy(whole.view().slice(1, part.key_begin, part.key_end), TensorView(target, {rows, keys}));
+}
+
+// Rows of a rectangle, as many at once as a buffer holds.
+template <class Visit>
+void for_row_blocks(const Rectangle& part, std::int64_t at_once, const Visit& visit) {
+  const std::int64_t blocks = (part.row_end - part.row_begin + at_once - 1) / at_once;
+  parallel_for(blocks, get_threads(), [&](std::int64_t block, int) {
+    Rectangle current = part;
+    current.row_begin = part.row_begin + block * at_once;
+    current.row_end = std::min(current.row_begin + at_once, part.row_end);
+    visit(current);
+  });
+}
+
+ConstTensorView checked_lse(const Problem& problem, const ConstTensorView& lse) {
+  if (lse.dtype() != statistics_type(problem)) {
+    mismatch(problem, "lse has type ", lse.dtype(), ", expected ", statistics_type(problem));
+  }
+  check_storage(problem, "lse", lse);
+  ConstTensorView full = lse;
+  while (full.rank() < 3) {
+    full = full.unsqueeze(0);
+  }
+  if (lse.rank() == 2 && problem.heads == 1 && problem.batch != 1) {
+    full = lse.unsqueeze(1);
+  }
+  check_sizes(problem, "lse", full, {problem.batch, problem.heads, problem.query_len});
+  return full;
+}
+
+template <class T>
+Tensor weights_of(const Problem& problem, const Rectangle& rectangle, const std::optional<ConstTensorView>& lse) {
+  const std::int64_t rows = rectangle.row_end - rectangle.row_begin, keys = rectangle.key_end - rectangle.key_begin;
+  Tensor result({problem.batch, problem.heads, rows, keys}, dtype_of<T>);
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    for (std::int64_t h = 0; h < problem.heads; ++h) {
+      const HeadInputs inputs(problem, b, h);
+      const auto head_lse = lse ? std::optional(lse->select(0, b).select(0, h)) : std::nullopt;
+      T* head = result.as<T>() + (b * problem.heads + h) * rows * keys;
+      for_row_blocks(rectangle, rows_at_once(problem.key_len), [&](const Rectangle& part) {
+        fill(problem, b, h, part, inputs, head_lse, head + (part.row_begin - rectangle.row_begin) * keys);
+      });
+    }
+  }
+  return result;
+}
+
+template <class T>
+TileMap map_of(const Problem& problem, std::int64_t b, std::int64_t h, const Rectangle& rectangle,
+               std::int64_t row_cell, std::int64_t key_cell, const ConstTensorView& lse) {
+  const std::int64_t keys = rectangle.key_end - rectangle.key_begin;
+  const std::int64_t cell_rows = (rectangle.row_end - rectangle.row_begin + row_cell - 1) / row_cell;
+  const std::int64_t cell_keys = (keys + key_cell - 1) / key_cell;
+  TileMap map{Tensor({cell_rows, cell_keys}, dtype_of<T>), Tensor({cell_rows, cell_keys}, dtype_of<T>)};
+  const HeadInputs inputs(problem, b, h);
+  for_row_blocks(rectangle, row_cell, [&](const Rectangle& cell_row) {
+    const std::int64_t r = (cell_row.row_begin - rectangle.row_begin) / row_cell;
+    const std::int64_t at_once = rows_at_once(keys);
+    std::vector<T> weights(static_cast<std::size_t>(std::min(at_once, row_cell) * keys));
+    std::vector<double> sums(static_cast<std::size_t>(cell_keys));
+    for (std::int64_t row = cell_row.row_begin; row < cell_row.row_end; row += at_once) {
+      Rectangle part = cell_row;
+      part.row_begin = row;
+      part.row_end = std::min(row + at_once, cell_row.row_end);
+      fill(problem, b, h, part, inputs, lse, weights.data());
+      for (std::int64_t i = 0; i < part.row_end - part.row_begin; ++i) {
+        add_cells(WeightRow<T>{weights.data() + i * keys, 0, keys}, key_cell, sums.data(),
+                  map.max.as<T>() + r * cell_keys);
+      }
+    }
+    for (std::int64_t c = 0; c < cell_keys; ++c) {
+      const std::int64_t width = std::min(key_cell, keys - c * key_cell);
+      const auto count = static_cast<double>((cell_row.row_end - cell_row.row_begin) * width);
+      map.mean.as<T>()[r * cell_keys + c] = static_cast<T>(sums[static_cast<std::size_t>(c)] / count);
+    }
+  });
+  return map;
+}
+
+}  // namespace
+
+Tensor weights_in(ConstTensorView query, ConstTensorView key, const Rectangle& rectangle,
+                  const AttentionOptions& options, const std::optional<ConstTensorView>& lse) {
+  const Problem problem = analysis_problem("weights_in", query, key, options);
+  check_rectangle(problem, rectangle);
+  const auto rows = lse ? std::optional(checked_lse(problem, *lse)) : std::nullopt;
+  return problem.dtype() == DType::f64 ? weights_of<double>(problem, rectangle, rows)
+                                       : weights_of<float>(problem, rectangle, rows);
+}
+
+TileMap tile_map(ConstTensorView query, ConstTensorView key, ConstTensorView lse, std::int64_t batch, std::int64_t head,
+                 const Rectangle& rectangle, std::int64_t row_cell, std::int64_t key_cell,
+                 const AttentionOptions& options) {
+  const Problem problem = analysis_problem("tile_map", query, key, options);
+  check_rectangle(problem, rectangle);
+  const ConstTensorView rows = checked_lse(problem, lse);
+  if (batch < 0 || batch >= problem.batch || head < 0 || head >= problem.heads) {
+    invalid(problem, "batch ", batch, " and head ", head, " must be below ", problem.batch, " and ", problem.heads);
+  }
+  if (row_cell < 1 || key_cell < 1) {
+    invalid(problem, "cells are ", row_cell, " by ", key_cell, ", expected 1 or more");
+  }
+  const ConstTensorView of_head = rows.select(0, batch).select(0, head);
+  return problem.dtype() == DType::f64 ? map_of<double>(problem, batch, head, rectangle, row_cell, key_cell, of_head)
+                                       : map_of<float>(problem, batch, head, rectangle, row_cell, key_cell, of_head);
+}
+
+}  // namespace headway

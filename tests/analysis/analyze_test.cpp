@@ -1,0 +1,232 @@
+// analyze() against the same numbers from the oracle's whole matrix.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "headway/headway.h"
+#include "support/inputs.h"
+
+namespace headway::test {
+namespace {
+
+class Analyze : public EngineTest {};
+
+// The statistics of one head, from its exact weights [Sq,Sk].
+struct Expected {
+  Real entropy = 0, distance = 0, near = 0;
+};
+
+Real unit(DType type) { return type == DType::f64 ? 0x1p-53L : 0x1p-24L; }
+
+// What one row's weights may be off by, summed over the row: the contract's bound for f32 or f64 weights.
+Real row_error(const Array& bound, DType type, std::int64_t b, std::int64_t h, std::int64_t i) {
+  Real sum = unit(type);
+  for (std::int64_t j = 0; j < bound.size(3); ++j) sum += bound(b, h, i, j);
+  return 4 * sum;
+}
+
+std::int64_t offset_of(const Spec& spec, std::int64_t b) {
+  if (spec.causal == Causal::top_left) return 0;
+  if (spec.causal == Causal::none) return spec.k.size(2) - spec.q.size(2);
+  const bool per_batch = spec.valid_lens && spec.valid_lens->sizes().size() == 1;
+  const auto keys = per_batch ? static_cast<std::int64_t>((*spec.valid_lens)(b)) : spec.k.size(2);
+  const auto rows = spec.query_lens ? static_cast<std::int64_t>((*spec.query_lens)(b)) : spec.q.size(2);
+  return keys - rows;
+}
+
+void expect_rows(const Call& call, const Spec& spec, const Forward& exact, const Analysis& found,
+                 const AnalysisRequest& request) {
+  const Array& p = exact.weights.value;
+  const DType type = call.q.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const Array bound = error_bound(exact.weights, Kind::weights, type);
+  for (std::int64_t b = 0; b < p.size(0); ++b)
+    for (std::int64_t h = 0; h < p.size(1); ++h)
+      for (std::int64_t i = 0; i < p.size(2); ++i) {
+        const std::int64_t position = i + offset_of(spec, b);
+        Expected row;
+        for (std::int64_t j = 0; j < p.size(3); ++j) {
+          const Real weight = p(b, h, i, j);
+          if (weight > 0) row.entropy -= weight * std::log(weight);
+          row.distance += weight * static_cast<Real>(std::abs(position - j));
+          const bool left = !request.near.left || j >= position - *request.near.left;
+          const bool right = !request.near.right || j <= position + *request.near.right;
+          if (left && right) row.near += weight;
+        }
+        const Real error = row_error(bound, type, b, h, i);
+        const Dims at{b, h, i};
+        const auto near = [&](const Tensor& tensor, Real expected, Real scale) {
+          EXPECT_NEAR(get(tensor, at), static_cast<double>(expected), static_cast<double>(scale * error)) << i;
+        };
+        near(found.entropy, row.entropy, 20);  // |log p| + 1 up to about 20
+        near(found.distance, row.distance, static_cast<Real>(p.size(2) + p.size(3)));
+        near(found.near, row.near, 1);
+        near(found.first, p.size(3) > 0 ? p(b, h, i, 0) : 0, 1);
+        near(found.diagonal, position >= 0 && position < p.size(3) ? p(b, h, i, position) : 0, 1);
+        if (exact.lse.value(b, h, i) == -INFINITY) {
+          EXPECT_EQ(get(found.lse, at), -INFINITY);
+        }
+      }
+}
+
+void expect_top(const Forward& exact, const Analysis& found, Real tolerance) {
+  const Array& p = exact.weights.value;
+  for (std::int64_t b = 0; b < p.size(0); ++b)
+    for (std::int64_t h = 0; h < p.size(1); ++h)
+      for (std::int64_t i = 0; i < p.size(2); ++i) {
+        std::vector<Real> sorted;
+        for (std::int64_t j = 0; j < p.size(3); ++j) sorted.push_back(p(b, h, i, j));
+        std::sort(sorted.rbegin(), sorted.rend());
+        double last = 2;
+        for (std::int64_t n = 0; n < found.top_keys.size(3); ++n) {
+          const std::int64_t key = found.top_keys.at<std::int64_t>({b, h, i, n});
+          const double weight = get(found.top_weights, {b, h, i, n});
+          const Real expected = n < static_cast<std::int64_t>(sorted.size()) ? sorted[static_cast<std::size_t>(n)] : 0;
+          EXPECT_NEAR(weight, static_cast<double>(expected), static_cast<double>(tolerance));
+          EXPECT_LE(weight, last);
+          last = weight;
+          if (weight == 0) {
+            EXPECT_EQ(key, -1);
+          } else {
+            ASSERT_TRUE(key >= 0 && key < p.size(3));
+            EXPECT_NEAR(weight, static_cast<double>(p(b, h, i, key)), static_cast<double>(tolerance));
+          }
+        }
+      }
+}
+
+void expect_maps(const Forward& exact, const Analysis& found, Real tolerance) {
+  const Array& p = exact.weights.value;
+  for (std::int64_t b = 0; b < p.size(0); ++b)
+    for (std::int64_t h = 0; h < p.size(1); ++h) {
+      for (std::int64_t j = 0; j < p.size(3); ++j) {
+        Real received = 0;
+        for (std::int64_t i = 0; i < p.size(2); ++i) received += p(b, h, i, j);
+        EXPECT_NEAR(get(found.received, {b, h, j}), static_cast<double>(received),
+                    static_cast<double>(tolerance * static_cast<Real>(p.size(2))));
+      }
+      for (std::int64_t r = 0; r < found.map_mean.size(2); ++r)
+        for (std::int64_t c = 0; c < found.map_mean.size(3); ++c) {
+          Real sum = 0, highest = 0, count = 0;
+          for (std::int64_t i = r * found.row_cell; i < std::min((r + 1) * found.row_cell, p.size(2)); ++i)
+            for (std::int64_t j = c * found.key_cell; j < std::min((c + 1) * found.key_cell, p.size(3)); ++j) {
+              sum += p(b, h, i, j);
+              highest = std::max(highest, p(b, h, i, j));
+              count += 1;
+            }
+          EXPECT_NEAR(get(found.map_mean, {b, h, r, c}), static_cast<double>(sum / count),
+                      static_cast<double>(tolerance));
+          EXPECT_NEAR(get(found.map_max, {b, h, r, c}), static_cast<double>(highest), static_cast<double>(tolerance));
+        }
+    }
+}
+
+void expect_analysis(const Call& call, const AnalysisRequest& request) {
+  const Spec spec = spec_of(call.q, call.k, call.v, call.options);
+  const Forward exact = forward(spec);
+  const Analysis found = analyze(call.q, call.k, call.options, request);
+  const Real tolerance = 4096 * unit(call.q.dtype());
+  expect_rows(call, spec, exact, found, request);
+  expect_top(exact, found, tolerance);
+  expect_maps(exact, found, tolerance);
+}
+
+TEST_P(Analyze, agrees_with_the_whole_matrix_under_every_option_and_type) {
+  const Shape shape{};
+  for (DType type : float_types)
+    for (const OptionSet& kind : all_kinds(shape)) {
+      SCOPED_TRACE(kind.name + std::string(" ") + name(type));
+      const Inputs inputs = random_inputs(shape, type);
+      expect_analysis(inputs.call(on_engine(kind.options)), {.top = 3, .near = {1, 2}, .cells = 3});
+    }
+}
+
+TEST_P(Analyze, agrees_where_rows_and_keys_span_many_blocks_and_cells) {
+  const Shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = 150, .keys = 300, .head_dim = 5};
+  for (const OptionSet& kind : mask_kinds(shape)) {
+    SCOPED_TRACE(kind.name);
+    const Inputs inputs = random_inputs(shape);
+    expect_analysis(inputs.call(on_engine(kind.options)), {.top = 8, .near = {16, 0}, .cells = 7});
+  }
+}
+
+TEST_P(Analyze, takes_lower_ranks_and_empty_axes) {
+  Random random(3);
+  const Tensor q = normal({5, 4}, DType::f32, random), k = normal({6, 4}, DType::f32, random);
+  const Analysis one = analyze(q, k, on_engine());
+  EXPECT_EQ(one.entropy.sizes(), (Dims{1, 1, 5}));
+  EXPECT_EQ(one.received.sizes(), (Dims{1, 1, 6}));
+  const Analysis none = analyze(Tensor({2, 3, 4}), Tensor({2, 0, 4}), on_engine());
+  EXPECT_EQ(none.map_mean.sizes(), (Dims{2, 1, 3, 0}));
+  EXPECT_EQ(get(none.lse, {0, 0, 0}), -INFINITY);
+  EXPECT_EQ(get(none.entropy, {1, 0, 2}), 0);
+  EXPECT_EQ(none.top_keys.at<std::int64_t>({0, 0, 0, 0}), -1);
+  EXPECT_EQ(analyze(Tensor({0, 4}), k, on_engine()).entropy.elements(), 0);
+}
+
+TEST_P(Analyze, gives_the_same_bits_for_every_number_of_threads) {
+  const Inputs inputs = random_inputs({.batch = 1, .queries = 200, .keys = 190});
+  const int before = get_threads();
+  set_threads(1);
+  const Analysis alone = analyze(inputs.q, inputs.k, on_engine());
+  for (int threads : {2, 3, 7}) {
+    set_threads(threads);
+    const Analysis found = analyze(inputs.q, inputs.k, on_engine());
+    EXPECT_TRUE(same_bits(found.entropy, alone.entropy));
+    EXPECT_TRUE(same_bits(found.received, alone.received));
+    EXPECT_TRUE(same_bits(found.map_mean, alone.map_mean));
+    EXPECT_TRUE(same_bits(found.top_keys, alone.top_keys));
+  }
+  set_threads(before);
+}
+
+TEST_P(Analyze, a_head_is_like_itself_and_unlike_an_empty_one) {
+  Inputs inputs = random_inputs({.batch = 1, .heads = 3, .kv_heads = 3, .queries = 8, .keys = 8});
+  copy(inputs.q.view().slice(1, 0, 1), inputs.q.view().slice(1, 1, 2));
+  copy(inputs.k.view().slice(1, 0, 1), inputs.k.view().slice(1, 1, 2));
+  Tensor mask({1, 3, 8, 8}, DType::b8);
+  copy(filled({1, 2, 8, 8}, DType::b8, 1), mask.view().slice(1, 0, 2));
+  const Analysis found = analyze(inputs.q, inputs.k, on_engine({.mask = mask}));
+  EXPECT_NEAR(get(found.similarity, {0, 0, 1}), 1, 1e-6);
+  EXPECT_EQ(get(found.similarity, {0, 0, 2}), 0);
+  EXPECT_EQ(get(found.similarity, {0, 2, 2}), 0);
+}
+
+TEST_P(Analyze, dropout_does_not_act) {
+  const Inputs inputs = random_inputs({});
+  const Analysis plain = analyze(inputs.q, inputs.k, on_engine());
+  const Analysis dropped = analyze(inputs.q, inputs.k, on_engine({.dropout = 0.5, .seed = 1}));
+  EXPECT_TRUE(same_bits(plain.entropy, dropped.entropy));
+}
+
+TEST_P(Analyze, says_what_is_wrong) {
+  const Inputs inputs = random_inputs({});
+  const auto with = [&](const AnalysisRequest& request) {
+    return [&, request] { analyze(inputs.q, inputs.k, on_engine(), request); };
+  };
+  EXPECT_TRUE(throws<InvalidArgument>("analyze", {"top is -1", "0 or more"}, with({.top = -1})));
+  EXPECT_TRUE(throws<InvalidArgument>("analyze", {"cells is 513", "0 to 512"}, with({.cells = 513})));
+  EXPECT_TRUE(throws<InvalidArgument>("analyze", {"-2", "none for unlimited"}, with({.near = {-2, 0}})));
+  EXPECT_TRUE(throws<InvalidArgument>("analyze", {"head_dim"}, [&] { analyze(inputs.q, inputs.v, on_engine()); }));
+}
+
+TEST_P(Analyze, reports_progress_and_stops_when_told_to) {
+  const Inputs inputs = random_inputs({.batch = 8, .queries = 64, .keys = 64});
+  double last = 0;
+  AttentionOptions options = on_engine();
+  options.progress = [&](double share) {
+    EXPECT_GE(share, last);
+    last = share;
+    return true;
+  };
+  analyze(inputs.q, inputs.k, options);
+  EXPECT_EQ(last, 1);
+  options.progress = [](double) { return false; };
+  EXPECT_THROW(analyze(inputs.q, inputs.k, options), Cancelled);
+}
+
+ON_EVERY_ENGINE(Analyze);
+
+}  // namespace
+}  // namespace headway::test

@@ -1,0 +1,99 @@
+// Parts of the matrix: the same numbers as the whole one has there.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "headway/headway.h"
+#include "support/inputs.h"
+
+namespace headway::test {
+namespace {
+
+class WeightsIn : public EngineTest {};
+
+const Rectangle parts[] = {{0, 5, 0, 7}, {2, 4, 3, 6}, {4, 5, 6, 7}, {1, 1, 0, 7}, {0, 5, 2, 2}};
+
+TEST_P(WeightsIn, are_the_whole_matrix_there_with_and_without_lse_under_every_option_and_type) {
+  const Shape shape{};
+  for (DType type : float_types)
+    for (const OptionSet& kind : all_kinds(shape)) {
+      SCOPED_TRACE(kind.name + std::string(" ") + name(type));
+      const Inputs inputs = random_inputs(shape, type);
+      const AttentionOptions options = on_engine(kind.options);
+      const Forward exact = forward(spec_of(inputs.q, inputs.k, inputs.v, options));
+      const DType computed = type == DType::f64 ? DType::f64 : DType::f32;
+      const Array bound = error_bound(exact.weights, Kind::weights, computed);
+      const Tensor lse = analyze(inputs.q, inputs.k, options).lse;
+      for (const Rectangle& part : parts)
+        for (const bool with_lse : {false, true}) {
+          const Tensor found = weights_in(inputs.q, inputs.k, part, options,
+                                          with_lse ? std::optional<ConstTensorView>(lse) : std::nullopt);
+          const Dims sizes{2, 4, part.row_end - part.row_begin, part.key_end - part.key_begin};
+          ASSERT_EQ(found.sizes(), sizes);
+          Array expected(sizes), allowed(sizes);
+          for (std::int64_t n = 0; n < expected.elements(); ++n) {
+            const Dims at = index_of(n, sizes);
+            const auto value = [&](const Array& a) {
+              return a(at[0], at[1], at[2] + part.row_begin, at[3] + part.key_begin);
+            };
+            expected.values[static_cast<std::size_t>(n)] = value(exact.weights.value);
+            allowed.values[static_cast<std::size_t>(n)] = 2 * value(bound);
+          }
+          EXPECT_TRUE(within(found, expected, allowed));
+        }
+    }
+}
+
+TEST_P(WeightsIn, maps_are_means_and_maxima_of_the_weights) {
+  const Inputs inputs = random_inputs({.batch = 2, .heads = 2, .kv_heads = 1, .queries = 90, .keys = 130});
+  const AttentionOptions options = on_engine({.causal = Causal::bottom_right});
+  const Tensor lse = analyze(inputs.q, inputs.k, options).lse;
+  const Rectangle part{7, 88, 30, 129};
+  const Tensor weights = weights_in(inputs.q, inputs.k, part, options, lse);
+  const TileMap map = tile_map(inputs.q, inputs.k, lse, 1, 1, part, 16, 20, options);
+  ASSERT_EQ(map.mean.sizes(), (Dims{6, 5}));
+  for (std::int64_t r = 0; r < 6; ++r)
+    for (std::int64_t c = 0; c < 5; ++c) {
+      double sum = 0, highest = 0, count = 0;
+      for (std::int64_t i = 16 * r; i < std::min<std::int64_t>(16 * r + 16, 81); ++i)
+        for (std::int64_t j = 20 * c; j < std::min<std::int64_t>(20 * c + 20, 99); ++j) {
+          const double p = weights.at<float>({1, 1, i, j});
+          sum += p;
+          highest = std::max(highest, p);
+          count += 1;
+        }
+      EXPECT_NEAR(get(map.mean, {r, c}), sum / count, 1e-6);
+      EXPECT_NEAR(get(map.max, {r, c}), highest, 1e-6);
+    }
+}
+
+TEST_P(WeightsIn, a_forbidden_nan_is_not_seen) {
+  Inputs inputs = random_inputs({});
+  for (std::int64_t d = 0; d < 8; ++d) inputs.k.at<float>({0, 1, 6, d}) = NAN;
+  const AttentionOptions options = on_engine({.causal = Causal::top_left});
+  const Tensor lse = analyze(inputs.q, inputs.k, options).lse;
+  const Tensor found = weights_in(inputs.q, inputs.k, {0, 5, 4, 7}, options, lse);
+  for (std::int64_t i = 0; i < 5; ++i) EXPECT_EQ(found.at<float>({0, 3, i, 2}), 0);
+}
+
+TEST_P(WeightsIn, say_what_is_wrong) {
+  const Inputs inputs = random_inputs({});
+  const Tensor lse({2, 4, 5}), other({2, 4, 6}), wide({2, 4, 5}, DType::f64);
+  const auto in = [&](const Rectangle& part, const Tensor& rows) {
+    return [&, part] { weights_in(inputs.q, inputs.k, part, on_engine(), rows); };
+  };
+  EXPECT_TRUE(throws<InvalidArgument>("weights_in", {"rows [0, 6)", "[0, 5)"}, in({0, 6, 0, 7}, lse)));
+  EXPECT_TRUE(throws<InvalidArgument>("weights_in", {"keys [3, 2)", "[0, 7)"}, in({0, 5, 3, 2}, lse)));
+  EXPECT_TRUE(throws<InvalidArgument>("weights_in", {"lse has shape (2, 4, 6)", "(2, 4, 5)"}, in({0, 5, 0, 7}, other)));
+  EXPECT_TRUE(throws<TypeMismatch>("weights_in", {"lse has type f64", "f32"}, in({0, 5, 0, 7}, wide)));
+  const auto map = [&](std::int64_t head, std::int64_t cell) {
+    return [&, head, cell] { tile_map(inputs.q, inputs.k, lse, 0, head, {0, 5, 0, 7}, cell, 1, on_engine()); };
+  };
+  EXPECT_TRUE(throws<InvalidArgument>("tile_map", {"head 4", "below 2 and 4"}, map(4, 1)));
+  EXPECT_TRUE(throws<InvalidArgument>("tile_map", {"cells are 0 by 1"}, map(0, 0)));
+}
+
+ON_EVERY_ENGINE(WeightsIn);
+
+}  // namespace
+}  // namespace headway::test
