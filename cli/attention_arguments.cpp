@@ -20,14 +20,6 @@ std::optional<std::int64_t> window_side(const std::string& found) {
   return width;
 }
 
-Window parse_window(const std::string& found) {
-  const std::vector<std::string> sides = split_at_commas(found);
-  if (sides.size() != 2) {
-    throw UsageError(text("expected two sides, as in 128,0 or none,16, found ", found));
-  }
-  return {window_side(sides[0]), window_side(sides[1])};
-}
-
 // An option that takes a file, or numbers: kept as text until files are read, but wrong numbers are found at once.
 template <class Number>
 void add_list(CLI::App& app, const std::string& name, std::optional<std::string>& target, const std::string& help) {
@@ -44,6 +36,14 @@ void add_file(CLI::App& app, const std::string& name, std::optional<std::string>
 }
 
 }  // namespace
+
+Window parse_window(const std::string& found) {
+  const std::vector<std::string> sides = split_at_commas(found);
+  if (sides.size() != 2) {
+    throw UsageError(text("expected two sides, as in 128,0 or none,16, found ", found));
+  }
+  return {window_side(sides[0]), window_side(sides[1])};
+}
 
 void AttentionArguments::add_to(CLI::App& app) {
   add_choice<Causal>(

@@ -29,6 +29,9 @@ class AttentionArguments {
   std::optional<std::string> mask_, bias_, valid_lens_, query_lens_, alibi_slopes_, sinks_;
 };
 
+// "128,0" or "none,16"
+Window parse_window(const std::string& found);
+
 // Arrays without a batch axis have valid_lens without one; the attention behind --heads and the layer has one.
 AttentionOptions with_batch_axis(AttentionOptions options);
 

@@ -34,13 +34,15 @@ void add_head_count(CLI::App& app, const std::string& option, std::optional<std:
 
 }  // namespace
 
-void AttentionCallArguments::add_files_to(CLI::App& app, bool required) {
+void AttentionCallArguments::add_files_to(CLI::App& app, bool required, Values values) {
   const auto add = [&](const std::string& name, std::string& target, const std::string& help) {
     app.add_option(name, target, help)->type_name("FILE")->required(required);
   };
   add("query", query_, "(B,H,Sq,D), (B,Sq,D) or (Sq,D); with --heads (B,Sq,N*D) or (Sq,N*D)");
   add("key", key_, "(B,Hkv,Sk,D), with the same axes left out");
-  add("value", value_, "(B,Hkv,Sk,Dv), with the same axes left out");
+  if (values == Values::present) {
+    add("value", value_, "(B,Hkv,Sk,Dv), with the same axes left out");
+  }
 }
 
 void AttentionCallArguments::add_options_to(CLI::App& app) {
@@ -63,7 +65,7 @@ AttentionCall AttentionCallArguments::load(TensorInputs& inputs) const {
   }
   AttentionCall call{.query = inputs.load(query_),
                      .key = inputs.load(key_),
-                     .value = inputs.load(value_),
+                     .value = inputs.load(value_.empty() ? key_ : value_),
                      .options = attention_.options(inputs)};
   return heads_ ? split_into_heads(call) : call;
 }

@@ -21,14 +21,17 @@ struct AttentionCall {
   bool batch_axis_added = false;
 };
 
+// Whether a command reads values too.
+enum class Values { present, absent };
+
 class AttentionCallArguments {
  public:
-  void add_files_to(CLI::App& app, bool required);
+  void add_files_to(CLI::App& app, bool required, Values values = Values::present);
   void add_options_to(CLI::App& app);  // --heads, --kv-heads and all of AttentionArguments
 
   std::vector<std::string> files() const { return {query_, key_, value_}; }  // empty texts where none is named
   std::vector<std::string> texts() const;
-  AttentionCall load(TensorInputs& inputs) const;
+  AttentionCall load(TensorInputs& inputs) const;  // without values, the keys stand in for them
 
   const std::optional<std::int64_t>& heads() const { return heads_; }
   const std::optional<std::int64_t>& kv_heads() const { return kv_heads_; }

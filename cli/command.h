@@ -19,6 +19,7 @@ class Command {
 };
 
 // Each adds its subcommand to `app`, and the caller finds it there by name.
+std::unique_ptr<Command> make_analyze(CLI::App& app);
 std::unique_ptr<Command> make_attend(CLI::App& app);
 std::unique_ptr<Command> make_explain(CLI::App& app);
 std::unique_ptr<Command> make_layer(CLI::App& app);
