@@ -11,3 +11,4 @@
 #include "headway/tensor.h"
 #include "headway/threads.h"
 #include "headway/version.h"
+#include "headway/view.h"

@@ -1,0 +1,120 @@
+// headway view: a page that shows attention.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <fstream>
+#include <iostream>
+#include <thread>
+
+#include "arguments.h"
+#include "attention_call.h"
+#include "command.h"
+#include "headway/headway.h"
+#include "interrupt.h"
+#include "output_files.h"
+#include "progress_line.h"
+#include "text.h"
+#include "view_server.h"
+
+namespace headway::cli {
+namespace {
+
+constexpr const char* examples = R"(Examples:
+  headway view q.npy k.npy -o attention.html --causal
+  headway view x.npy x.npy --heads 8 --tokens tokens.txt -o attention.html
+  headway view q.npy k.npy --serve
+
+A file of tokens has one a line, as many as there are keys. The page is one file that needs nothing else.)";
+
+std::vector<std::string> lines_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    throw Failure(text(path, ": cannot be read"));
+  }
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty() && line.back() == '\r') {
+      line.pop_back();
+    }
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+class View final : public Command {
+ public:
+  explicit View(CLI::App& app) {
+    CLI::App& command = *app.add_subcommand("view", "A page that shows attention, in one HTML file");
+    arguments_.add_files_to(command, true, Values::absent);
+    add_text(command, "-o,--output", output_, "The page, a .html file")->group("Outputs");
+    command.add_flag("--serve", serve_, "Show the page from this machine until Ctrl-C: every zoom level is then exact")
+        ->group("Outputs");
+    command.add_flag("--force", request_.overwrite, "Replace a file that exists")->group("Outputs");
+    add_text(command, "--tokens", tokens_,
+             "A text file with the keys' tokens, one a line; the queries' too, if as many");
+    add_text(command, "--query-tokens", query_tokens_, "The same for the queries");
+    command.add_option("--title", request_.title, "The page's title [Attention]")->type_name("TEXT");
+    arguments_.add_options_to(command);
+    command.footer(examples);
+  }
+
+  void run() override {
+    if (serve_ == output_.has_value()) {
+      throw UsageError("expected either -o FILE or --serve");
+    }
+    if (output_) {
+      check_output();
+    }
+    TensorInputs inputs;
+    AttentionCall call = arguments_.load(inputs);
+    if (tokens_) {
+      request_.key_tokens = lines_of(*tokens_);
+    }
+    if (query_tokens_) {
+      request_.query_tokens = lines_of(*query_tokens_);
+    }
+    throw_if_interrupted();
+    output_ ? write(call) : serve(call);
+  }
+
+ private:
+  void check_output() const {
+    const std::filesystem::path path(*output_);
+    if (path.extension() != ".html") {
+      throw UsageError(text("-o: expected a file name that ends in .html, found ", *output_));
+    }
+    check_target(path, request_.overwrite);
+  }
+
+  void write(AttentionCall& call) const {
+    {
+      ProgressLine line;
+      call.options.progress = line.callback();
+      write_view(*output_, call.query, call.key, call.options, request_);
+    }
+    std::cout << text(*output_, "  ", std::filesystem::file_size(*output_) / 1024, " KiB\n");
+  }
+
+  void serve(AttentionCall& call) const {
+    std::optional<ViewServer> server;
+    {
+      ProgressLine line;
+      call.options.progress = line.callback();
+      server.emplace(call.query, call.key, call.options, request_);
+    }
+    std::cout << text(server->address(), "  Ctrl-C ends\n") << std::flush;
+    while (interrupted_by() == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+  }
+
+  AttentionCallArguments arguments_;
+  ViewRequest request_;
+  std::optional<std::string> output_, tokens_, query_tokens_;
+  bool serve_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Command> make_view(CLI::App& app) { return std::make_unique<View>(app); }
+
+}  // namespace headway::cli

@@ -1,0 +1,144 @@
+#include "view/page.h"
+
+#include <zlib.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "headway/error.h"
+#include "viewer_texts.h"
+
+namespace headway::view {
+namespace {
+
+using nlohmann::json;
+
+std::string base64(const std::vector<unsigned char>& bytes) {
+  static constexpr char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  text.reserve((bytes.size() + 2) / 3 * 4);
+  for (std::size_t at = 0; at < bytes.size(); at += 3) {
+    const auto byte = [&](std::size_t n) { return at + n < bytes.size() ? std::uint32_t{bytes[at + n]} : 0u; };
+    const std::uint32_t three = byte(0) << 16 | byte(1) << 8 | byte(2);
+    for (int n = 0; n < 4; ++n) {
+      const bool past = at + static_cast<std::size_t>(n) > bytes.size();
+      text += past ? '=' : letters[three >> (18 - 6 * n) & 63];
+    }
+  }
+  return text;
+}
+
+std::string packed(const void* data, std::size_t size) {
+  uLongf length = compressBound(static_cast<uLong>(size));
+  std::vector<unsigned char> bytes(length);
+  if (compress2(bytes.data(), &length, static_cast<const Bytef*>(data), static_cast<uLong>(size), 9) != Z_OK) {
+    throw std::bad_alloc();
+  }
+  bytes.resize(length);
+  return base64(bytes);
+}
+
+template <class T>
+void add(json& blobs, const char* name, const std::vector<T>& numbers) {
+  if (!numbers.empty()) {
+    blobs[name] = packed(numbers.data(), numbers.size() * sizeof(T));
+  }
+}
+
+// The upper half of each float, rounded.
+void add_short(json& blobs, const char* name, const std::vector<float>& numbers) {
+  std::vector<std::uint16_t> halves;
+  halves.reserve(numbers.size());
+  for (const float number : numbers) {
+    const auto bits = std::bit_cast<std::uint32_t>(std::isfinite(number) ? number : 0.0f);
+    halves.push_back(static_cast<std::uint16_t>((bits + 0x8000u) >> 16));
+  }
+  add(blobs, name, halves);
+}
+
+double finite(double number) { return std::isfinite(number) ? number : 0.0; }
+
+json data_of(const Content& content) {
+  json data = {{"title", content.title},
+               {"options", content.options},
+               {"queries", content.queries},
+               {"keys", content.keys},
+               {"rowCell", content.row_cell},
+               {"keyCell", content.key_cell},
+               {"mapRows", content.map_rows},
+               {"mapKeys", content.map_keys},
+               {"top", content.top},
+               {"keyTokens", nullptr},
+               {"queryTokens", nullptr},
+               {"similarity", nullptr},
+               {"live", nullptr},
+               {"blobs", json::object()}};
+  if (!content.key_tokens.empty()) {
+    data["keyTokens"] = content.key_tokens;
+  }
+  if (!content.query_tokens.empty()) {
+    // "same": the page takes the keys' tokens.
+    data["queryTokens"] = content.query_tokens == content.key_tokens ? json("same") : json(content.query_tokens);
+  }
+  if (!content.similarity.empty()) {
+    for (const float number : content.similarity) {
+      data["similarity"].push_back(std::round(1000 * finite(static_cast<double>(number))) / 1000);
+    }
+  }
+  data["heads"] = json::array();
+  for (const Head& head : content.heads) {
+    data["heads"].push_back({{"name", head.name},
+                             {"entropy", finite(head.entropy)},
+                             {"distance", finite(head.distance)},
+                             {"first", finite(head.first)},
+                             {"diagonal", finite(head.diagonal)},
+                             {"near", finite(head.near)}});
+  }
+  json& blobs = data["blobs"];
+  add_short(blobs, "mapMean", content.map_mean);
+  add_short(blobs, "mapMax", content.map_max);
+  add_short(blobs, "entropy", content.entropy);
+  add_short(blobs, "received", content.received);
+  add(blobs, "topKeys", content.top_keys);
+  add(blobs, "topWeights", content.top_weights);
+  add(blobs, "weights", content.weights);
+  return data;
+}
+
+std::string replaced(std::string text, const std::string& mark, const std::string& with) {
+  for (std::size_t at = text.find(mark); at != std::string::npos; at = text.find(mark, at + with.size())) {
+    text.replace(at, mark.size(), with);
+  }
+  return text;
+}
+
+// Scripts without this number do not run; it is new in every file.
+std::string nonce() {
+  static constexpr char digits[] = "0123456789abcdef";
+  std::random_device random;
+  std::string text;
+  for (int n = 0; n < 32; ++n) {
+    text += digits[random() & 15];
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string page_text(const Content& content, ViewSource source) {
+  // No "<" in the data: nothing in it can end its element or begin another. Bytes that are no UTF-8 are replaced.
+  const std::string data =
+      replaced(data_of(content).dump(-1, ' ', false, json::error_handler_t::replace), "<", "\\u003c");
+  std::string page = replaced(viewer_page, "@CONNECT@", source == ViewSource::server ? "'self'" : "'none'");
+  page = replaced(page, "@NONCE@", nonce());
+  page = replaced(page, "@STYLE@", viewer_style);
+  page = replaced(page, "@SCRIPT@", viewer_script);
+  return replaced(page, "@DATA@", data);
+}
+
+}  // namespace headway::view

@@ -1,0 +1,135 @@
+// ---- Everything together ----
+
+let waiting = false;
+function redraw() {
+  if (waiting) return;
+  waiting = true;
+  requestAnimationFrame(() => {
+    waiting = false;
+    drawMatrix();
+    drawProfiles();
+    drawRow();
+    rememberLink();
+    askForTile(redraw);
+  });
+}
+
+function chooseHead(index) {
+  state.head = index;
+  document.getElementById("head-name").textContent = data.heads[index].name;
+  arrangeOverview();
+  redraw();
+}
+
+function applyTheme() {
+  document.documentElement.dataset.theme = state.theme;
+  document.getElementById("theme").textContent = state.theme === "dark" ? "Light" : "Dark";
+}
+
+function listenToControls() {
+  for (const name of ["sort", "value", "scale"]) {
+    const select = document.getElementById(name);
+    select.value = state[name];
+    select.addEventListener("change", () => {
+      state[name] = select.value;
+      if (name !== "sort") drawOverview();
+      arrangeOverview();
+      redraw();
+    });
+  }
+  const on = (id, action) => document.getElementById(id).addEventListener("click", action);
+  on("theme", () => {
+    state.theme = state.theme === "dark" ? "light" : "dark";
+    applyTheme();
+    drawOverview();
+    redraw();
+  });
+  const middle = () => [(state.view.r0 + state.view.r1) / 2, (state.view.k0 + state.view.k1) / 2];
+  on("zoom-in", () => { zoomBy(0.5, ...middle()); redraw(); });
+  on("zoom-out", () => { zoomBy(2, ...middle()); redraw(); });
+  on("zoom-all", () => { showAll(); redraw(); });
+  on("copy-link", async () => {
+    history.replaceState(null, "", linkText());
+    await navigator.clipboard?.writeText(location.href).catch(() => {});
+  });
+}
+
+function listenToMouse() {
+  let drag = null;
+  matrix.addEventListener("wheel", (event) => {
+    event.preventDefault();
+    const {row, key} = placeAt(event);
+    zoomBy(Math.exp(event.deltaY * 0.0015), row, key);
+    redraw();
+  }, {passive: false});
+  matrix.addEventListener("pointerdown", (event) => {
+    matrix.setPointerCapture(event.pointerId);
+    drag = placeAt(event);
+  });
+  matrix.addEventListener("pointermove", (event) => {
+    const place = placeAt(event);
+    if (drag && event.buttons) {
+      moveBy(drag.row - place.row, drag.key - place.key);
+    } else if (place.inside) {
+      state.cursor = {i: Math.floor(place.row), j: Math.floor(place.key)};
+    }
+    redraw();
+  });
+  matrix.addEventListener("pointerup", () => { drag = null; });
+  matrix.addEventListener("dblclick", (event) => {
+    const {row, key} = placeAt(event);
+    zoomBy(0.35, row, key);
+    redraw();
+  });
+}
+
+function listenToKeys() {
+  const steps = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]};
+  matrix.addEventListener("keydown", (event) => {
+    const cursor = state.cursor, size = event.shiftKey ? 10 : 1, zoom = {"+": 0.6, "=": 0.6, "-": 1 / 0.6}[event.key];
+    if (steps[event.key]) {
+      const [rows, keys] = steps[event.key], cell = cursorCell();
+      cursor.i = Math.min(data.queries - 1, Math.max(0, cursor.i + rows * size * (cell.r1 - cell.r0)));
+      cursor.j = Math.min(data.keys - 1, Math.max(0, cursor.j + keys * size * (cell.k1 - cell.k0)));
+      followCursor();
+    } else if (zoom) {
+      zoomBy(zoom, cursor.i + 0.5, cursor.j + 0.5);
+    } else if (event.key === "0") {
+      showAll();
+    } else {
+      return;
+    }
+    event.preventDefault();
+    redraw();
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.target instanceof HTMLSelectElement || (event.key !== "[" && event.key !== "]")) return;
+    const order = orderOfHeads(), at = order.indexOf(state.head) + (event.key === "]" ? 1 : -1);
+    chooseHead(order[(at + order.length) % order.length]);
+  });
+}
+
+async function start() {
+  document.title = data.title;
+  document.getElementById("title").textContent = data.title;
+  document.getElementById("subtitle").textContent =
+    `${data.heads.length} heads, ${data.queries} queries, ${data.keys} keys${data.options ? `; ${data.options}` : ""}`;
+  document.getElementById("exactness").textContent = arrays.weights ? "" : data.live
+    ? "Every zoom level is computed from the queries and keys."
+    : `Cells of ${data.rowCell} x ${data.keyCell} weights, exact means and maxima${data.top ? "; the strongest keys of each row are exact" : ""}.`;
+  await loadArrays();
+  if (arrays.weights) document.getElementById("exactness").textContent = "Every weight is in this file.";
+  readLink();
+  applyTheme();
+  makeOverview(chooseHead);
+  drawOverview();
+  listenToControls();
+  listenToMouse();
+  listenToKeys();
+  addEventListener("resize", redraw);
+  addEventListener("hashchange", () => { readLink(); applyTheme(); chooseHead(state.head); });
+  chooseHead(state.head);
+  document.documentElement.dataset.ready = "true";
+}
+
+start();

@@ -1,0 +1,152 @@
+// ---- One head: the matrix, zoomed from the whole down to single cells ----
+
+const matrix = document.getElementById("matrix");
+const margins = {left: data.queryTokens ? 92 : 52, bottom: data.keyTokens ? 70 : 26};
+const images = new Map();
+
+function headImage(head) {
+  const name = [head, state.value, state.scale, state.theme].join();
+  if (!images.has(name)) {
+    const palette = paletteOf(state.theme);
+    let made;
+    if (arrays.weights) {
+      const numbers = headPart(arrays.weights, head);
+      made = imageOf(numbers, data.keys, data.queries, palette, state.scale, largest(numbers));
+    } else {
+      const numbers = headPart(arrays[state.value], head);
+      made = imageOf(numbers, data.mapKeys, data.mapRows, palette, state.scale, largest(numbers));
+    }
+    if (images.size > 64) images.clear();
+    images.set(name, made);
+  }
+  return images.get(name);
+}
+
+function tileImage(tile) {
+  const name = [state.value, state.scale, state.theme].join();
+  tile.images[name] ??= imageOf(tile[state.value], tile.columns, tile.rows, paletteOf(state.theme), state.scale,
+                                largest(headPart(arrays.max, tile.head)));
+  return tile.images[name];
+}
+
+// The canvas in CSS pixels, drawn at the screen's own density.
+function prepared(canvas) {
+  const box = canvas.getBoundingClientRect(), density = devicePixelRatio || 1;
+  const width = Math.max(1, Math.round(box.width * density)), height = Math.max(1, Math.round(box.height * density));
+  if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, {width, height});
+  const context = canvas.getContext("2d");
+  context.setTransform(density, 0, 0, density, 0, 0);
+  context.clearRect(0, 0, box.width, box.height);
+  return {context, width: box.width, height: box.height};
+}
+
+function plotArea() {
+  const box = matrix.getBoundingClientRect();
+  return {x: margins.left, y: 0, width: Math.max(1, box.width - margins.left), height: Math.max(1, box.height - margins.bottom)};
+}
+
+const xOf = (area, j) => area.x + ((j - state.view.k0) / (state.view.k1 - state.view.k0)) * area.width;
+const yOf = (area, i) => area.y + ((i - state.view.r0) / (state.view.r1 - state.view.r0)) * area.height;
+
+function drawPart(context, area, image, r0, r1, k0, k1) {
+  const x = xOf(area, k0), y = yOf(area, r0);
+  context.drawImage(image, x, y, xOf(area, k1) - x, yOf(area, r1) - y);
+}
+
+function drawMatrix() {
+  const {context, width, height} = prepared(matrix), area = plotArea(), style = getComputedStyle(document.documentElement);
+  context.save();
+  context.beginPath();
+  context.rect(area.x, area.y, area.width, area.height);
+  context.clip();
+  context.imageSmoothingEnabled = false;
+  const base = arrays.weights ? [data.queries, data.keys] : [data.mapRows * data.rowCell, data.mapKeys * data.keyCell];
+  drawPart(context, area, headImage(state.head), 0, base[0], 0, base[1]);
+  const tile = liveTile(state.head);
+  if (tile) {
+    drawPart(context, area, tileImage(tile), tile.r0, tile.r0 + tile.rows * tile.rowCell, tile.k0, tile.k0 + tile.columns * tile.keyCell);
+  }
+  context.strokeStyle = style.getPropertyValue("--arc");
+  context.lineWidth = 1.5;
+  const cell = cursorCell(), x = xOf(area, cell.k0), y = yOf(area, cell.r0);
+  context.strokeRect(x, y, Math.max(2, xOf(area, cell.k1) - x), Math.max(2, yOf(area, cell.r1) - y));
+  context.restore();
+  drawAxes(context, area, width, height, style);
+}
+
+// The cell under the cursor: a single weight where it is known, else a cell of the map.
+function cursorCell() {
+  const {i, j} = state.cursor;
+  if (arrays.weights || (liveTile(state.head) && exactWeight(state.head, i, j) !== null)) return {r0: i, r1: i + 1, k0: j, k1: j + 1};
+  return mapCell(state.head, i, j);
+}
+
+function drawAxes(context, area, width, height, style) {
+  context.fillStyle = style.getPropertyValue("--soft");
+  context.font = "11px system-ui, sans-serif";
+  const label = (begin, end, pixels, least) => Math.max(1, Math.ceil(((end - begin) * least) / pixels));
+  const rowStep = label(state.view.r0, state.view.r1, area.height, 13), keyStep = label(state.view.k0, state.view.k1, area.width, 14);
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  for (let i = Math.ceil(state.view.r0 / rowStep) * rowStep; i < state.view.r1; i += rowStep) {
+    context.fillText(clipped(context, shown(queryToken(i)), area.x - 8), area.x - 5, yOf(area, Math.min(i + 0.5, state.view.r1)));
+  }
+  for (let j = Math.ceil(state.view.k0 / keyStep) * keyStep; j < state.view.k1; j += keyStep) {
+    const x = xOf(area, Math.min(j + 0.5, state.view.k1)), y = area.height + 6;
+    context.save();
+    context.translate(x, y);
+    if (data.keyTokens) context.rotate(-Math.PI / 3);
+    context.textAlign = data.keyTokens ? "right" : "center";
+    if (data.keyTokens || keyStep === 1 || j % (keyStep * 4) === 0) context.fillText(clipped(context, shown(keyToken(j)), 74), 0, data.keyTokens ? 0 : 6);
+    context.restore();
+  }
+}
+
+function clipped(context, text, pixels) {
+  if (context.measureText(text).width <= pixels) return text;
+  let end = text.length;
+  while (end > 1 && context.measureText(text.slice(0, end) + "\u2026").width > pixels) end--;
+  return text.slice(0, end) + "\u2026";
+}
+
+// ---- Moving about ----
+
+// Scales the view about a point (in rows and keys); it stays inside the matrix and shows at least a few cells.
+function zoomBy(factor, i, j) {
+  const view = state.view;
+  const scaled = (low, high, at, size) => {
+    const span = Math.min(size, Math.max(Math.min(6, size), (high - low) * factor));
+    const begin = Math.min(Math.max(0, at - ((at - low) / (high - low)) * span), size - span);
+    return [begin, begin + span];
+  };
+  [view.r0, view.r1] = scaled(view.r0, view.r1, i, data.queries);
+  [view.k0, view.k1] = scaled(view.k0, view.k1, j, data.keys);
+}
+
+function moveBy(rows, keys) {
+  const view = state.view;
+  const moved = (low, high, by, size) => {
+    const begin = Math.min(Math.max(0, low + by), size - (high - low));
+    return [begin, begin + high - low];
+  };
+  [view.r0, view.r1] = moved(view.r0, view.r1, rows, data.queries);
+  [view.k0, view.k1] = moved(view.k0, view.k1, keys, data.keys);
+}
+
+function showAll() {
+  Object.assign(state.view, {r0: 0, r1: data.queries, k0: 0, k1: data.keys});
+}
+
+function placeAt(event) {
+  const box = matrix.getBoundingClientRect(), area = plotArea();
+  const row = state.view.r0 + ((event.clientY - box.top - area.y) / area.height) * (state.view.r1 - state.view.r0);
+  const key = state.view.k0 + ((event.clientX - box.left - area.x) / area.width) * (state.view.k1 - state.view.k0);
+  return {row, key, inside: row >= 0 && row < data.queries && key >= 0 && key < data.keys};
+}
+
+// The view follows a cursor that the keyboard moves out of it.
+function followCursor() {
+  const {view, cursor} = state;
+  const shift = (low, high, at) => (at < low ? at - low : at + 1 > high ? at + 1 - high : 0);
+  moveBy(shift(view.r0, view.r1, cursor.i), shift(view.k0, view.k1, cursor.j));
+}

@@ -1,0 +1,90 @@
+// ---- The row under the cursor: its strongest keys, and profiles ----
+
+const percent = (p) => (p >= 0.001 ? `${(100 * p).toFixed(p < 0.1 ? 2 : 1)} %` : p.toExponential(2));
+
+function describeCursor() {
+  const {i, j} = state.cursor, exact = exactWeight(state.head, i, j);
+  const who = `query ${i}${data.queryTokens ? ` \u201c${shown(queryToken(i))}\u201d` : ""}`;
+  const whom = `key ${j}${data.keyTokens ? ` \u201c${shown(keyToken(j))}\u201d` : ""}`;
+  if (exact !== null) return `${who} \u2192 ${whom}: weight ${exact.toPrecision(7)}`;
+  const cell = mapCell(state.head, i, j);
+  return `${who} \u2192 ${whom}: cell of rows ${cell.r0}\u2013${cell.r1 - 1} and keys ${cell.k0}\u2013${cell.k1 - 1}, ` +
+         `mean ${cell.mean.toPrecision(3)}, largest ${cell.max.toPrecision(3)}`;
+}
+
+function rowKeys() {
+  const listed = topOf(state.head, state.cursor.i);
+  if (listed.length) return listed.map(({key, weight}) => ({begin: key, end: key + 1, share: weight, name: shown(keyToken(key))}));
+  return topCellsOf(state.head, state.cursor.i).map((cell) => ({...cell, name: cell.end - cell.begin === 1 ? shown(keyToken(cell.begin)) : `keys ${cell.begin}\u2013${cell.end - 1}`}));
+}
+
+function drawRow() {
+  document.getElementById("cursor").textContent = describeCursor();
+  const entries = rowKeys();
+  document.getElementById("row-keys").replaceChildren(...entries.map(({name, share}) => {
+    const chip = document.createElement("span"), bold = document.createElement("b");
+    bold.textContent = name;
+    chip.append(bold, ` ${percent(share)}`);
+    return chip;
+  }));
+  drawArcs(entries);
+}
+
+// Words in a line, and arcs from the row's own word to those it attends to; long texts show the part around the cursor.
+function drawArcs(entries) {
+  const canvas = document.getElementById("arcs"), {context, width, height} = prepared(canvas);
+  const style = getComputedStyle(document.documentElement), words = data.keyTokens && data.queryTokens;
+  const self = Math.min(data.keys - 1, state.cursor.i + Math.max(0, data.keys - data.queries));
+  const most = words ? Math.max(8, Math.floor(width / 34)) : data.keys;
+  const begin = words ? Math.max(0, Math.min(self - Math.floor(most / 2), data.keys - most)) : 0;
+  const end = Math.min(data.keys, begin + most), step = width / (end - begin), ground = height - (words ? 46 : 16);
+  const x = (j) => (Math.min(end, Math.max(begin, j)) - begin) * step;
+  context.strokeStyle = style.getPropertyValue("--line");
+  context.beginPath();
+  context.moveTo(0, ground);
+  context.lineTo(width, ground);
+  context.stroke();
+  context.strokeStyle = style.getPropertyValue("--arc");
+  for (const {begin: from, end: to, share} of entries) {
+    const a = x(self + 0.5), b = x((from + to) / 2), middle = (a + b) / 2, rise = Math.min(ground - 6, 14 + Math.abs(a - b) * 0.45);
+    context.lineWidth = 0.6 + 5 * share;
+    context.globalAlpha = 0.25 + 0.75 * Math.min(1, share * 2);
+    context.beginPath();
+    context.moveTo(a, ground);
+    context.quadraticCurveTo(middle, ground - 2 * rise, b, ground);
+    context.stroke();
+  }
+  context.globalAlpha = 1;
+  if (!words) return;
+  context.font = "11px system-ui, sans-serif";
+  context.textBaseline = "middle";
+  context.textAlign = "right";
+  for (let j = begin; j < end; j++) {
+    context.save();
+    context.translate(x(j + 0.5) + 3, ground + 8);
+    context.rotate(-Math.PI / 4);
+    context.fillStyle = style.getPropertyValue(j === self ? "--mark" : "--ink");
+    context.fillText(clipped(context, shown(keyToken(j)), 54), 0, 0);
+    context.restore();
+  }
+}
+
+// Bars for a part of a profile: numbers over `size` places, of which [low, high) are seen.
+function drawProfile(canvas, numbers, size, low, high, sideways, inset) {
+  const {context, width, height} = prepared(canvas), highest = largest(numbers);
+  context.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--mark");
+  if (!(highest > 0)) return;
+  const length = (sideways ? height : width) - inset, bin = size / numbers.length;
+  for (let n = Math.floor(low / bin); n < Math.min(numbers.length, Math.ceil(high / bin)); n++) {
+    const from = ((n * bin - low) / (high - low)) * length, to = (((n + 1) * bin - low) / (high - low)) * length;
+    const bar = (numbers[n] / highest) * ((sideways ? width : height) - 2);
+    if (sideways) context.fillRect(0, from, bar, Math.max(0.6, to - from));
+    else context.fillRect(inset + from, height - bar, Math.max(0.6, to - from), bar);
+  }
+}
+
+function drawProfiles() {
+  const view = state.view;
+  drawProfile(document.getElementById("key-profile"), headPart(arrays.received, state.head), data.keys, view.k0, view.k1, false, margins.left);
+  drawProfile(document.getElementById("row-profile"), headPart(arrays.entropy, state.head), data.queries, view.r0, view.r1, true, margins.bottom);
+}
