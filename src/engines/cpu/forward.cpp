@@ -19,7 +19,6 @@ namespace {
 constexpr double task_flops = 2e6;  // about 20 microseconds of one core
 constexpr std::int64_t panel_bytes_limit = std::int64_t{1}
                                            << 19;  // Q and O panels of a task in half a megabyte of cache
-constexpr std::int64_t most_panels = 4;
 
 const ForwardKernel& kernel_for(const Problem& problem) {
   return chosen_kernels().forward[static_cast<int>(storage_of(problem.dtype()))];
@@ -29,15 +28,16 @@ const ForwardKernel& kernel_for(const Problem& problem) {
 bool keeps_matrix(const Problem& problem) { return problem.wants_weights || problem.pass == Pass::scores; }
 
 // How many panels a unit has: as many as share a key block with profit, but enough units for the threads.
-std::int64_t panels_of_unit(const Problem& problem, int panel_rows, int threads) {
+std::int64_t panels_of_unit(const Problem& problem, const ForwardKernel& kernel, int threads) {
   if (keeps_matrix(problem)) {
     return 1;
   }
   const std::int64_t scalar = problem.dtype() == DType::f64 ? 8 : 4;
-  const std::int64_t bytes = std::max<std::int64_t>(1, panel_rows * (problem.head_dim + problem.value_dim) * scalar);
-  std::int64_t panels = std::clamp<std::int64_t>(panel_bytes_limit / bytes, 1, most_panels);
+  const std::int64_t bytes =
+      std::max<std::int64_t>(1, kernel.panel_rows * (problem.head_dim + problem.value_dim) * scalar);
+  std::int64_t panels = std::clamp<std::int64_t>(panel_bytes_limit / bytes, 1, kernel.most_panels);
   const auto units = [&](std::int64_t count) {
-    const std::int64_t rows = count * panel_rows;
+    const std::int64_t rows = count * kernel.panel_rows;
     return problem.batch * problem.heads * ((problem.query_len + rows - 1) / rows);
   };
   while (panels > 1 && units(panels) < 4 * threads) {
@@ -99,6 +99,7 @@ class Units {
 
 ForwardArgs scratch_args(const Problem& problem) {
   ForwardArgs args;
+  args.key.row_stride = problem.key.stride(2);
   args.key.column_stride = problem.key.stride(3);
   args.value.column_stride = problem.value.stride(3);
   args.head_dim = problem.head_dim;
@@ -114,9 +115,9 @@ ForwardArgs scratch_args(const Problem& problem) {
 void describe_forward(const Problem& problem, Plan& plan) {
   const ForwardKernel& kernel = kernel_for(problem);
   const int threads = plan.flops < task_flops ? 1 : get_threads();
-  const std::int64_t panels = panels_of_unit(problem, kernel.panel_rows, threads);
+  const std::int64_t panels = panels_of_unit(problem, kernel, threads);
   plan.query_block = panels * kernel.panel_rows;
-  plan.key_block = 256;
+  plan.key_block = kernel.key_block;
   const std::int64_t blocks = (problem.query_len + plan.query_block - 1) / plan.query_block;
   plan.tasks = problem.batch * problem.heads * blocks;
   plan.threads = static_cast<int>(std::clamp<std::int64_t>(plan.tasks, 1, threads));

@@ -14,7 +14,9 @@ struct ForwardKernel {
   void (*run)(const ForwardArgs& args, void* scratch);
   void (*run_scores)(const ForwardArgs& args, void* scratch);  // args.weights takes the scores before the softmax
   std::int64_t (*scratch_bytes)(const ForwardArgs& args, std::int64_t panels);
-  int panel_rows;  // queries that one panel holds
+  int panel_rows;   // queries that one panel holds
+  int most_panels;  // that share a block of keys with profit
+  int key_block;
 };
 
 // kernel/backward_args.h says what each task does and may read.

@@ -30,8 +30,9 @@ struct Exp2Polynomial<double> {
       1.3215433089594629037e-6, 1.0178198033328527662e-7, 7.0741056262456593708e-9,  4.4352809446103361611e-10};
 };
 
-// Right down to the denormals; -inf gives 0, NaN gives NaN, +inf gives +inf or NaN: either makes the row NaN.
-template <class S>
+// 2^(x + raised). Right down to the denormals; -inf gives 0, NaN gives NaN, +inf gives +inf or NaN: either makes the
+// row NaN.
+template <class S, int raised = 0>
 HEADWAY_INLINE typename S::Vector exp2(typename S::Vector x) {
   using Polynomial = Exp2Polynomial<typename S::Scalar>;
   x = S::max(S::set(Polynomial::lowest), x);  // keeps -inf away from the subtraction, lets NaN through
@@ -42,7 +43,7 @@ HEADWAY_INLINE typename S::Vector exp2(typename S::Vector x) {
   for (int k = Polynomial::degree - 1; k >= 0; --k) {
     p = S::fma(p, f, S::set(Polynomial::coefficients[k]));
   }
-  return S::times_power_of_2(p, n);
+  return S::times_power_of_2(p, raised == 0 ? n : n + S::set(raised));
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "engines/cpu/kernel/exp2.h"
 #include "engines/cpu/kernel/forward_finish.h"
 #include "engines/cpu/kernel/modifiers.h"
+#include "engines/cpu/kernel/near_exp2.h"
 #include "engines/cpu/kernel/strips.h"
 #include "engines/cpu/kernel/tile.h"
 
@@ -52,8 +53,11 @@ class Forward : protected ForwardFinish<S, In> {
   using typename Base::Operand;
   using typename Base::Scalar;
   using typename Base::Vector;
+  using Near = NearExp2<S>;
 
  public:
+  using Base::key_block;
+  using Base::most_panels;
   using Base::scratch_bytes;
   using Base::width;
 
@@ -65,10 +69,11 @@ class Forward : protected ForwardFinish<S, In> {
       this->start_panel(p);
       all = Base::joined(all, at_.panel_ranges[p].hull);
     }
+    const std::int64_t end = smaller((all.end + fold - 1) / fold * fold, args_.ranges.keys);
     // A panel first visits the keys that only some of its rows may attend to, then those that all of them may.
     for (const bool edges : {true, false}) {
       for (std::int64_t key = all.begin / key_block * key_block; key < all.end; key += key_block) {
-        this->enter_block(key);
+        this->enter_block(key, end);
         for (std::int64_t p = 0; p < panels_; ++p) {
           edges ? edge_block(p) : core_block(p);
         }
@@ -239,9 +244,11 @@ class Forward : protected ForwardFinish<S, In> {
     }
   }
 
-  // P^T = 2^(S^T - reference) in place, the sums, and the output, for new references that are given.
+  // P^T = 2^(S^T - reference) in place, the sums, and the output, for new references that are given. Where rows are not
+  // `far`, in the bits of fused().
   template <int NV>
-  HEADWAY_INLINE void exponentiate(std::int64_t p, int v, const Range& piece, const Vector (&reference)[NV]) {
+  HEADWAY_INLINE void exponentiate(std::int64_t p, int v, const Range& piece, const Vector (&reference)[NV],
+                                   const Mask* far = nullptr) {
     Vector decay[NV], subtract[NV], sum[NV];
     const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
     Scalar* references = at_.references + p * width + v * lanes;
@@ -257,7 +264,12 @@ class Forward : protected ForwardFinish<S, In> {
       HEADWAY_UNROLL
       for (int n = 0; n < NV; ++n) {
         Scalar* at = scores + j * width + n * lanes;
-        const Vector weight = exp2<S>((S::load(at) - subtract[n]) * to_log2);
+        const Vector x = (S::load(at) - subtract[n]) * to_log2;
+        Vector weight = exp2<S>(x);
+        if (LooksUpPowers<S> && far != nullptr) {
+          auto witness = Near::no_witness();
+          weight = S::select(far[n], weight, Near::of(x, witness));
+        }
         sum[n] = sum[n] + weight;
         S::store(at, weight);
       }
@@ -275,85 +287,153 @@ class Forward : protected ForwardFinish<S, In> {
     }
   }
 
-  // A row's block sum may grow to this before its reference is raised: far below overflow also for values of 1e18, far
-  // above what ordinary scores reach.
-  static constexpr double sum_limit = 0x1p30;
-
   // Keys inside every row's range, against references that exist: exponentials straight from the accumulators.
+  template <int NV>
+  struct Fusing {
+    Vector negated[NV], sum[NV];
+    typename Near::Witness witness;  // of all vectors together
+  };
+
   template <int NV>
   HEADWAY_NOINLINE void fused(std::int64_t p, const Range& piece) {
     constexpr int NB = broadcasts<S, NV>();
-    Vector negated[NV], sum[NV], decay[NV];
+    Fusing<NV> rows;
+    rows.witness = Near::no_witness();
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
-      negated[n] = S::zero() - S::load(at_.references + p * width + n * lanes);
-      sum[n] = S::zero();
-      decay[n] = S::set(1);
+      rows.negated[n] = S::zero() - S::load(at_.references + p * width + n * lanes);
+      rows.sum[n] = S::zero();
     }
-    const std::int64_t count = piece.end - piece.begin;
-    std::int64_t j = 0;
-    for (; j + NB <= count; j += NB) {
-      fused_tile<NV, NB>(p, piece.begin + j, scores_at(piece.begin, 0) + j * width, negated, sum);
+    std::int64_t key = piece.begin;
+    if constexpr (NV == S::panel_vectors && LooksUpPowers<S>) {
+      if ((fold == 1 || !keeps_scalars()) && args_.head_dim == 64) {
+        key = overlapped<NV, NB, 64 / fold>(p, piece, rows);
+      } else if ((fold == 1 || !keeps_scalars()) && args_.head_dim == 128) {
+        key = overlapped<NV, NB, 128 / fold>(p, piece, rows);
+      }
     }
-    for (; j < count; j += fold) {
-      fused_tile<NV, fold>(p, piece.begin + j, scores_at(piece.begin, 0) + j * width, negated, sum);
+    for (; key + NB <= piece.end; key += NB) {
+      fused_tile<NV, NB>(p, piece, key, rows);
     }
-    Mask grown[NV];
-    bool redo = false;
-    HEADWAY_UNROLL
-    for (int n = 0; n < NV; ++n) {
-      grown[n] = S::not_less_equal(sum[n], S::set(static_cast<Scalar>(sum_limit)));
-      redo |= S::any(grown[n]);
+    for (; key < piece.end; key += fold) {
+      fused_tile<NV, fold>(p, piece, key, rows);
     }
-    if (__builtin_expect(redo, 0)) {
-      raise_references<NV>(p, piece, grown);
+    if (__builtin_expect(any_out_of_reach<NV>(rows), 0)) {
+      raise_references<NV>(p, piece);
       return;
     }
-    add_sums<NV>(p, 0, decay, sum);
+    Vector decay[NV];
+    HEADWAY_UNROLL
+    for (int n = 0; n < NV; ++n) {
+      decay[n] = S::set(1);
+    }
+    add_sums<NV>(p, 0, decay, rows.sum);
     add_values<NV>(p, 0, piece, decay,
                    keeps_scalars() ? weight_operands<NV>(p, 0, piece) : operands_at(piece.begin, 0));
   }
 
+  template <int NV>
+  HEADWAY_INLINE static bool any_out_of_reach(const Fusing<NV>& rows) {
+    bool any = false;
+    HEADWAY_UNROLL
+    for (int n = 0; n < NV; ++n) {
+      any |= S::any(Near::out_of_reach(rows.witness, rows.sum[n]));
+    }
+    return any;
+  }
+
   template <int NV, int NB>
-  HEADWAY_INLINE void fused_tile(std::int64_t p, std::int64_t key, Scalar* weights, const Vector (&negated)[NV],
-                                 Vector (&sum)[NV]) {
+  HEADWAY_INLINE void fused_tile(std::int64_t p, const Range& piece, std::int64_t key, Fusing<NV>& rows) {
     Accumulators<S, NV, NB> acc;
     multiply<NV, NB>(acc, this->query_panel(p), this->key_operands(key));
-    HEADWAY_UNROLL
-    for (int c = 0; c < NB; ++c) {
-      HEADWAY_UNROLL
-      for (int n = 0; n < NV; ++n) {
-        acc[c][n] = exp2<S>(acc[c][n] + negated[n]);
-        sum[n] = sum[n] + acc[c][n];
-      }
-    }
+    Scalar* weights = scores_at(piece.begin, 0) + (key - piece.begin) * width;
     HEADWAY_UNROLL
     for (int c = 0; c < NB; c += fold) {
       HEADWAY_UNROLL
       for (int n = 0; n < NV; ++n) {
-        if constexpr (fold == 1) {
-          S::store(weights + c * width + n * lanes, acc[c][n]);
-        } else if (keeps_scalars()) {
-          S::store(weights + c * width + n * lanes, acc[c][n]);
-          S::store(weights + (c + 1) * width + n * lanes, acc[c + 1][n]);
-        } else {
-          Operands<S>::store(operands_at(key + c, n), Operands<S>::pairs(acc[c][n], acc[c + 1][n]));
+        HEADWAY_UNROLL
+        for (int k = c; k < c + fold; ++k) {
+          acc[k][n] = Near::of(acc[k][n] + rows.negated[n], rows.witness);
+          rows.sum[n] = rows.sum[n] + acc[k][n];
+          if (keeps_scalars()) {
+            S::store(weights + k * width + n * lanes, acc[k][n]);
+          }
+        }
+        if constexpr (fold > 1) {
+          if (!keeps_scalars()) {
+            Operands<S>::store(operands_at(key + c, n), Operands<S>::pairs(acc[c][n], acc[c + 1][n]));
+          }
         }
       }
     }
   }
 
-  // The piece again, with new references for the rows that outgrew theirs; the other rows repeat their bits.
+  // fused_tile for all whole tiles of a piece, with the exponentials of each tile between the products of the next:
+  // they take few of the multipliers' cycles and wait a lot, so this hides most of them. The compiler must know how
+  // many steps there are. Returns the first key that is left.
+  template <int NV, int NB, int steps>
+  HEADWAY_INLINE std::int64_t overlapped(std::int64_t p, const Range& piece, Fusing<NV>& rows) {
+    constexpr int jobs = NB / fold * NV;
+    const Operand* queries = this->query_panel(p);
+    const Vector factor = S::set(static_cast<Scalar>(score_factor_));
+    alignas(64) Scalar raw[NB * NV * lanes];
+    const auto weigh = [&](std::int64_t key, int job) HEADWAY_LAMBDA {
+      const int n = job % NV;
+      const int c = job / NV * fold;
+      Vector weights[fold];
+      HEADWAY_UNROLL
+      for (int k = 0; k < fold; ++k) {
+        Vector score = S::load(raw + ((c + k) * NV + n) * lanes);
+        score = fold > 1 ? score * factor : score;
+        weights[k] = Near::of(score + rows.negated[n], rows.witness);
+        rows.sum[n] = rows.sum[n] + weights[k];
+      }
+      if constexpr (fold > 1) {
+        Operands<S>::store(operands_at(key + c, n), Operands<S>::pairs(weights[0], weights[1]));
+      } else {
+        S::store(scores_at(piece.begin, n) + (key + c - piece.begin) * width, weights[0]);
+      }
+    };
+    std::int64_t key = piece.begin;
+    if (key + NB <= piece.end) {
+      multiply_around<S, NV, NB, steps, 1>(raw, queries, width, this->key_operands(key), keys_.ld, [](int) {});
+      for (key += NB; key + NB <= piece.end; key += NB) {
+        multiply_around<S, NV, NB, steps, jobs>(raw, queries, width, this->key_operands(key), keys_.ld,
+                                                [&](int job) HEADWAY_LAMBDA { weigh(key - NB, job); });
+      }
+      HEADWAY_UNROLL
+      for (int job = 0; job < jobs; ++job) {
+        weigh(key - NB, job);
+      }
+    }
+    return key;
+  }
+
+  // The piece again, with new references and the exponential of any number for the rows with scores out of reach; the
+  // other rows repeat their bits.
   template <int NV>
-  HEADWAY_NOINLINE void raise_references(std::int64_t p, const Range& piece, const Mask (&grown)[NV]) {
+  HEADWAY_NOINLINE void raise_references(std::int64_t p, const Range& piece) {
     raw_scores<NV>(p, 0, piece);
     Vector reference[NV];
+    Mask far[NV];
     highest_scores<NV>(p, 0, piece, reference);
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
-      reference[n] = S::select(grown[n], reference[n], S::load(at_.references + p * width + n * lanes));
+      const Vector old = S::load(at_.references + p * width + n * lanes);
+      far[n] = rows_out_of_reach(piece, n, old);
+      reference[n] = S::select(far[n], reference[n], old);
     }
-    exponentiate<NV>(p, 0, piece, reference);
+    exponentiate<NV>(p, 0, piece, reference, far);
+  }
+
+  Mask rows_out_of_reach(const Range& piece, int n, Vector reference) const {
+    Vector sum = S::zero();
+    auto witness = Near::no_witness();
+    const Scalar* scores = scores_at(piece.begin, n);
+    for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
+      sum = sum + Near::of(S::load(scores + j * width) - reference, witness);
+    }
+    return Near::out_of_reach(witness, sum);
   }
 
   // ---- Output ----

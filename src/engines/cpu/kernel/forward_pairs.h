@@ -22,18 +22,21 @@ HEADWAY_INLINE bool suits_pairs(bfloat16 x) {
   return zero || !finite || (exponent >= 127 + lowest_exponent && exponent < 127 + highest_exponent);
 }
 
+template <class S>
 HEADWAY_NOINLINE bool queries_suit_pairs(const ForwardArgs& args, std::int64_t begin, std::int64_t end) {
   if (!(args.scale < highest_scale && args.scale > -highest_scale)) {
     return false;
   }
-  for (std::int64_t i = begin; i < end; ++i) {
+  const auto seen = Packing<S, bfloat16>::magnitudes(args.query, begin, end, args.head_dim);
+  if (!seen.any_below((127 + lowest_exponent) << 7) && !seen.any_from((127 + highest_exponent) << 7)) {
+    return true;
+  }
+  for (std::int64_t i = begin; i < end; ++i) {  // one that is not finite hides others
     const bfloat16* row = static_cast<const bfloat16*>(args.query.data) + i * args.query.row_stride;
-    bool suits = true;
     for (std::int64_t d = 0; d < args.head_dim; ++d) {
-      suits &= suits_pairs(row[d * args.query.column_stride]);
-    }
-    if (!suits) {
-      return false;
+      if (!suits_pairs(row[d * args.query.column_stride])) {
+        return false;
+      }
     }
   }
   return true;
@@ -45,7 +48,7 @@ template <template <class, class> class Kernel, class Pairs, class Plain>
 void run_pairs(const ForwardArgs& args, void* scratch) {
   constexpr std::int64_t panel = Forward<Pairs, bfloat16>::width;
   const auto suits = [&](std::int64_t row) {
-    return queries_suit_pairs(args, row, smaller(smaller(row + panel, args.row_end), args.ranges.real_queries));
+    return queries_suit_pairs<Pairs>(args, row, smaller(smaller(row + panel, args.row_end), args.ranges.real_queries));
   };
   ForwardArgs run = args;
   for (run.row_begin = args.row_begin; run.row_begin < args.row_end; run.row_begin = run.row_end) {
@@ -71,8 +74,8 @@ std::int64_t forward_scratch_pairs(const ForwardArgs& args, std::int64_t panels)
 template <class Pairs, class Plain>
 constexpr ForwardKernel forward_pairs_kernel() {
   static_assert(Forward<Pairs, bfloat16>::width == Forward<Plain, bfloat16>::width);
-  return {run_pairs<Forward, Pairs, Plain>, run_pairs<Scores, Pairs, Plain>, forward_scratch_pairs<Pairs, Plain>,
-          Forward<Pairs, bfloat16>::width};
+  return {run_pairs<Forward, Pairs, Plain>, run_pairs<Scores, Pairs, Plain>,       forward_scratch_pairs<Pairs, Plain>,
+          Forward<Pairs, bfloat16>::width,  Forward<Pairs, bfloat16>::most_panels, Forward<Pairs, bfloat16>::key_block};
 }
 
 }  // namespace

@@ -15,8 +15,6 @@
 namespace headway::cpu {
 namespace {
 
-constexpr std::int64_t key_block = 256;
-
 template <class S, class In>
 class ForwardState {
  public:
@@ -27,6 +25,10 @@ class ForwardState {
   static constexpr int lanes = S::lanes;
   static constexpr int width = S::lanes * S::panel_vectors;
   static constexpr int fold = Operands<S>::fold;
+
+  // Keys of a block, and panels that visit it one after the other: pairs take half the room and half the time.
+  static constexpr int key_block = 256 * fold;
+  static constexpr int most_panels = 4 * fold;
 
   // Bytes of scratch for a task of `panels` panels. Weights keep a whole panel's scores: they take one panel a task.
   static std::int64_t scratch_bytes(const ForwardArgs& args, std::int64_t panels) {
@@ -143,9 +145,13 @@ class ForwardState {
 
   // ---- The block of keys at hand ----
 
-  void enter_block(std::int64_t key) {
+  // `end` is a multiple of `fold` or the last key's end.
+  void enter_block(std::int64_t key, std::int64_t end) {
+    if (key == block_begin_ && block_loaded_) {
+      return;
+    }
     block_begin_ = key;
-    block_end_ = smaller(key + key_block, args_.ranges.keys);
+    block_end_ = smaller(key + key_block, end);
     block_loaded_ = false;
     careful_ = false;
   }
@@ -157,10 +163,12 @@ class ForwardState {
     }
     const std::int64_t count = block_end_ - block_begin_;
     keys_ = Packing<S, In>::keys(args_.key, block_begin_, count, args_.head_dim, at_.key_copy);
-    values_ = Packing<S, In>::values(args_.value, block_begin_, count, args_.value_dim, at_.value_copy);
+    seen_ = {};
+    values_ = Packing<S, In>::values(args_.value, block_begin_, count, args_.value_dim, at_.value_copy, args_.value_dim,
+                                     seen_);
     block_loaded_ = true;
     const bool forbids = args_.modifiers.mask.data != nullptr || args_.modifiers.bias.data != nullptr;
-    if (forbids || (fold > 1 && !values_suit_pairs())) {
+    if (forbids || any_tiny()) {
       watch_values({block_begin_, block_end_});
     }
   }
@@ -170,7 +178,7 @@ class ForwardState {
   // says that add_hidden_values must give them to the rows that may attend.
   HEADWAY_NOINLINE void watch_values(const Range& keys) {
     const Range whole{keys.begin / fold * fold, smaller((keys.end + fold - 1) / fold * fold, block_end_)};
-    if (careful_ || (values_are_finite(whole) && (fold == 1 || values_suit_pairs()))) {
+    if (careful_ || (values_are_finite(whole) && !any_tiny())) {
       return;
     }
     careful_ = true;
@@ -194,31 +202,32 @@ class ForwardState {
   }
 
   bool values_are_finite(const Range& keys) const {
+    if constexpr (fold > 1) {
+      if (!seen_.any_from(infinity_bits)) {
+        return true;
+      }
+    }
     Vector zeros = S::zero();  // NaN after 0 * inf or 0 * NaN
-    for_value_vectors(keys, [&](Vector values) { zeros = S::fma(values, S::zero(), zeros); });
+    for (std::int64_t key = keys.begin; key < keys.end; ++key) {
+      for (std::int64_t d = 0; d < args_.value_dim; d += lanes) {
+        const Vector values =
+            load_row<S>(value_row(key), args_.value.column_stride, d, at_most(args_.value_dim - d, lanes));
+        zeros = S::fma(values, S::zero(), zeros);
+      }
+    }
     return !S::any(S::not_less_equal(zeros, S::zero()));
   }
 
   // Dot products flush denormals, so values near them are hidden too.
   static constexpr double tiny_value = 0x1p-90;
+  static constexpr std::uint16_t tiny_bits = (127 - 90) << 7;  // as bf16
+  static constexpr std::uint16_t infinity_bits = 255 << 7;
 
-  bool values_suit_pairs() const {
-    const Vector tiny = S::set(static_cast<Scalar>(tiny_value));
-    bool suit = true;
-    for_value_vectors({block_begin_, block_end_}, [&](Vector values) {
-      const Vector magnitude = S::abs(values);
-      suit &= !S::any(S::both(S::less(magnitude, tiny), S::less(S::zero(), magnitude)));
-    });
-    return suit;
-  }
-
-  template <class Visit>
-  HEADWAY_INLINE void for_value_vectors(const Range& keys, const Visit& visit) const {
-    for (std::int64_t key = keys.begin; key < keys.end; ++key) {
-      for (std::int64_t d = 0; d < args_.value_dim; d += lanes) {
-        visit(load_row<S>(value_row(key), args_.value.column_stride, d, at_most(args_.value_dim - d, lanes)));
-      }
+  bool any_tiny() const {
+    if constexpr (fold > 1) {
+      return seen_.any_below(tiny_bits);
     }
+    return false;
   }
 
   static bool is_hidden(Scalar x) {
@@ -253,6 +262,7 @@ class ForwardState {
   bool block_loaded_ = false;
   bool careful_ = false;
   OperandRows<S> keys_{}, values_{};
+  typename Operands<S>::Magnitudes seen_;  // of the block's values
 };
 
 }  // namespace

@@ -30,7 +30,8 @@ std::int64_t forward_scratch(const ForwardArgs& args, std::int64_t panels) {
 
 template <class S, class In>
 constexpr ForwardKernel forward_kernel() {
-  return {run_forward<S, In>, run_scores<S, In>, forward_scratch<S, In>, Forward<S, In>::width};
+  return {run_forward<S, In>,    run_scores<S, In>,           forward_scratch<S, In>,
+          Forward<S, In>::width, Forward<S, In>::most_panels, Forward<S, In>::key_block};
 }
 
 template <class S, class In>

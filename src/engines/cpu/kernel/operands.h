@@ -39,24 +39,40 @@ struct Packing {
     return {rows.data, rows.ld};
   }
   static OperandRows<S> values(const Matrix& matrix, std::int64_t begin, std::int64_t count, std::int64_t dim,
-                               Scalar* copy) {
+                               Scalar* copy, std::int64_t, typename Operands<S>::Magnitudes&) {
     return keys(matrix, begin, count, dim, copy);
   }
   static bool keys_in_place(const Matrix& matrix, std::int64_t) { return readable_in_place<S, In>(matrix); }
 };
 
-// Pairs of bf16: queries and keys pair neighbours along d, values pair neighbouring keys.
+// Pairs of bf16: queries and keys pair neighbours along d, values pair neighbouring keys. Rows are read 32 elements at
+// a time; where a row or a pair ends early, zeros follow.
 template <class S, class In>
 struct Packing<S, In, 2> {
-  using Scalar = typename Operands<S>::Scalar;
+  using Operand = Operands<S>;
+  using Scalar = typename Operand::Scalar;
+  using Vector = typename Operand::Vector;
+  static constexpr int part = 2 * S::lanes;  // elements of a vector
 
+  // panel[d / 2][lane] = (query(row_begin + lane, d), query(row_begin + lane, d + 1))
   static HEADWAY_NOINLINE void queries(const Matrix& matrix, std::int64_t row_begin, int rows, std::int64_t dim, double,
                                        Scalar* panel, std::int64_t width) {
     const In* first = static_cast<const In*>(matrix.data) + row_begin * matrix.row_stride;
-    for (std::int64_t d = 0; d < dim; d += 2) {
-      Scalar* target = panel + d / 2 * width;
+    for (std::int64_t d = 0; d < dim; d += part) {
+      const int count = at_most(dim - d, part);
+      typename S::Vector block[S::lanes];
+      HEADWAY_UNROLL
       for (int r = 0; r < S::lanes; ++r) {
-        target[r] = r < rows ? pair(first + r * matrix.row_stride, matrix.column_stride, d, dim) : 0;
+        const In* row = first + r * matrix.row_stride;
+        block[r] = r < rows ? __builtin_bit_cast(typename S::Vector, row_part(row, matrix.column_stride, d, count))
+                            : S::zero();
+      }
+      S::transpose(block);
+      HEADWAY_UNROLL
+      for (int r = 0; r < S::lanes; ++r) {
+        if (2 * r < count) {
+          Operand::store(panel + (d / 2 + r) * width, __builtin_bit_cast(Vector, block[r]));
+        }
       }
     }
   }
@@ -71,41 +87,68 @@ struct Packing<S, In, 2> {
     if (keys_in_place(matrix, dim)) {
       return {reinterpret_cast<const Scalar*>(first), matrix.row_stride / 2};
     }
+    return copied_keys(matrix, begin, count, dim, copy);
+  }
+
+  static HEADWAY_NOINLINE OperandRows<S> copied_keys(const Matrix& matrix, std::int64_t begin, std::int64_t count,
+                                                     std::int64_t dim, Scalar* copy) {
+    const In* first = static_cast<const In*>(matrix.data) + begin * matrix.row_stride;
     const std::int64_t ld = folded<S>(dim);
     for (std::int64_t j = 0; j < count; ++j) {
-      for (std::int64_t d = 0; d < dim; d += 2) {
-        copy[j * ld + d / 2] = pair(first + j * matrix.row_stride, matrix.column_stride, d, dim);
+      for (std::int64_t d = 0; d < dim; d += part) {
+        const int some = at_most(dim - d, part);
+        Operand::store_first(copy + j * ld + d / 2, (some + 1) / 2,
+                             row_part(first + j * matrix.row_stride, matrix.column_stride, d, some));
       }
     }
     return {copy, ld};
   }
 
-  // copy[j / 2][d] = (value(j, d), value(j + 1, d)), with 0 beside a last odd one
+  // copy[j / 2][d] = (value(j, d), value(j + 1, d)); `seen` sees all values.
   static HEADWAY_NOINLINE OperandRows<S> values(const Matrix& matrix, std::int64_t begin, std::int64_t count,
-                                                std::int64_t dim, Scalar* copy) {
+                                                std::int64_t dim, Scalar* copy, std::int64_t ld,
+                                                typename Operand::Magnitudes& seen) {
     const In* first = static_cast<const In*>(matrix.data) + begin * matrix.row_stride;
     for (std::int64_t j = 0; j < count; j += 2) {
       const In* low = first + j * matrix.row_stride;
-      const In* high = j + 1 < count ? low + matrix.row_stride : nullptr;
-      Scalar* target = copy + j / 2 * dim;
-      std::int64_t d = 0;
-      if (matrix.column_stride == 1 && high != nullptr) {
-        for (; d + 32 <= dim; d += 32) {
-          Operands<S>::interleave(low + d, high + d, target + d);
-        }
-      }
-      for (; d < dim; ++d) {
-        const std::uint32_t upper = high != nullptr ? high[d * matrix.column_stride].bits : 0;
-        target[d] = low[d * matrix.column_stride].bits | upper << 16;
+      Scalar* target = copy + j / 2 * ld;
+      for (std::int64_t d = 0; d < dim; d += part) {
+        const int some = at_most(dim - d, part);
+        const Vector a = row_part(low, matrix.column_stride, d, some);
+        const Vector b =
+            j + 1 < count ? row_part(low + matrix.row_stride, matrix.column_stride, d, some) : Operand::zero();
+        seen.see(a);
+        seen.see(b);
+        Operand::store_interleaved(target + d, some, a, b);
       }
     }
-    return {copy, dim};
+    return {copy, ld};
+  }
+
+  // What the elements of some rows are.
+  static HEADWAY_NOINLINE typename Operand::Magnitudes magnitudes(const Matrix& matrix, std::int64_t begin,
+                                                                  std::int64_t end, std::int64_t dim) {
+    typename Operand::Magnitudes seen;
+    for (std::int64_t j = begin; j < end; ++j) {
+      const In* row = static_cast<const In*>(matrix.data) + j * matrix.row_stride;
+      for (std::int64_t d = 0; d < dim; d += part) {
+        seen.see(row_part(row, matrix.column_stride, d, at_most(dim - d, part)));
+      }
+    }
+    return seen;
   }
 
  private:
-  static HEADWAY_INLINE std::uint32_t pair(const In* row, std::int64_t stride, std::int64_t d, std::int64_t dim) {
-    const std::uint32_t upper = d + 1 < dim ? row[(d + 1) * stride].bits : 0;
-    return row[d * stride].bits | upper << 16;
+  // `count` elements of a row from column d on.
+  static HEADWAY_INLINE Vector row_part(const In* row, std::int64_t stride, std::int64_t d, int count) {
+    if (stride == 1) {
+      return Operand::load_first(row + d, count);
+    }
+    In gathered[part];
+    for (int c = 0; c < count; ++c) {
+      gathered[c] = row[(d + c) * stride];
+    }
+    return Operand::load_first(gathered, count);
   }
 };
 

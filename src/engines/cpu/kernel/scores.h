@@ -12,6 +12,7 @@ class Scores : Forward<S, In> {
   using Base = Forward<S, In>;
   using Base::args_;
   using Base::at_;
+  using Base::key_block;
   using Base::lanes;
   using Base::width;
 
@@ -23,7 +24,7 @@ class Scores : Forward<S, In> {
       this->start_panel(p);
     }
     for (std::int64_t key = 0; key < args_.ranges.keys; key += key_block) {
-      this->enter_block(key);
+      this->enter_block(key, args_.ranges.keys);
       this->load_block();
       for (std::int64_t p = 0; p < this->panels_; ++p) {
         for (int v = 0; v < this->panel_vectors(p); ++v) {

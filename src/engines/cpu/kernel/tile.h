@@ -31,6 +31,7 @@ struct Operands {
     return S::fma(a, b, c);
   }
   HEADWAY_INLINE static void clear_part(Scalar* p, int) { *p = 0; }
+  struct Magnitudes {};  // products of scalars are exact for numbers of any size
 };
 
 template <class S, int NV, int NB>
@@ -70,6 +71,32 @@ HEADWAY_INLINE void accumulate(Accumulators<S, NV, NB>& acc, const typename Oper
     vectors += width;
     if constexpr (layout == Scalars::along) {
       scalars += ld;
+    }
+  }
+}
+
+// products[c][v] = the sums of a tile from 0 on, `steps` long with `scalars` across, and job(0) ... job(jobs - 1) done
+// on the way. What waits more than it multiplies, like the exponentials of the tile before, hides between the products;
+// the compiler must know how many steps there are.
+template <class S, int NV, int NB, int steps, int jobs, class Job>
+HEADWAY_INLINE void multiply_around(typename S::Scalar* products, const typename Operands<S>::Scalar* vectors,
+                                    std::ptrdiff_t width, const typename Operands<S>::Scalar* scalars,
+                                    std::ptrdiff_t ld, const Job& job) {
+  constexpr int between = steps / jobs;
+  static_assert(between * jobs == steps);
+  Accumulators<S, NV, NB> acc;
+  clear<S, NV, NB>(acc);
+  HEADWAY_UNROLL
+  for (int part = 0; part < jobs; ++part) {
+    accumulate<S, NV, NB, Scalars::across>(acc, vectors + part * between * width, width, scalars + part * between, ld,
+                                           between);
+    job(part);
+  }
+  HEADWAY_UNROLL
+  for (int c = 0; c < NB; ++c) {
+    HEADWAY_UNROLL
+    for (int v = 0; v < NV; ++v) {
+      S::store(products + (c * NV + v) * S::lanes, acc[c][v]);
     }
   }
 }

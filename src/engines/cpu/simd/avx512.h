@@ -71,6 +71,21 @@ struct F32 : Wide {
   HEADWAY_INLINE static bool any(Mask m) { return m != 0; }
   HEADWAY_INLINE static Mask mask_from_bits(std::uint64_t bits) { return static_cast<Mask>(bits); }
 
+  // Optional, for near_exp2.h. The index is in the last five bits; all its bits, shifted, are added to the power's.
+  using Bits = __m512i;
+  HEADWAY_INLINE static Vector times_looked_up_power(Vector a, Vector index, const std::uint32_t (&powers)[32]) {
+    const Bits bits = _mm512_castps_si512(index);
+    const Bits power = _mm512_permutex2var_epi32(_mm512_load_si512(powers), bits, _mm512_load_si512(powers + 16));
+    return a * _mm512_castsi512_ps(_mm512_add_epi32(power, _mm512_slli_epi32(bits, 18)));
+  }
+  HEADWAY_INLINE static Bits no_bits() { return _mm512_setzero_si512(); }
+  HEADWAY_INLINE static Bits or_different_bits(Bits found, Vector a, Vector b) {  // found | (a ^ b)
+    return _mm512_ternarylogic_epi32(found, _mm512_castps_si512(a), _mm512_castps_si512(b), 0xf6);
+  }
+  HEADWAY_INLINE static Mask any_bits_from(Bits bits, std::uint32_t first_bit) {
+    return _mm512_test_epi32_mask(bits, _mm512_set1_epi32(static_cast<int>(~0u << first_bit)));
+  }
+
   // The first n elements of a row, n from 0 to lanes; the rest is 0 and not read.
   HEADWAY_INLINE static Vector load_first(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
   HEADWAY_INLINE static Vector load_first(const float16* p, int n) {

@@ -23,23 +23,55 @@ struct Operands<BF16> {
     return _mm512_dpbf16_ps(c, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
   HEADWAY_INLINE static void clear_part(Pair* p, int part) { *p &= part == 0 ? 0xffff0000u : 0x0000ffffu; }
+  HEADWAY_INLINE static Vector zero() { return _mm512_setzero_si512(); }
   HEADWAY_INLINE static void store(Pair* p, Vector x) { _mm512_storeu_si512(p, x); }
 
-  // Lane by lane the pair (first, second), rounded to nearest even.
-  HEADWAY_INLINE static Vector pairs(__m512 first, __m512 second) {
-    const __m512i halves = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));  // 16 firsts, then 16 seconds
-    return _mm512_permutexvar_epi16(interleaved_halves(), halves);
+  // The first n elements of a row, n from 0 to 32; the rest is 0 and not read.
+  HEADWAY_INLINE static Vector load_first(const bfloat16* p, int n) {
+    return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((std::uint64_t{1} << n) - 1), p);
+  }
+  // The first n pairs, n from 0 to 16.
+  HEADWAY_INLINE static void store_first(Pair* p, int n, Vector x) {
+    _mm512_mask_storeu_epi32(p, static_cast<__mmask16>((1u << n) - 1), x);
   }
 
-  // target[i] = (low[i], high[i]) for 32 elements.
-  HEADWAY_INLINE static void interleave(const bfloat16* low, const bfloat16* high, Pair* target) {
-    const __m512i a = _mm512_loadu_si512(low);
-    const __m512i b = _mm512_loadu_si512(high);
+  // target[i] = (low element i, high element i) for the first n of 32.
+  HEADWAY_INLINE static void store_interleaved(Pair* target, int n, Vector low, Vector high) {
     const __m512i front = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
                                            37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i back = _mm512_add_epi16(front, _mm512_set1_epi16(16));
-    _mm512_storeu_si512(target, _mm512_permutex2var_epi16(a, front, b));
-    _mm512_storeu_si512(target + 16, _mm512_permutex2var_epi16(a, back, b));
+    const auto wanted = static_cast<std::uint32_t>((std::uint64_t{1} << n) - 1);
+    _mm512_mask_storeu_epi32(target, static_cast<__mmask16>(wanted), _mm512_permutex2var_epi16(low, front, high));
+    _mm512_mask_storeu_epi32(target + 16, static_cast<__mmask16>(wanted >> 16),
+                             _mm512_permutex2var_epi16(low, back, high));
+  }
+
+  // 32 numbers, rounded to nearest even.
+  HEADWAY_INLINE static Vector rounded(__m512 front, __m512 back) {
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(back, front));
+  }
+
+  // The least and the greatest magnitude among bf16s, as bits; zeros do not count.
+  struct Magnitudes {
+    __m512i greatest = _mm512_setzero_si512();
+    __m512i least_minus_1 = _mm512_set1_epi16(-1);  // as 0 - 1 is
+
+    HEADWAY_INLINE void see(Vector x) {
+      const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
+      greatest = _mm512_max_epu16(greatest, magnitude);
+      least_minus_1 = _mm512_min_epu16(least_minus_1, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
+    }
+    bool any_below(std::uint16_t bits) const {
+      return _mm512_cmplt_epu16_mask(least_minus_1, _mm512_set1_epi16(static_cast<short>(bits - 1))) != 0;
+    }
+    bool any_from(std::uint16_t bits) const {
+      return _mm512_cmpge_epu16_mask(greatest, _mm512_set1_epi16(static_cast<short>(bits))) != 0;
+    }
+  };
+
+  // Lane by lane the pair (first, second), rounded to nearest even.
+  HEADWAY_INLINE static Vector pairs(__m512 first, __m512 second) {
+    return _mm512_permutexvar_epi16(interleaved_halves(), rounded(first, second));
   }
 
  private:
