@@ -1,6 +1,7 @@
 // The kernels for AVX-512 with bf16 dot products: those of AVX-512, but for bf16.
 #include "engines/cpu/simd/avx512_bf16.h"
 
+#include "engines/cpu/kernel/backward_pairs.h"
 #include "engines/cpu/kernel/forward_pairs.h"
 #include "engines/cpu/kernel/kernels.h"
 
@@ -11,6 +12,7 @@ Kernels with_dot_products() {
   Kernels kernels = avx512_kernels();
   kernels.name = "avx512_bf16";
   kernels.forward[static_cast<int>(Storage::bf16)] = forward_pairs_kernel<BF16, F32>();
+  kernels.backward[static_cast<int>(Storage::bf16)] = backward_pairs_kernel<BF16, F32>();
   return kernels;
 }
 

@@ -18,6 +18,7 @@
 
 #include "engines/cpu/kernel/backward_args.h"
 #include "engines/cpu/kernel/backward_tile.h"
+#include "engines/cpu/kernel/operands.h"
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/ranges.h"
 #include "engines/cpu/kernel/row_blocks.h"
@@ -61,7 +62,7 @@ class Backward {
     }
   }
 
- private:
+ protected:
   struct Layout {
     Scratch<Scalar> scratch;
     Scalar *key_panels, *value_panels, *dk_panels, *dv_panels, *dk_totals, *dv_totals, *key_rows;
@@ -92,6 +93,11 @@ class Backward {
     }
   };
 
+  // What takes back the raising of P and dS in vocabulary T.
+  template <class T>
+  static constexpr Scalar lowering = static_cast<Scalar>(1) /
+                                     static_cast<Scalar>(std::uint64_t{1} << TileGradients<T>::raised);
+
   // ---- The group of keys ----
 
   int panel_count() const { return static_cast<int>((group_.end - group_.begin + width - 1) / width); }
@@ -101,7 +107,12 @@ class Backward {
   std::uint64_t* tile_allowed(int p) const { return at_.allowed + p * query_block; }
   Range* tile_spans(int p) const { return at_.spans + p * (query_block / edge_rows); }
 
-  void load_group() {
+  virtual void load_group() {
+    clear_sums();
+    pack_group();
+  }
+
+  HEADWAY_NOINLINE void pack_group() {
     const Scalar factor = TileGradients<S>::score_factor(args_.scale, args_.heads[0].modifiers);
     for (int p = 0; p < panel_count(); ++p) {
       for (int v = 0; v < panel_vectors(p); ++v) {
@@ -119,6 +130,9 @@ class Backward {
       clear_numbers(at_.key_rows, keys * ld);  // for what lies behind the last column
     }
     copy_rows<S, In>(args_.key, group_.begin, keys, args_.head_dim, at_.key_rows, ld);
+  }
+
+  void clear_sums() {
     clear_numbers(at_.dk_panels, panel_count() * args_.head_dim * width);
     clear_numbers(at_.dv_panels, panel_count() * args_.value_dim * width);
     blocks_summed_ = 0;
@@ -185,6 +199,11 @@ class Backward {
       fold_sums();
     }
     ++blocks_summed_;
+    differentiate();
+  }
+
+  // The block's part of all gradients.
+  virtual void differentiate() {
     query_ = block_rows(head_->query, args_.head_dim, at_.query_copy);
     grad_out_ = block_rows(head_->grad_out, args_.value_dim, at_.grad_out_copy);
     bool forbids = false;
@@ -196,10 +215,13 @@ class Backward {
     }
   }
 
+  static bool compact(const Matrix& matrix, std::int64_t columns) {
+    return matrix.row_stride >= 0 && matrix.row_stride <= 2 * columns;
+  }
+
   // Rows as broadcasts want them. Rows that lie far apart are copied: they would share few sets of the cache.
   Rows<Scalar> block_rows(const Matrix& matrix, std::int64_t columns, Scalar* copy) const {
-    const bool compact = matrix.row_stride >= 0 && matrix.row_stride <= 2 * columns;
-    if (readable_in_place<S, In>(matrix) && compact) {
+    if (readable_in_place<S, In>(matrix) && compact(matrix, columns)) {
       return readable_rows<S, In>(matrix, rows().begin, rows().count, columns, copy);
     }
     copy_rows<S, In>(matrix, rows().begin, rows().count, columns, copy, columns);
@@ -214,25 +236,10 @@ class Backward {
       skip_panel(p, keys);
       return false;
     }
-    const Tile<Scalar> tile{place,
-                            query_,
-                            grad_out_,
-                            static_cast<const Scalar*>(head_->prepared_lse) + rows().begin,
-                            static_cast<const Scalar*>(head_->delta) + rows().begin,
-                            at_.key_panels + p * args_.head_dim * width,
-                            at_.value_panels + p * args_.value_dim * width,
-                            at_.weights,
-                            tile_gradients(p),
-                            at_.slopes,
-                            tile_allowed(p),
-                            at_.kept,
-                            tile_spans(p),
-                            rows_ahead(head_->query, args_.head_dim, p),
-                            rows_ahead(head_->grad_out, args_.value_dim, p),
-                            pairs_ahead(head_->modifiers.mask, 1, p),
-                            pairs_ahead(head_->modifiers.bias, storage_size(head_->modifiers.bias_storage), p)};
+    const Tile<S> tile = tile_at<S>(p, place, {query_.data, query_.ld}, {grad_out_.data, grad_out_.ld}, at_.key_panels,
+                                    at_.value_panels);
     TileGradients<S> gradients(args_, *head_, tile);
-    const bool edge = rows().core.begin > keys.begin || rows().core.end < keys.end;
+    const bool edge = has_edge(keys);
     const bool forbids = gradients.run(edge, wants_gradients());
     if (head_->dbias.data != nullptr) {
       store_as(head_->dbias, head_->dbias_storage, place.row_begin, place.rows, place.key_begin, place.keys,
@@ -248,6 +255,34 @@ class Backward {
       add_keys(p, edge, forbids, tile.gradients, query_, args_.head_dim, at_.dk_panels);
     }
     return forbids;
+  }
+
+  // Whether some rows' ranges leave out some of the keys.
+  bool has_edge(const Range& keys) const { return rows().core.begin > keys.begin || rows().core.end < keys.end; }
+
+  template <class T>
+  using OperandOf = typename Operands<T>::Scalar;
+
+  template <class T>
+  Tile<T> tile_at(int p, const ChunkPlace& place, const OperandRows<T>& query, const OperandRows<T>& grad_out,
+                  const OperandOf<T>* key_panels, const OperandOf<T>* value_panels) const {
+    return {place,
+            query,
+            grad_out,
+            static_cast<const Scalar*>(head_->prepared_lse) + rows().begin,
+            static_cast<const Scalar*>(head_->delta) + rows().begin,
+            key_panels + p * folded<T>(args_.head_dim) * width,
+            value_panels + p * folded<T>(args_.value_dim) * width,
+            at_.weights,
+            tile_gradients(p),
+            at_.slopes,
+            tile_allowed(p),
+            at_.kept,
+            tile_spans(p),
+            rows_ahead(head_->query, args_.head_dim, p),
+            rows_ahead(head_->grad_out, args_.value_dim, p),
+            pairs_ahead(head_->modifiers.mask, 1, p),
+            pairs_ahead(head_->modifiers.bias, storage_size(head_->modifiers.bias_storage), p)};
   }
 
   // The next block's rows, fetched during the last panel.
@@ -295,27 +330,33 @@ class Backward {
 
   // ---- dK and dV ----
 
-  // target^T [columns][keys] += rows^T [columns][queries] * pairs [queries][keys]
   void add_keys(int p, bool edge, bool forbids, const Scalar* pairs, const Rows<Scalar>& rows_of, std::int64_t columns,
                 Scalar* targets) {
-    Scalar* target = targets + p * columns * width;
     if (forbids && !rows_are_finite<S>(rows_of, 0, rows().count, columns)) {
-      add_keys_carefully(p, pairs, rows_of, columns, target);
+      add_keys_carefully(p, pairs, rows_of, columns, targets + p * columns * width);
       return;
     }
+    add_key_products<S>(p, edge, pairs, {rows_of.data, rows_of.ld}, columns, targets);
+  }
+
+  // target^T [columns][keys] += rows^T [columns][queries] * pairs [queries][keys], in the operands of vocabulary T
+  template <class T>
+  void add_key_products(int p, bool edge, const OperandOf<T>* pairs, const OperandRows<T>& rows_of,
+                        std::int64_t columns, Scalar* targets) {
+    Scalar* target = targets + p * columns * width;
     if (edge) {
       for (int v = 0; v < panel_vectors(p); ++v) {
         const Range reach = rows_reaching(p, v);
-        add_keys_of<1>(pairs + v * lanes, rows_of, reach, columns, target + v * lanes);
+        add_keys_of<T, 1>(pairs + v * lanes, rows_of, reach, columns, target + v * lanes);
       }
       return;
     }
     const Range all{0, rows().count};
     switch (panel_vectors(p)) {
-      case 1: add_keys_of<1>(pairs, rows_of, all, columns, target); break;
-      case 2: add_keys_of<2>(pairs, rows_of, all, columns, target); break;
-      case 3: add_keys_of<3>(pairs, rows_of, all, columns, target); break;
-      default: add_keys_of<S::panel_vectors>(pairs, rows_of, all, columns, target); break;
+      case 1: add_keys_of<T, 1>(pairs, rows_of, all, columns, target); break;
+      case 2: add_keys_of<T, 2>(pairs, rows_of, all, columns, target); break;
+      case 3: add_keys_of<T, 3>(pairs, rows_of, all, columns, target); break;
+      default: add_keys_of<T, S::panel_vectors>(pairs, rows_of, all, columns, target); break;
     }
   }
 
@@ -331,27 +372,29 @@ class Backward {
     return reach;
   }
 
-  template <int NV>
-  HEADWAY_NOINLINE void add_keys_of(const Scalar* pairs, const Rows<Scalar>& rows_of, const Range& reach,
+  template <class T, int NV>
+  HEADWAY_NOINLINE void add_keys_of(const OperandOf<T>* pairs, const OperandRows<T>& rows_of, const Range& reach,
                                     std::int64_t columns, Scalar* target) {
-    in_strips<broadcasts<S, NV>()>(columns, [&](auto strip, std::int64_t d) HEADWAY_LAMBDA {
+    const std::int64_t first = reach.begin / Operands<T>::fold;
+    in_strips<broadcasts<T, NV>()>(columns, [&](auto strip, std::int64_t d) HEADWAY_LAMBDA {
       constexpr int NB = strip.size;
-      Accumulators<S, NV, NB> acc;
-      clear<S, NV, NB>(acc);
-      accumulate<S, NV, NB, Scalars::along>(acc, pairs + reach.begin * width, width,
-                                            rows_of.data + reach.begin * rows_of.ld + d, rows_of.ld,
-                                            reach.end - reach.begin);
-      add_to<NV, NB>(acc, target + d * width, width);
+      Accumulators<T, NV, NB> acc;
+      clear<T, NV, NB>(acc);
+      accumulate<T, NV, NB, Scalars::along>(acc, pairs + first * width, width, rows_of.data + first * rows_of.ld + d,
+                                            rows_of.ld, folded<T>(reach.end) - first);
+      add_to<T, NV, NB>(acc, target + d * width, width);
     });
   }
 
-  template <int NV, int NB>
-  HEADWAY_INLINE static void add_to(const Accumulators<S, NV, NB>& acc, Scalar* target, std::int64_t ld) {
+  template <class T, int NV, int NB>
+  HEADWAY_INLINE static void add_to(const Accumulators<T, NV, NB>& acc, Scalar* target, std::int64_t ld) {
+    const Vector lower = S::set(lowering<T>);
     HEADWAY_UNROLL
     for (int c = 0; c < NB; ++c) {
       HEADWAY_UNROLL
       for (int v = 0; v < NV; ++v) {
-        S::store(target + c * ld + v * lanes, S::load(target + c * ld + v * lanes) + acc[c][v]);
+        Scalar* at = target + c * ld + v * lanes;
+        S::store(at, lowering<T> == 1 ? S::load(at) + acc[c][v] : S::fma(acc[c][v], lower, S::load(at)));
       }
     }
   }
@@ -382,43 +425,56 @@ class Backward {
   }
   bool is_first() const { return larger(rows().hull.begin, args_.chunk_begin[chunk_]) >= group_.begin; }
 
-  // dQ [queries][D] += dS [queries][keys] * K [keys][D], 16 rows at a time, each with the keys that they reach.
-  void add_queries(bool forbids) {
+  void start_partial() {
     if (is_first()) {
       clear_numbers(partial(), rows().count * padded<S>(args_.head_dim));
     }
+  }
+
+  // dQ [queries][D] += dS [queries][keys] * K [keys][D], 16 rows at a time, each with the keys that they reach.
+  void add_queries(bool forbids) {
+    start_partial();
     const Rows<Scalar> keys{at_.key_rows, padded<S>(args_.head_dim)};
     if (forbids && !rows_are_finite<S>(keys, 0, group_.end - group_.begin, args_.head_dim)) {
       add_queries_carefully(keys);
       return;
     }
-    const int column_vectors = static_cast<int>(keys.ld / lanes);
+    add_query_products<S>(at_.gradients, at_.key_rows);
+  }
+
+  // From dS, [panel][query_block][width], and K, [keys][padded D], in the operands of vocabulary T.
+  template <class T>
+  void add_query_products(const OperandOf<T>* gradients, const OperandOf<T>* key_rows) {
+    const int column_vectors = static_cast<int>(padded<S>(args_.head_dim) / lanes);
     for (int v = 0; v < column_vectors; v += S::panel_vectors) {
       switch (column_vectors - v) {
-        case 1: add_queries_of<1>(v); break;
-        case 2: add_queries_of<2>(v); break;
-        case 3: add_queries_of<3>(v); break;
-        default: add_queries_of<S::panel_vectors>(v); break;
+        case 1: add_queries_of<T, 1>(v, gradients, key_rows); break;
+        case 2: add_queries_of<T, 2>(v, gradients, key_rows); break;
+        case 3: add_queries_of<T, 3>(v, gradients, key_rows); break;
+        default: add_queries_of<T, S::panel_vectors>(v, gradients, key_rows); break;
       }
     }
   }
 
-  template <int NV>
-  HEADWAY_NOINLINE void add_queries_of(int v) {
+  template <class T, int NV>
+  HEADWAY_NOINLINE void add_queries_of(int v, const OperandOf<T>* gradients, const OperandOf<T>* key_rows) {
+    constexpr int fold = Operands<T>::fold;
+    constexpr int row_operands = width / fold;
     const std::int64_t ld = padded<S>(args_.head_dim);
     for (int row = 0; row < rows().count; row += edge_rows) {
       const int count = at_most(rows().count - row, edge_rows);
-      in_strips<broadcasts<S, NV>()>(count, [&](auto strip, std::int64_t r) HEADWAY_LAMBDA {
+      in_strips<broadcasts<T, NV>()>(count, [&](auto strip, std::int64_t r) HEADWAY_LAMBDA {
         constexpr int NB = strip.size;
-        Accumulators<S, NV, NB> acc;
-        clear<S, NV, NB>(acc);
+        Accumulators<T, NV, NB> acc;
+        clear<T, NV, NB>(acc);
         for (int p = 0; p < panel_count(); ++p) {
           const Range& span = tile_spans(p)[row / edge_rows];
-          accumulate<S, NV, NB, Scalars::across>(acc, at_.key_rows + (p * width + span.begin) * ld + v * lanes, ld,
-                                                 tile_gradients(p) + (row + r) * width + span.begin, width,
-                                                 span.end - span.begin);
+          const std::int64_t first = span.begin / fold;
+          accumulate<T, NV, NB, Scalars::across>(acc, key_rows + (p * row_operands + first) * ld + v * lanes, ld,
+                                                 gradients + (p * query_block + row + r) * row_operands + first,
+                                                 row_operands, folded<T>(span.end) - first);
         }
-        add_to<NV, NB>(acc, partial() + (row + r) * ld + v * lanes, ld);
+        add_to<T, NV, NB>(acc, partial() + (row + r) * ld + v * lanes, ld);
       });
     }
   }

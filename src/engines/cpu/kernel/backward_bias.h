@@ -105,10 +105,10 @@ class BiasBackward {
 
   void add_tile(const RowBlock& block, const Range& keys) {
     const ChunkPlace place{block.begin, block.count, keys.begin, static_cast<int>(keys.end - keys.begin)};
-    const Tile<Scalar> tile{
+    const Tile<S> tile{
         place,
-        readable_rows<S, In>(head_->query, block.begin, block.count, args_->head_dim, at_.query_copy),
-        readable_rows<S, In>(head_->grad_out, block.begin, block.count, args_->value_dim, at_.grad_out_copy),
+        Packing<S, In>::keys(head_->query, block.begin, block.count, args_->head_dim, at_.query_copy),
+        Packing<S, In>::keys(head_->grad_out, block.begin, block.count, args_->value_dim, at_.grad_out_copy),
         static_cast<const Scalar*>(head_->prepared_lse) + block.begin,
         static_cast<const Scalar*>(head_->delta) + block.begin,
         at_.key_panel,

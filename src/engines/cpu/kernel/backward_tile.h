@@ -4,6 +4,8 @@
 // leave as [rows][width] in the first- and second-level cache. The FMA units bound it: 2 (D + Dv) operations a pair
 // against one exponential. P and dS come straight from the accumulators, which start at 0: subtracting lse and delta in
 // the end is faster and more accurate than starting from them. Modifiers and dropout add passes over the tile.
+// With bf16 dot products Q, K, dO and V are pairs along d, and P and dS leave as pairs too, straight from the registers
+// where nothing changes them later.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +13,8 @@
 #include "engines/cpu/kernel/backward_args.h"
 #include "engines/cpu/kernel/exp2.h"
 #include "engines/cpu/kernel/key_lanes.h"
+#include "engines/cpu/kernel/near_exp2.h"
+#include "engines/cpu/kernel/operands.h"
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/ranges.h"
 #include "engines/cpu/kernel/row_blocks.h"
@@ -39,16 +43,26 @@ struct Ahead {
   }
 };
 
-template <class Scalar>
+// What a vocabulary of pairs multiplies next: P and dS rounded, in pairs of queries and, dS alone, in pairs of keys.
+template <class S>
+struct TilePairs {
+  typename Operands<S>::Scalar *weights, *gradients;  // [rows / 2][width]
+  typename Operands<S>::Scalar* gradient_rows;        // [rows][width / 2]
+};
+
+template <class S>
 struct Tile {
-  ChunkPlace place;                       // the rows and keys
-  Rows<Scalar> query, grad_out;           // from the tile's first row on
-  const Scalar *lse, *delta;              // a number a row
-  const Scalar *key_panel, *value_panel;  // K^T [D][width] with the scores' factor, V^T [Dv][width]
-  Scalar *weights, *gradients, *slopes;   // [rows][width]: P after dropout (not scaled up), dS, softcap's slopes
-  std::uint64_t *allowed, *kept;          // a word a row
-  Range* spans;                           // the panel's keys that each group of edge_rows reaches
+  using Scalar = typename S::Scalar;
+  using Operand = typename Operands<S>::Scalar;
+  ChunkPlace place;                        // the rows and keys
+  OperandRows<S> query, grad_out;          // from the tile's first row on
+  const Scalar *lse, *delta;               // a number a row
+  const Operand *key_panel, *value_panel;  // K^T [D][width], V^T [Dv][width]; scalars of K^T have the scores' factor
+  Scalar *weights, *gradients, *slopes;    // [rows][width]: P after dropout (not scaled up), dS, softcap's slopes
+  std::uint64_t *allowed, *kept;           // a word a row
+  Range* spans;                            // the panel's keys that each group of edge_rows reaches
   Ahead query_ahead = {}, grad_out_ahead = {}, mask_ahead = {}, bias_ahead = {};
+  TilePairs<S> pairs = {};
 };
 
 // P and dS of a tile of one head. dS is the gradient of the bias too; softcap's slopes come on top (apply_slopes).
@@ -59,6 +73,9 @@ class TileGradients {
   using Vector = typename S::Vector;
   static constexpr int lanes = S::lanes;
   static constexpr int width = S::lanes * S::panel_vectors;
+  static constexpr int fold = Operands<S>::fold;
+  // Dot products flush what is below 2^-126, so P and dS are 2^raised times as large there.
+  static constexpr int raised = fold > 1 ? 32 : 0;
   static_assert(width <= 64 && width % 4 == 0, "a word holds a panel, and a Philox call decides about 4 of its keys");
 
   // What is packed into K^T: scores arrive in units of log2, or natural or divided by their cap for the modifiers.
@@ -67,13 +84,19 @@ class TileGradients {
     return static_cast<Scalar>(change_scores(modifiers) ? natural : natural * log2e);
   }
 
-  TileGradients(const BackwardArgs& args, const BackwardHead& head, const Tile<Scalar>& tile)
-      : args_(args), modifiers_(head.modifiers), dropout_(head.dropout), tile_(tile) {}
+  TileGradients(const BackwardArgs& args, const BackwardHead& head, const Tile<S>& tile)
+      : args_(args),
+        modifiers_(head.modifiers),
+        dropout_(head.dropout),
+        tile_(tile),
+        factor_(score_factor(args.scale, head.modifiers)),
+        keeps_gradients_(fold == 1 || head.dbias.data != nullptr) {}
 
   // Fills the tile's weights, gradients if `wanted`, allowed and spans. An `edge` has pairs outside the rows' ranges.
   // Returns whether any pair is forbidden.
   HEADWAY_NOINLINE bool run(bool edge, bool wanted) {
     gradients_wanted_ = wanted;
+    keeps_pairs_ = fold > 1 && !edge && !change_scores(modifiers_) && !dropout_.active && tile_.place.keys == width;
     if (edge) {
       cut_by_ranges();
       return true;
@@ -98,7 +121,25 @@ class TileGradients {
     });
   }
 
+  // The pairs, where they did not leave the registers as such.
+  HEADWAY_NOINLINE void make_pairs() {
+    if (keeps_pairs_) {
+      return;
+    }
+    for (int r = 0; r < tile_.place.rows; r += 2) {
+      for (int v = 0; v < S::panel_vectors; v += 2) {
+        store_pairs<true>(r, v, rounded(tile_.weights, r, v), rounded(tile_.weights, r + 1, v));
+        if (gradients_wanted_) {
+          store_pairs<false>(r, v, rounded(tile_.gradients, r, v), rounded(tile_.gradients, r + 1, v));
+        }
+      }
+    }
+  }
+
  private:
+  using Near = NearExp2<S, raised>;
+  using Operand = typename Operands<S>::Scalar;
+  using OperandVector = typename Operands<S>::Vector;
   enum class Product { scores, weights, raw_gradients, gradients };
 
   bool modifiers_forbid() const { return modifiers_.mask.data != nullptr || modifiers_.bias.data != nullptr; }
@@ -221,7 +262,7 @@ class TileGradients {
   void exponentiate(const Patch& patch) {
     const Vector to_log2 = S::set(static_cast<Scalar>(log2e));
     each_vector(patch, [&](int r, int at, int) HEADWAY_LAMBDA {
-      S::store(tile_.weights + at, exp2<S>((S::load(tile_.weights + at) - S::set(tile_.lse[r])) * to_log2));
+      S::store(tile_.weights + at, exp2<S, raised>((S::load(tile_.weights + at) - S::set(tile_.lse[r])) * to_log2));
     });
   }
 
@@ -250,7 +291,10 @@ class TileGradients {
   // ---- Products ----
 
   template <Product product>
-  void multiply(const Patch& patch) {
+  void multiply(Patch patch) {
+    if constexpr (fold > 1 && (product == Product::weights || product == Product::gradients)) {
+      patch.row_begin += overlapped<product>(patch);
+    }
     switch (patch.vector_end - patch.vector_begin) {
       case 0: break;
       case 1: multiply_vectors<1, product>(patch); break;
@@ -262,46 +306,213 @@ class TileGradients {
 
   template <int NV, Product product>
   HEADWAY_NOINLINE void multiply_vectors(const Patch& patch) {
-    in_strips<broadcasts<S, NV>()>(patch.row_end - patch.row_begin, [&](auto strip, std::int64_t r) HEADWAY_LAMBDA {
-      multiply_strip<NV, strip.size, product>(patch.row_begin + r, patch.vector_begin * lanes);
-    });
+    in_strips<broadcasts<S, NV>(), fold>(
+        patch.row_end - patch.row_begin, [&](auto strip, std::int64_t r) HEADWAY_LAMBDA {
+          multiply_strip<NV, strip.size, product>(static_cast<int>(patch.row_begin + r), patch.vector_begin);
+        });
   }
 
-  // NB rows from row r on against NV vectors of keys from key l on.
+  // Whole strips, each with what follows from the products of the strip before between its own: see multiply_around.
+  // Returns how many rows are done.
+  template <Product product>
+  int overlapped(const Patch& patch) {
+    const std::int64_t dim = product == Product::weights ? args_.head_dim : args_.value_dim;
+    if (!keeps_pairs_ || (dim != 64 && dim != 128)) {
+      return 0;
+    }
+    return dim == 64 ? overlapped_steps<product, 64 / fold>(patch) : overlapped_steps<product, 128 / fold>(patch);
+  }
+
+  template <Product product, int steps>
+  HEADWAY_NOINLINE int overlapped_steps(const Patch& patch) {
+    constexpr int NV = S::panel_vectors;
+    constexpr int NB = S::tile_scalars;
+    constexpr bool of_scores = product == Product::weights;
+    constexpr int jobs = NB / 2 * (of_scores ? NV : NV / 2);
+    const OperandRows<S>& rows = of_scores ? tile_.query : tile_.grad_out;
+    const Operand* panel = of_scores ? tile_.key_panel : tile_.value_panel;
+    const int end = patch.row_begin + (patch.row_end - patch.row_begin) / NB * NB;
+    alignas(64) Scalar raw[NB * NV * lanes];
+    auto witness = Near::no_witness();
+    for (int r = patch.row_begin; r < end; r += NB) {
+      (of_scores ? tile_.query_ahead : tile_.grad_out_ahead).fetch(r, NB);
+      const Operand* scalars = rows.data + r * rows.ld;
+      if (r == patch.row_begin) {
+        multiply_around<S, NV, NB, steps, 1>(raw, panel, width, scalars, rows.ld, [](int) {});
+      } else {
+        multiply_around<S, NV, NB, steps, jobs>(raw, panel, width, scalars, rows.ld, [&](int job) HEADWAY_LAMBDA {
+          finish_part<product, NV>(raw, r - NB, job, witness);
+        });
+      }
+    }
+    if (end == patch.row_begin) {
+      return 0;
+    }
+    HEADWAY_UNROLL
+    for (int job = 0; job < jobs; ++job) {
+      finish_part<product, NV>(raw, end - NB, job, witness);
+    }
+    const bool far = of_scores && S::any(Near::out_of_reach(witness, S::zero()));
+    return __builtin_expect(far, 0) ? 0 : end - patch.row_begin;  // once more, strip by strip
+  }
+
+  // A part of a strip that starts at row r: two rows and a vector of weights, or two of gradients.
+  template <Product product, int NV>
+  HEADWAY_INLINE void finish_part(const Scalar* raw, int r, int job, typename Near::Witness& witness) {
+    if constexpr (product == Product::weights) {
+      const int c = job / NV * 2;
+      const int v = job % NV;
+      Vector weights[2];
+      HEADWAY_UNROLL
+      for (int k = 0; k < 2; ++k) {
+        const Vector product_of = S::load(raw + ((c + k) * NV + v) * lanes);
+        weights[k] = Near::of(exponent(product_of, r + c + k), witness);
+        S::store(tile_.weights + (r + c + k) * width + v * lanes, weights[k]);
+      }
+      Operands<S>::store(tile_.pairs.weights + (r + c) / 2 * width + v * lanes,
+                         Operands<S>::pairs(weights[0], weights[1]));
+    } else {
+      const int c = job / (NV / 2) * 2;
+      const int v = job % (NV / 2) * 2;
+      OperandVector halves[2];
+      HEADWAY_UNROLL
+      for (int k = 0; k < 2; ++k) {
+        const Vector delta = S::set(tile_.delta[r + c + k]);
+        Vector gradients[2];
+        HEADWAY_UNROLL
+        for (int n = 0; n < 2; ++n) {
+          const int at = (r + c + k) * width + (v + n) * lanes;
+          gradients[n] = S::load(tile_.weights + at) * (S::load(raw + ((c + k) * NV + v + n) * lanes) - delta);
+          if (keeps_gradients_) {
+            S::store(tile_.gradients + at, gradients[n]);
+          }
+        }
+        halves[k] = Operands<S>::rounded(gradients[0], gradients[1]);
+      }
+      store_pairs<false>(r + c, v, halves[0], halves[1]);
+    }
+  }
+
+  // NB rows from row r on against NV vectors of keys from vector `first` on.
   template <int NV, int NB, Product product>
-  HEADWAY_INLINE void multiply_strip(std::int64_t r, std::int64_t l) {
+  HEADWAY_INLINE void multiply_strip(int r, int first) {
     constexpr bool of_scores = product == Product::scores || product == Product::weights;
-    const Rows<Scalar>& rows = of_scores ? tile_.query : tile_.grad_out;
+    const OperandRows<S>& rows = of_scores ? tile_.query : tile_.grad_out;
     (of_scores ? tile_.query_ahead : tile_.grad_out_ahead).fetch(r, NB);
     (of_scores ? tile_.mask_ahead : tile_.bias_ahead).fetch(r, NB);
     Accumulators<S, NV, NB> acc;
     clear<S, NV, NB>(acc);
-    accumulate<S, NV, NB, Scalars::across>(acc, (of_scores ? tile_.key_panel : tile_.value_panel) + l, width,
-                                           rows.data + r * rows.ld, rows.ld,
-                                           of_scores ? args_.head_dim : args_.value_dim);
+    accumulate<S, NV, NB, Scalars::across>(acc, (of_scores ? tile_.key_panel : tile_.value_panel) + first * lanes,
+                                           width, rows.data + r * rows.ld, rows.ld,
+                                           folded<S>(of_scores ? args_.head_dim : args_.value_dim));
+    auto witness = Near::no_witness();
+    OperandVector halves[2][(S::panel_vectors + 1) / 2];
     HEADWAY_UNROLL
     for (int c = 0; c < NB; ++c) {
+      Vector row[NV];
       HEADWAY_UNROLL
       for (int v = 0; v < NV; ++v) {
-        const std::int64_t at = (r + c) * width + l + v * lanes;
+        Scalar* weight = tile_.weights + (r + c) * width + (first + v) * lanes;
+        Scalar* gradient = tile_.gradients + (r + c) * width + (first + v) * lanes;
         if constexpr (product == Product::scores) {
-          S::store(tile_.weights + at, acc[c][v]);
+          S::store(weight, fold > 1 ? acc[c][v] * S::set(factor_) : acc[c][v]);
         } else if constexpr (product == Product::weights) {
-          S::store(tile_.weights + at, exp2<S>(acc[c][v] - S::set(tile_.lse[r + c])));
+          acc[c][v] = exponent(acc[c][v], r + c);
+          row[v] = fold > 1 ? Near::of(acc[c][v], witness) : exp2<S>(acc[c][v]);
+          S::store(weight, row[v]);
         } else if constexpr (product == Product::raw_gradients) {
-          S::store(tile_.gradients + at, acc[c][v]);
+          S::store(gradient, acc[c][v]);
         } else {
-          S::store(tile_.gradients + at, S::load(tile_.weights + at) * (acc[c][v] - S::set(tile_.delta[r + c])));
+          row[v] = S::load(weight) * (acc[c][v] - S::set(tile_.delta[r + c]));
+          S::store(gradient, row[v]);
         }
       }
+      constexpr bool leaves = product == Product::weights || product == Product::gradients;
+      if constexpr (fold > 1 && leaves && NV == S::panel_vectors) {
+        HEADWAY_UNROLL
+        for (int v = 0; v < NV; v += 2) {
+          halves[c % 2][v / 2] = Operands<S>::rounded(row[v], row[v + 1]);
+          if (c % 2 == 0 && c + 1 == NB) {
+            halves[1][v / 2] = Operands<S>::zero();
+          }
+          if (keeps_pairs_ && (c % 2 == 1 || c + 1 == NB)) {
+            store_pairs<of_scores>(r + c / 2 * 2, v, halves[0][v / 2], halves[1][v / 2]);
+          }
+        }
+      }
+    }
+    if constexpr (fold > 1 && product == Product::weights) {
+      if (__builtin_expect(S::any(Near::out_of_reach(witness, acc[0][0])), 0)) {
+        HEADWAY_UNROLL
+        for (int c = 0; c < NB; ++c) {
+          HEADWAY_UNROLL
+          for (int v = 0; v < NV; ++v) {
+            S::store(tile_.weights + (r + c) * width + (first + v) * lanes, acc[c][v]);
+          }
+        }
+        weigh_far(r, NB, first, NV);
+      }
+    }
+  }
+
+  // Of a product of a row's; for scalars the factor is in K^T.
+  HEADWAY_INLINE Vector exponent(Vector product, int row) const {
+    const Vector lse = S::set(tile_.lse[row]);
+    return fold > 1 ? S::fma(product, S::set(factor_), S::zero() - lse) : product - lse;
+  }
+
+  // A strip's weights from their exponents: those out of the fast exponential's reach with that of any number, the
+  // others with the same bits as before.
+  HEADWAY_NOINLINE void weigh_far(int r, int rows, int first, int vectors) {
+    for (int c = r; c < r + rows; ++c) {
+      for (int v = first; v < first + vectors; ++v) {
+        Scalar* at = tile_.weights + c * width + v * lanes;
+        const Vector x = S::load(at);
+        auto witness = Near::no_witness();
+        const Vector near = Near::of(x, witness);
+        S::store(at, S::select(Near::out_of_reach(witness, near), exp2<S, raised>(x), near));
+      }
+    }
+    for (int c = r; keeps_pairs_ && c < r + rows; c += 2) {
+      for (int v = 0; v < S::panel_vectors; v += 2) {
+        store_pairs<true>(c, v, rounded(tile_.weights, c, v), rounded(tile_.weights, c + 1, v));
+      }
+    }
+  }
+
+  // ---- Pairs ----
+
+  // Two vectors of a row, with zeros for what is not allowed and for a row that is not there.
+  OperandVector rounded(const Scalar* numbers, int r, int v) const {
+    if (r >= tile_.place.rows) {
+      return Operands<S>::zero();
+    }
+    const auto part = [&](int vector) HEADWAY_LAMBDA {
+      return S::select(S::mask_from_bits(tile_.allowed[r] >> vector * lanes),
+                       S::load(numbers + r * width + vector * lanes), S::zero());
+    };
+    return Operands<S>::rounded(part(v), part(v + 1));
+  }
+
+  // Two vectors of keys of two rows: pairs of queries, and for dS pairs of keys.
+  template <bool of_weights>
+  HEADWAY_INLINE void store_pairs(int r, int v, OperandVector even, OperandVector odd) const {
+    Operands<S>::store_interleaved(
+        (of_weights ? tile_.pairs.weights : tile_.pairs.gradients) + r / 2 * width + v * lanes, 2 * lanes, even, odd);
+    if constexpr (!of_weights) {
+      Operands<S>::store(tile_.pairs.gradient_rows + (r * width + v * lanes) / 2, even);
+      Operands<S>::store(tile_.pairs.gradient_rows + ((r + 1) * width + v * lanes) / 2, odd);
     }
   }
 
   const BackwardArgs& args_;
   const Modifiers& modifiers_;
   const DropoutRule& dropout_;
-  const Tile<Scalar>& tile_;
+  const Tile<S>& tile_;
+  Scalar factor_;  // of the scores
   bool gradients_wanted_ = true;
+  bool keeps_gradients_;      // whether someone reads them as scalars
+  bool keeps_pairs_ = false;  // whether pairs leave the registers as such
 };
 
 }  // namespace

@@ -10,7 +10,7 @@
 namespace headway::cpu {
 namespace {
 
-constexpr int query_block = 64;
+constexpr int query_block = 128;
 
 // Panels of keys that are packed together, so that queries and dQ pass by once for all of them: 256 keys, or half of
 // that where the group's five matrices would leave the second-level cache.

@@ -19,8 +19,8 @@ struct Strip {
   static constexpr int size = N;
 };
 
-// body(Strip<N>, first) for items in strips of N, then of 4, then one by one.
-template <int N, class Body>
+// body(Strip<N>, first) for items in strips of N, then of 4, then of `least` (1 or 2), then one by one.
+template <int N, int least = 1, class Body>
 HEADWAY_INLINE void in_strips(std::int64_t items, const Body& body) {
   std::int64_t first = 0;
   for (; first + N <= items; first += N) {
@@ -29,6 +29,11 @@ HEADWAY_INLINE void in_strips(std::int64_t items, const Body& body) {
   if constexpr (N > 4) {
     for (; first + 4 <= items; first += 4) {
       body(Strip<4>{}, first);
+    }
+  }
+  if constexpr (least == 2) {
+    for (; first + 2 <= items; first += 2) {
+      body(Strip<2>{}, first);
     }
   }
   for (; first < items; ++first) {

@@ -1,0 +1,269 @@
+// Attention backward through bf16 dot products: the tasks, sums and orders of backward.h with all five products in
+// pairs.
+//   S, dP   pairs along d: K^T and V^T packed [D / 2][keys] once per group of keys, Q and dO read in place
+//   dV, dK  pairs of queries: P and dS as they leave the tile, dO and Q interleaved row by row once per visit
+//   dQ      pairs of keys: dS as it leaves the tile, K interleaved once per group
+// P and dS are rounded to bf16 there; sums stay in float. The dot products bound it, at half the FMAs' time.
+//
+// The instruction takes denormals for 0, in and out, and a 0 that stands for a forbidden pair must not meet NaN or
+// infinity. So a block of queries against a group of keys goes this way only if the numbers of all pairs that are
+// allowed in it are of ordinary size; else it goes through the float kernel. Numbers that no allowed pair sees decide
+// nothing, and are 0 where another pair's 0 would meet them.
+#pragma once
+
+#include <cstdint>
+
+#include "engines/cpu/kernel/backward.h"
+#include "engines/cpu/kernel/kernels.h"
+#include "engines/cpu/kernel/modifiers.h"
+#include "engines/cpu/kernel/operands.h"
+
+namespace headway::cpu {
+namespace {
+
+// T multiplies pairs, S scalars.
+template <class T, class S>
+class BackwardPairs : public Backward<S, bfloat16> {
+  using Base = Backward<S, bfloat16>;
+  using Base::args_;
+  using Base::group_;
+  using Base::head_;
+  using Base::lanes;
+  using Base::panel_count;
+  using Base::panel_keys;
+  using Base::panel_vectors;
+  using Base::rows;
+  using Base::width;
+  using typename Base::Scalar;
+  using Operand = typename Operands<T>::Scalar;
+  using Pack = Packing<T, bfloat16>;
+  using Magnitudes = typename Operands<T>::Magnitudes;
+
+ public:
+  static std::int64_t scratch_size(const BackwardArgs& args) {
+    return Base::scratch_size(args) + PairLayout(args, nullptr).scratch.used;
+  }
+
+  BackwardPairs(const BackwardArgs& args, int chunk, Scalar* scratch)
+      : Base(args, chunk, scratch), pairs_at_(args, scratch + Base::scratch_size(args)) {}
+
+ private:
+  struct PairLayout {
+    Scratch<Scalar> scratch;
+    Operand *key_panels, *value_panels, *key_rows, *queries, *grad_outs, *query_copy, *grad_out_copy;
+    Operand *weights, *gradients, *gradient_rows;
+    Scalar* bias_gradients;
+    bool* odd_keys;
+
+    PairLayout(const BackwardArgs& args, Scalar* base) : scratch{base} {
+      const std::int64_t keys = group_keys<S>(args);
+      const std::int64_t block_pairs = query_block / 2;
+      key_panels = scratch.template take<Operand>(folded<T>(args.head_dim) * keys);
+      value_panels = scratch.template take<Operand>(folded<T>(args.value_dim) * keys);
+      key_rows = scratch.template take<Operand>(padded<S>(args.head_dim) * keys / 2);
+      queries = scratch.template take<Operand>(block_pairs * args.head_dim);
+      grad_outs = scratch.template take<Operand>(block_pairs * args.value_dim);
+      query_copy = scratch.template take<Operand>(query_block * folded<T>(args.head_dim));
+      grad_out_copy = scratch.template take<Operand>(query_block * folded<T>(args.value_dim));
+      weights = scratch.template take<Operand>(block_pairs * width);
+      gradients = scratch.template take<Operand>(block_pairs * width);
+      gradient_rows = scratch.template take<Operand>(block_pairs * keys);
+      bias_gradients = scratch.template take<Scalar>(query_block * width);
+      odd_keys = scratch.template take<bool>(keys);
+    }
+  };
+
+  // ---- Ordinary numbers ----
+
+  // Magnitudes from 2^low up to 2^high, and 0, as the bits of bf16.
+  struct Ordinary {
+    std::uint16_t low, high;
+
+    constexpr Ordinary(int low_exponent, int high_exponent)
+        : low(static_cast<std::uint16_t>((127 + low_exponent) << 7)),
+          high(static_cast<std::uint16_t>((127 + high_exponent) << 7)) {}
+    bool holds(const Magnitudes& seen) const { return !seen.any_below(low) && !seen.any_from(high); }
+    bool holds(std::uint32_t bits) const {
+      const std::uint32_t magnitude = bits & 0x7fffu;
+      return magnitude == 0 || (magnitude >= low && magnitude < high);
+    }
+  };
+  // No product of two of them is flushed, and no sum overflows, also 2^32 times as large and with dropout's scale.
+  static constexpr Ordinary inputs{-50, 20};        // Q, K and V
+  static constexpr Ordinary gradients_in{-76, 20};  // dO
+  static constexpr double highest_scale = 0x1p20;
+
+  static bool row_is_odd(const Matrix& matrix, std::int64_t row, std::int64_t columns, const Ordinary& ordinary) {
+    const bfloat16* first = static_cast<const bfloat16*>(matrix.data) + row * matrix.row_stride;
+    for (std::int64_t c = 0; c < columns; ++c) {
+      if (!ordinary.holds(first[c * matrix.column_stride].bits)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  static void clear_odd(Operand* pairs, std::int64_t count, const Ordinary& ordinary) {
+    for (std::int64_t n = 0; n < count; ++n) {
+      for (int part = 0; part < 2; ++part) {
+        if (!ordinary.holds(pairs[n] >> (16 * part))) {
+          Operands<T>::clear_part(pairs + n, part);
+        }
+      }
+    }
+  }
+
+  bool allowed(std::int64_t row, std::int64_t key) const {
+    return is_allowed(head_->modifiers, range_of_row(args_.ranges, row), row, key);
+  }
+
+  // Whether an allowed pair of the block and the group has a number that is not ordinary.
+  HEADWAY_NOINLINE bool sees_odd() const {
+    for (std::int64_t row = rows().begin; row < rows().begin + rows().count; ++row) {
+      const bool odd = row_is_odd(head_->query, row, args_.head_dim, inputs) ||
+                       row_is_odd(head_->grad_out, row, args_.value_dim, gradients_in);
+      for (std::int64_t key = group_.begin; key < group_.end && (odd || group_is_odd_); ++key) {
+        if ((odd || pairs_at_.odd_keys[key - group_.begin]) && allowed(row, key)) {
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  // ---- The group of keys ----
+
+  void load_group() override {
+    this->clear_sums();
+    floats_packed_ = false;
+    for (int p = 0; p < panel_count(); ++p) {
+      for (int v = 0; v < panel_vectors(p); ++v) {
+        const std::int64_t key = group_.begin + p * width + v * lanes;
+        const int count = at_most(group_.end - key, lanes);
+        Pack::queries(args_.key, key, count, args_.head_dim, 1,
+                      pairs_at_.key_panels + p * folded<T>(args_.head_dim) * width + v * lanes, width);
+        Pack::queries(args_.value, key, count, args_.value_dim, 1,
+                      pairs_at_.value_panels + p * folded<T>(args_.value_dim) * width + v * lanes, width);
+      }
+    }
+    const std::int64_t ld = padded<S>(args_.head_dim);
+    const std::int64_t keys = group_.end - group_.begin;
+    for (std::int64_t n = 0; ld != args_.head_dim && n < folded<T>(keys) * ld; n += lanes) {
+      Operands<T>::store(pairs_at_.key_rows + n, Operands<T>::zero());  // for what lies behind the last column
+    }
+    Magnitudes seen;
+    Pack::values(args_.key, group_.begin, keys, args_.head_dim, pairs_at_.key_rows, ld, seen);
+    group_is_odd_ =
+        !inputs.holds(seen) || !inputs.holds(Pack::magnitudes(args_.value, group_.begin, group_.end, args_.value_dim));
+    if (group_is_odd_) {
+      clear_odd(pairs_at_.key_rows, folded<T>(keys) * ld, inputs);
+      for (std::int64_t key = group_.begin; key < group_.end; ++key) {
+        pairs_at_.odd_keys[key - group_.begin] =
+            row_is_odd(args_.key, key, args_.head_dim, inputs) || row_is_odd(args_.value, key, args_.value_dim, inputs);
+      }
+    }
+  }
+
+  // ---- A block of queries ----
+
+  void differentiate() override {
+    Magnitudes seen_queries, seen_grad_outs;
+    const OperandRows<T> queries = Pack::values(head_->query, rows().begin, rows().count, args_.head_dim,
+                                                pairs_at_.queries, args_.head_dim, seen_queries);
+    const OperandRows<T> grad_outs = Pack::values(head_->grad_out, rows().begin, rows().count, args_.value_dim,
+                                                  pairs_at_.grad_outs, args_.value_dim, seen_grad_outs);
+    const bool odd_rows = !inputs.holds(seen_queries) || !gradients_in.holds(seen_grad_outs);
+    const double scale = args_.scale;
+    const bool ordinary_scale = scale < highest_scale && scale > -highest_scale;
+    if (!ordinary_scale || ((odd_rows || group_is_odd_) && sees_odd())) {
+      if (!floats_packed_) {
+        this->pack_group();
+        floats_packed_ = true;
+      }
+      Base::differentiate();
+      return;
+    }
+    if (odd_rows) {
+      clear_odd(pairs_at_.queries, folded<T>(rows().count) * args_.head_dim, inputs);
+      clear_odd(pairs_at_.grad_outs, folded<T>(rows().count) * args_.value_dim, gradients_in);
+    }
+    const OperandRows<T> query = block_pairs(head_->query, args_.head_dim, pairs_at_.query_copy);
+    const OperandRows<T> grad_out = block_pairs(head_->grad_out, args_.value_dim, pairs_at_.grad_out_copy);
+    for (int p = 0; p < panel_count(); ++p) {
+      add_panel(p, query, grad_out, queries, grad_outs);
+    }
+    if (this->wants_dq()) {
+      this->start_partial();
+      this->template add_query_products<T>(pairs_at_.gradient_rows, pairs_at_.key_rows);
+    }
+  }
+
+  // Rows in pairs along d. Those that lie far apart are copied, as in Base::block_rows.
+  OperandRows<T> block_pairs(const Matrix& matrix, std::int64_t columns, Operand* copy) const {
+    return this->compact(matrix, columns) ? Pack::keys(matrix, rows().begin, rows().count, columns, copy)
+                                          : Pack::copied_keys(matrix, rows().begin, rows().count, columns, copy);
+  }
+
+  void add_panel(int p, const OperandRows<T>& query, const OperandRows<T>& grad_out, const OperandRows<T>& queries,
+                 const OperandRows<T>& grad_outs) {
+    const ChunkPlace place{rows().begin, rows().count, group_.begin + p * width, panel_keys(p)};
+    const Range keys{place.key_begin, place.key_begin + place.keys};
+    if (!overlap(rows().hull, keys)) {
+      this->skip_panel(p, keys);
+      return;
+    }
+    Tile<T> tile = this->template tile_at<T>(p, place, query, grad_out, pairs_at_.key_panels, pairs_at_.value_panels);
+    tile.pairs = {pairs_at_.weights, pairs_at_.gradients, pairs_at_.gradient_rows + p * query_block * (width / 2)};
+    TileGradients<T> gradients(args_, *head_, tile);
+    const bool edge = this->has_edge(keys);
+    gradients.run(edge, this->wants_gradients());
+    if (head_->dbias.data != nullptr) {
+      store_bias(place, tile.gradients);
+    }
+    if (head_->modifiers.softcap != 0) {
+      gradients.apply_slopes();
+    }
+    gradients.make_pairs();
+    if (args_.dv.data != nullptr) {
+      this->template add_key_products<T>(p, edge, tile.pairs.weights, grad_outs, args_.value_dim, this->at_.dv_panels);
+    }
+    if (args_.dk.data != nullptr) {
+      this->template add_key_products<T>(p, edge, tile.pairs.gradients, queries, args_.head_dim, this->at_.dk_panels);
+    }
+  }
+
+  void store_bias(const ChunkPlace& place, const Scalar* gradients) {
+    const auto lower = S::set(Base::template lowering<T>);
+    for (int n = 0; n < place.rows * width; n += lanes) {
+      S::store(pairs_at_.bias_gradients + n, S::load(gradients + n) * lower);
+    }
+    store_as(head_->dbias, head_->dbias_storage, place.row_begin, place.rows, place.key_begin, place.keys,
+             pairs_at_.bias_gradients, width);
+  }
+
+  PairLayout pairs_at_;
+  bool floats_packed_ = false;  // whether the float kernel's panels are those of the group
+  bool group_is_odd_ = false;
+};
+
+template <class T, class S>
+void run_gradients_pairs(const BackwardArgs& args, int chunk, void* scratch) {
+  BackwardPairs<T, S>(args, chunk, static_cast<typename S::Scalar*>(scratch)).run();
+}
+
+template <class T, class S>
+std::int64_t gradients_scratch_pairs(const BackwardArgs& args) {
+  return BackwardPairs<T, S>::scratch_size(args) * static_cast<std::int64_t>(sizeof(typename S::Scalar));
+}
+
+// The float kernel but for `gradients`.
+template <class T, class S>
+constexpr BackwardKernel backward_pairs_kernel() {
+  BackwardKernel kernel = backward_kernel<S, bfloat16>();
+  kernel.gradients = run_gradients_pairs<T, S>;
+  kernel.scratch_bytes = gradients_scratch_pairs<T, S>;
+  return kernel;
+}
+
+}  // namespace
+}  // namespace headway::cpu
