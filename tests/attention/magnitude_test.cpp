@@ -1,0 +1,125 @@
+// Numbers of unusual size: scores far from each other, inputs that are tiny or large, and what no allowed pair sees.
+// The CPU engine takes other ways there, so the shapes are large enough for all of them.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "support/inputs.h"
+
+namespace headway::test {
+namespace {
+
+class Magnitudes : public EngineTest {};
+
+Tensor times(const Tensor& tensor, double factor) {
+  Tensor result(tensor.sizes(), tensor.dtype());
+  for (std::int64_t n = 0; n < tensor.elements(); ++n) {
+    const Dims index = index_of(n, tensor.sizes());
+    set(result, index, get(tensor, index) * factor);
+  }
+  return result;
+}
+
+// Every `step`th row of [1, H, S, D] from row `begin` on holds the values in turn.
+void overwrite_rows(Tensor& tensor, std::int64_t begin, std::int64_t step, const std::vector<double>& values) {
+  for (std::int64_t h = 0; h < tensor.size(1); ++h)
+    for (std::int64_t row = begin; row < tensor.size(2); row += step)
+      for (std::int64_t d = 0; d < tensor.size(3); ++d)
+        set(tensor, {0, h, row, d}, values[static_cast<std::size_t>((row + d) % static_cast<int>(values.size()))]);
+}
+
+TEST_P(Magnitudes, weights_far_below_a_rows_highest_are_within_the_bounds) {
+  for (DType type : float_types)
+    for (const std::int64_t dim : {64, 40}) {
+      SCOPED_TRACE(std::string(name(type)) + " D " + std::to_string(dim));
+      const Inputs inputs = random_inputs(
+          {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 70, .keys = 330, .head_dim = dim, .value_dim = dim}, type);
+      expect_contract(inputs.call(on_engine({.scale = 4.0})));
+      expect_contract(inputs.call(on_engine({.causal = Causal::bottom_right, .scale = 4.0})));
+    }
+}
+
+TEST_P(Magnitudes, a_row_with_scores_far_apart_changes_no_other_row) {
+  for (DType type : float_types) {
+    SCOPED_TRACE(name(type));
+    Inputs inputs = random_inputs(
+        {.batch = 1, .heads = 1, .kv_heads = 1, .queries = 70, .keys = 600, .head_dim = 64, .value_dim = 64}, type);
+    const Results before = inputs.call(on_engine()).run(true);
+    for (std::int64_t d = 0; d < 64; ++d) set(inputs.q, {0, 0, 20, d}, get(inputs.q, {0, 0, 20, d}) * 64);
+    const Call call = inputs.call(on_engine());
+    const Results after = call.run(true);
+    expect_forward(call, after);
+    for (std::int64_t i = 0; i < 70; ++i) {
+      const auto row = [&](const Tensor& tensor) { return tensor.view().select(0, 0).select(0, 0).select(0, i); };
+      EXPECT_EQ(same_bits(row(before.out), row(after.out)), i != 20) << i;
+      EXPECT_EQ(same_bits(row(*before.weights), row(*after.weights)), i != 20) << i;
+    }
+  }
+}
+
+TEST_P(Magnitudes, gradients_of_tiny_and_of_large_inputs_are_within_the_bounds) {
+  for (DType type : {DType::f32, DType::bf16})
+    for (const double factor : {0x1p-130, 0x1p-100, 0x1p-60, 0x1p24})
+      for (int which = 0; which < 4; ++which) {
+        SCOPED_TRACE(std::string(name(type)) + " " + std::to_string(which) + " times " + std::to_string(factor));
+        Inputs inputs = random_inputs(
+            {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 37, .keys = 70, .head_dim = 16, .value_dim = 8}, type);
+        Random random(3);
+        Tensor grad_out = normal({1, 2, 37, 8}, type, random);
+        Tensor* scaled[] = {&inputs.q, &inputs.k, &inputs.v, &grad_out};
+        *scaled[which] = times(*scaled[which], factor);
+        const bool scores_grow = which < 2 && factor > 1;
+        const Call call =
+            inputs.call(on_engine({.causal = Causal::bottom_right, .scale = scores_grow ? 1 / factor : 0.25}));
+        GradientTensors gradients = call.gradients(grad_out);
+        expect_backward(call, grad_out, gradients);
+      }
+}
+
+TEST_P(Magnitudes, numbers_that_no_allowed_pair_sees_change_no_bit) {
+  const Tensor valid_lens = Tensor::of<std::int64_t>({1}, {250}), query_lens = Tensor::of<std::int64_t>({1}, {101});
+  const std::vector<double> odd{NAN, 1e-39, -INFINITY, 1e30, 0.0, 1e-20};
+  for (DType type : {DType::f32, DType::bf16})
+    for (const std::int64_t dim : {64, 7}) {
+      SCOPED_TRACE(std::string(name(type)) + " D " + std::to_string(dim));
+      Inputs inputs = random_inputs(
+          {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 130, .keys = 300, .head_dim = dim, .value_dim = dim},
+          type);
+      const Call call = inputs.call(on_engine({.valid_lens = valid_lens, .query_lens = query_lens}));
+      Random random(3);
+      Tensor grad_out = normal(call.out_sizes(), type, random);
+      const Results clean = call.run(true);
+      GradientTensors clean_gradients = call.gradients(grad_out, clean);
+      expect_backward(call, grad_out, clean_gradients);
+      overwrite_rows(inputs.k, 250, 3, odd);
+      overwrite_rows(inputs.v, 250, 2, odd);
+      overwrite_rows(inputs.q, 101, 2, odd);
+      overwrite_rows(grad_out, 101, 3, odd);
+      EXPECT_TRUE(same_bits(call.run(true), clean));
+      EXPECT_TRUE(same_bits(call.gradients(grad_out, clean), clean_gradients));
+    }
+}
+
+TEST_P(Magnitudes, a_number_of_unusual_size_counts_for_the_pairs_that_see_it) {
+  for (const double odd : {1e-39, 1e-20, 1e9}) {
+    SCOPED_TRACE(odd);
+    Inputs inputs = random_inputs(
+        {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 140, .keys = 300, .head_dim = 64, .value_dim = 64},
+        DType::bf16);
+    set(inputs.v, {0, 0, 200, 5}, odd);
+    set(inputs.k, {0, 0, 100, 7}, odd * 1e-9);
+    const Call call = inputs.call(on_engine({.window = Window{90, 30}}));
+    Random random(3);
+    Tensor grad_out = normal(call.out_sizes(), DType::bf16, random);
+    set(grad_out, {0, 1, 3, 3}, odd);
+    const Results results = call.run();
+    expect_forward(call, results);
+    GradientTensors gradients = call.gradients(grad_out, results);
+    expect_backward(call, grad_out, gradients);
+  }
+}
+
+ON_EVERY_ENGINE(Magnitudes);
+
+}  // namespace
+}  // namespace headway::test
