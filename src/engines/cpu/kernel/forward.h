@@ -255,7 +255,8 @@ class Forward : protected ForwardFinish<S, In> {
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
       subtract[n] = Base::usable(reference[n]);
-      decay[n] = exp2<S>((S::load(references + n * lanes) - subtract[n]) * to_log2);
+      const Vector old = S::load(references + n * lanes);
+      decay[n] = S::select(S::equal(old, reference[n]), S::set(1), exp2<S>((old - subtract[n]) * to_log2));
       S::store(references + n * lanes, reference[n]);
       sum[n] = S::zero();
     }
