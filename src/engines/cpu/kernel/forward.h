@@ -155,8 +155,12 @@ class Forward : protected ForwardFinish<S, In> {
     const Operand* keys = this->key_operands(piece.begin);
     Scalar* scores = scores_at(piece.begin, v);
     const std::int64_t count = piece.end - piece.begin;
+    const std::int64_t row = panel_row(p) + v * lanes;
+    RowsToCome to_come(args_.modifiers, row, at_most(args_.row_end - row, NV * lanes), piece);
+    const int rows_a_tile = static_cast<int>(NV * lanes * NB / (count + 1)) + 1;
     std::int64_t j = 0;
     for (; j + NB <= count; j += NB) {
+      to_come.fetch(rows_a_tile);
       score_tile<NV, NB>(queries, keys + j * keys_.ld, scores + j * width);
     }
     for (; j < count; ++j) {
@@ -212,29 +216,37 @@ class Forward : protected ForwardFinish<S, In> {
 
   // ---- Softmax ----
 
-  // Scores, modifiers, a new reference where a row's maximum passes the old one, exponentials, output.
+  // Scores, modifiers, a new reference where a row's maximum passes the old one, exponentials, output. Scores are
+  // modified while they are in the first-level cache.
   template <int NV>
   HEADWAY_NOINLINE void two_pass(std::int64_t p, int v, const Range& piece, bool edge) {
-    raw_scores<NV>(p, v, piece);
-    if (args_.modifiers.any) {
-      modify(p, v, NV, piece);
-    }
-    if (edge) {
-      forbid_outside_ranges<S>(scores_at(piece.begin, v), width, at_.ranges + p * width + v * lanes, piece.begin,
-                               piece.end - piece.begin);
-    }
     Vector highest[NV];
-    highest_scores<NV>(p, v, piece, highest);
+    load_references<NV>(p, v, highest);
+    for (std::int64_t key = piece.begin; key < piece.end; key += chunk_keys) {
+      const Range chunk{key, smaller(key + chunk_keys, piece.end)};
+      raw_scores<NV>(p, v, chunk);
+      if (args_.modifiers.any) {
+        modify(p, v, NV, chunk);
+      }
+      if (edge) {
+        forbid_outside_ranges<S>(scores_at(key, v), width, at_.ranges + p * width + v * lanes, key, chunk.end - key);
+      }
+      raise_to_scores<NV>(v, chunk, highest);
+    }
     exponentiate<NV>(p, v, piece, highest);
   }
 
-  // The larger of each row's reference and its scores in the piece.
   template <int NV>
-  HEADWAY_INLINE void highest_scores(std::int64_t p, int v, const Range& piece, Vector (&highest)[NV]) {
+  HEADWAY_INLINE void load_references(std::int64_t p, int v, Vector (&references)[NV]) {
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
-      highest[n] = S::load(at_.references + p * width + (v + n) * lanes);
+      references[n] = S::load(at_.references + p * width + (v + n) * lanes);
     }
+  }
+
+  // The larger of `highest` and each row's scores in the piece.
+  template <int NV>
+  HEADWAY_INLINE void raise_to_scores(int v, const Range& piece, Vector (&highest)[NV]) {
     const Scalar* scores = scores_at(piece.begin, v);
     for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
       HEADWAY_UNROLL
@@ -417,7 +429,8 @@ class Forward : protected ForwardFinish<S, In> {
     raw_scores<NV>(p, 0, piece);
     Vector reference[NV];
     Mask far[NV];
-    highest_scores<NV>(p, 0, piece, reference);
+    load_references<NV>(p, 0, reference);
+    raise_to_scores<NV>(0, piece, reference);
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
       const Vector old = S::load(at_.references + p * width + n * lanes);

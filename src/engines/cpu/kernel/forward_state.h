@@ -243,9 +243,9 @@ class ForwardState {
     return loaded[0];
   }
 
-  // The scores, then weights, of a piece that starts at `key`, for the vectors from v on.
+  // The scores, then weights, of the keys from `key` on, for the vectors from v on.
   Scalar* scores_at(std::int64_t key, int v) const {
-    return at_.scores + (args_.weights.data != nullptr ? key * width : 0) + v * lanes;
+    return at_.scores + (args_.weights.data != nullptr ? key : key - block_begin_) * width + v * lanes;
   }
   const Operand* key_operands(std::int64_t key) const { return keys_.data + (key - block_begin_) * keys_.ld; }
   const Operand* value_operands(std::int64_t key) const {

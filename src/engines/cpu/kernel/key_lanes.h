@@ -41,10 +41,11 @@ HEADWAY_INLINE std::uint64_t every_fourth_bit(std::uint64_t bits) {
 template <class S>
 HEADWAY_NOINLINE std::uint64_t kept_word(const DropoutRule& rule, std::int64_t row, std::int64_t key_begin, int keys) {
   std::uint64_t kept[4] = {};
+  const PhiloxKeys round_keys(rule.seed);
   for (int call = 0; 4 * call < keys; call += S::word_lanes) {
     const auto counter =
-        philox<S>(rule.seed, S::consecutive_words(static_cast<std::uint64_t>((key_begin >> 2) + call)),
-                  S::words(static_cast<std::uint32_t>(row)), S::words(rule.head), S::words(rule.batch));
+        philox<S>(round_keys, {{S::consecutive_words(static_cast<std::uint64_t>((key_begin >> 2) + call)),
+                                S::words(static_cast<std::uint32_t>(row)), S::words(rule.head), S::words(rule.batch)}});
     HEADWAY_UNROLL
     for (int k = 0; k < 4; ++k) {
       kept[k] |= S::low_words_at_least(counter.word[k], rule.threshold) << call;

@@ -8,6 +8,7 @@
 #include "engines/cpu/kernel/args.h"
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/ranges.h"
+#include "engines/cpu/kernel/store_as.h"
 #include "engines/cpu/kernel/tanh.h"
 #include "engines/cpu/simd/common.h"
 
@@ -49,8 +50,24 @@ HEADWAY_INLINE std::uint64_t mask_word(const std::uint8_t* bytes, std::int64_t s
   return word;
 }
 
-// bits[j] bit r = whether row r may attend to key j, for up to 64 rows: the 64 x 64 bit matrix is read row by row and
-// transposed by swapping ever smaller off-diagonal squares.
+// Bit j of word r becomes bit r of word j. Without instructions for it, by swapping ever smaller off-diagonal squares.
+template <class S>
+HEADWAY_INLINE void transpose_bits(std::uint64_t (&bits)[64]) {
+  if constexpr (requires { S::transpose_bits(bits); }) {
+    S::transpose_bits(bits);
+  } else {
+    std::uint64_t low = 0x00000000ffffffffULL;
+    for (int size = 32; size > 0; size >>= 1, low ^= low << size) {
+      for (int r = 0; r < 64; r = (r + size + 1) & ~size) {
+        const std::uint64_t swapped = ((bits[r] >> size) ^ bits[r + size]) & low;
+        bits[r] ^= swapped << size;
+        bits[r + size] ^= swapped;
+      }
+    }
+  }
+}
+
+// bits[j] bit r = whether row r may attend to key j, for up to 64 rows.
 template <class S>
 HEADWAY_NOINLINE void load_mask_bits(const Matrix& mask, const ChunkPlace& place, std::uint64_t (&bits)[chunk_keys]) {
   const auto* bytes = static_cast<const std::uint8_t*>(mask.data);
@@ -58,14 +75,7 @@ HEADWAY_NOINLINE void load_mask_bits(const Matrix& mask, const ChunkPlace& place
     const std::uint8_t* row = bytes + (place.row_begin + r) * mask.row_stride + place.key_begin * mask.column_stride;
     bits[r] = r < place.rows ? mask_word<S>(row, mask.column_stride, place.keys) : 0;
   }
-  std::uint64_t low = 0x00000000ffffffffULL;
-  for (int size = 32; size > 0; size >>= 1, low ^= low << size) {
-    for (int r = 0; r < 64; r = (r + size + 1) & ~size) {
-      const std::uint64_t swapped = ((bits[r] >> size) ^ bits[r + size]) & low;
-      bits[r] ^= swapped << size;
-      bits[r + size] ^= swapped;
-    }
-  }
+  transpose_bits<S>(bits);
 }
 
 // score + term where that is finite; else what the definition says: an infinite or NaN operand decides, and two finite
@@ -90,6 +100,49 @@ template <class S>
 HEADWAY_INLINE typename S::Vector biased(typename S::Vector score, typename S::Vector bias, double units = log2e) {
   return settled<S>(S::fma(bias, S::set(static_cast<typename S::Scalar>(units)), score), score, bias);
 }
+
+// The rows of a mask and a bias that a chunk of scores needs, fetched while the scores are computed: each lies in lines
+// and a page of its own, which no prefetcher of the machine follows.
+class RowsToCome {
+ public:
+  RowsToCome(const Modifiers& modifiers, std::int64_t row, int rows, const Range& keys)
+      : mask_(first_row(modifiers.mask, 1, row, keys)),
+        bias_(first_row(modifiers.bias, storage_size(modifiers.bias_storage), row, keys)),
+        left_(mask_.data != nullptr || bias_.data != nullptr ? rows : 0) {}
+
+  // A few of the rows that are left; inlined, because a function that only prefetches counts as one that does nothing.
+  HEADWAY_INLINE void fetch(int rows) {
+    for (int r = 0; r < rows && left_ > 0; ++r, --left_) {
+      mask_.fetch();
+      bias_.fetch();
+    }
+  }
+
+ private:
+  struct Row {
+    const char* data = nullptr;
+    std::int64_t bytes = 0, stride = 0;
+
+    HEADWAY_INLINE void fetch() {
+      for (std::int64_t at = 0; at < bytes; at += 64) {
+        __builtin_prefetch(data + at);
+      }
+      data += stride;
+    }
+  };
+
+  static Row first_row(const Matrix& matrix, std::int64_t element, std::int64_t row, const Range& keys) {
+    if (matrix.data == nullptr || matrix.column_stride != 1) {
+      return {};
+    }
+    const std::int64_t first = row * matrix.row_stride + keys.begin;
+    return {static_cast<const char*>(matrix.data) + first * element, (keys.end - keys.begin) * element,
+            matrix.row_stride * element};
+  }
+
+  Row mask_, bias_;
+  int left_;
+};
 
 template <class S>
 class ScoreModifier {
@@ -149,10 +202,11 @@ class ScoreModifier {
                        : S::zero();
       }
       S::transpose(block);
-      for (int c = 0; c < count; ++c) {
-        Scalar* at = scores + (j + c) * width;
-        S::store(at, biased<S>(S::load(at), block[c], units_));
-      }
+      const Vector units = S::set(static_cast<Scalar>(units_));
+      add_terms(
+          scores + j * width, width, count,
+          [&](int c, Vector score) HEADWAY_LAMBDA { return S::fma(block[c], units, score); },
+          [&](int c) HEADWAY_LAMBDA { return block[c]; });
     }
   }
 
@@ -161,12 +215,45 @@ class ScoreModifier {
     for (int r = 0; r < S::lanes; ++r) {
       positions[r] = static_cast<Scalar>(place.row_begin + r + ranges_.offset - place.key_begin);
     }
-    const Vector position = S::load(positions);
     const Vector slope = S::set(static_cast<Scalar>(-modifiers_.alibi_slope * units_));
-    for (int j = 0; j < place.keys; ++j) {
-      const Vector distance = S::abs(position - S::set(static_cast<Scalar>(j)));
-      const Vector score = S::load(scores + j * width);
-      S::store(scores + j * width, settled<S>(S::fma(slope, distance, score), score, S::zero()));
+    for (int j = 0; j < place.keys; j += S::lanes) {
+      const Vector position = S::load(positions) - S::set(static_cast<Scalar>(j));
+      add_terms(
+          scores + j * width, width, at_most(place.keys - j, S::lanes),
+          [&](int c, Vector score)
+              HEADWAY_LAMBDA { return S::fma(slope, S::abs(position - S::set(static_cast<Scalar>(c))), score); },
+          [&](int) HEADWAY_LAMBDA { return S::zero(); });
+    }
+  }
+
+  // score = sum(c, score) for c < count, up to a vector's lanes, settled with the term behind it where a sum is not
+  // finite: one test serves several.
+  template <class Sum, class Term>
+  HEADWAY_INLINE static void add_terms(Scalar* scores, std::int64_t width, int count, const Sum& sum,
+                                       const Term& term) {
+    constexpr int group = S::lanes < 8 ? S::lanes : 8;
+    HEADWAY_UNROLL
+    for (int first = 0; first < S::lanes; first += group) {
+      Vector sums[group];
+      Vector zeros = S::zero();  // NaN after 0 * inf or 0 * NaN
+      if (first + group <= count) {
+        HEADWAY_UNROLL
+        for (int c = 0; c < group; ++c) {
+          sums[c] = sum(first + c, S::load(scores + (first + c) * width));
+          zeros = S::fma(sums[c], S::zero(), zeros);
+        }
+        if (!S::any(S::not_less_equal(zeros, S::zero()))) {
+          HEADWAY_UNROLL
+          for (int c = 0; c < group; ++c) {
+            S::store(scores + (first + c) * width, sums[c]);
+          }
+          continue;
+        }
+      }
+      for (int c = first; c < first + group && c < count; ++c) {
+        const Vector score = S::load(scores + c * width);
+        S::store(scores + c * width, settled<S>(sum(c, score), score, term(c)));
+      }
     }
   }
 

@@ -13,10 +13,10 @@ namespace {
 
 // What the two element types have in common.
 struct Wide {
-  // 64-bit lanes for Philox, of which the low 32 bits count.
+  // 64-bit lanes for Philox, of which the low 32 bits count. A word in memory is an operand of exclusive_or at no cost.
   using Words = __m512i;
   static constexpr int word_lanes = 8;
-  HEADWAY_INLINE static Words words(std::uint32_t x) { return _mm512_set1_epi64(x); }
+  HEADWAY_INLINE static Words words(std::uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
   HEADWAY_INLINE static Words consecutive_words(std::uint64_t first_word) {
     return _mm512_add_epi64(_mm512_set1_epi64(static_cast<long long>(first_word)),
                             _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
@@ -24,11 +24,17 @@ struct Wide {
   HEADWAY_INLINE static Words multiply_low_words(Words a, Words b) { return _mm512_mul_epu32(a, b); }
   HEADWAY_INLINE static Words high_words(Words a) { return _mm512_srli_epi64(a, 32); }
   HEADWAY_INLINE static Words exclusive_or(Words a, Words b, Words c) {
-    return _mm512_ternarylogic_epi64(a, b, c, 0x96);
+    return _mm512_ternarylogic_epi32(a, b, c, 0x96);
   }
   HEADWAY_INLINE static std::uint64_t low_words_at_least(Words a, std::uint64_t limit) {
     const Words low = _mm512_and_si512(a, _mm512_set1_epi64(0xffffffff));
     return _mm512_cmpge_epu64_mask(low, _mm512_set1_epi64(static_cast<long long>(limit)));
+  }
+  // The same for 16 words, those of `a` first. Optional.
+  HEADWAY_INLINE static std::uint64_t low_words_at_least(Words a, Words b, std::uint64_t limit) {
+    const Words even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const Words low = _mm512_permutex2var_epi32(a, even, b);
+    return limit >> 32 != 0 ? 0 : _mm512_cmpge_epu32_mask(low, _mm512_set1_epi32(static_cast<int>(limit)));
   }
 
   // Bit l: whether byte l is not 0, for up to 64 bytes. Optional: kernels do without where a vocabulary has none.
@@ -37,6 +43,8 @@ struct Wide {
     const __m512i bytes = _mm512_maskz_loadu_epi8(wanted, p);
     return _mm512_test_epi8_mask(bytes, bytes);
   }
+  // Bit j of word r becomes bit r of word j. Optional too.
+  HEADWAY_INLINE static void transpose_bits(std::uint64_t (&bits)[64]);
 };
 
 struct F32 : Wide {
@@ -222,6 +230,29 @@ struct F64 : Wide {
  private:
   HEADWAY_INLINE static Mask first(int n) { return static_cast<Mask>((1u << n) - 1u); }
 };
+
+// First the bytes, 8 x 8 of them within each vector and vectors against each other; then a byte's bits are one bit each
+// of 64 rows' words.
+HEADWAY_INLINE void Wide::transpose_bits(std::uint64_t (&bits)[64]) {
+  const __m512i neighbours = _mm512_set4_epi32(0x0f070e06, 0x0d050c04, 0x0b030a02, 0x09010800);
+  const __m512i across = _mm512_set_epi16(31, 23, 15, 7, 30, 22, 14, 6, 29, 21, 13, 5, 28, 20, 12, 4, 27, 19, 11, 3, 26,
+                                          18, 10, 2, 25, 17, 9, 1, 24, 16, 8, 0);
+  __m512d rows[8];
+  HEADWAY_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    const __m512i pairs = _mm512_shuffle_epi8(_mm512_loadu_si512(bits + 8 * i), neighbours);
+    rows[i] = _mm512_castsi512_pd(_mm512_permutexvar_epi16(across, pairs));
+  }
+  F64::transpose(rows);
+  HEADWAY_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    HEADWAY_UNROLL
+    for (int bit = 0; bit < 8; ++bit) {
+      const __m512i highest = _mm512_slli_epi16(_mm512_castpd_si512(rows[i]), static_cast<unsigned>(7 - bit));
+      bits[8 * i + bit] = _mm512_movepi8_mask(highest);
+    }
+  }
+}
 
 }  // namespace
 }  // namespace headway::cpu
