@@ -16,6 +16,7 @@
 #include "headway/plan.h"
 #include "headway/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace headway {
 
 enum class Causal : std::uint8_t {
@@ -112,3 +113,4 @@ Plan explain(ConstTensorView query, ConstTensorView key, ConstTensorView value, 
              const ExplainRequest& request = {});
 
 }  // namespace headway
+#pragma GCC visibility pop

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <iosfwd>
 
+#pragma GCC visibility push(default)
 namespace headway {
 
 enum class DType : std::uint8_t { f32, f64, bf16, f16, b8, i32, i64 };
@@ -64,3 +65,4 @@ template <class T>
 concept Element = has_dtype<T>;
 
 }  // namespace headway
+#pragma GCC visibility pop

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#pragma GCC visibility push(default)
 namespace headway {
 
 class Error : public std::runtime_error {
@@ -49,3 +50,4 @@ class Cancelled : public Error {
 };
 
 }  // namespace headway
+#pragma GCC visibility pop

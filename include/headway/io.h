@@ -10,6 +10,7 @@
 
 #include "headway/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace headway {
 
 using NamedTensors = std::map<std::string, Tensor>;
@@ -42,3 +43,4 @@ void save_safetensors(const std::filesystem::path& path, const NamedViews& tenso
                       const std::map<std::string, std::string>& metadata = {}, const WriteOptions& options = {});
 
 }  // namespace headway
+#pragma GCC visibility pop

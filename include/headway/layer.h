@@ -16,6 +16,7 @@
 #include "headway/attention.h"
 #include "headway/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace headway {
 
 // How parameters are drawn. Element e (counted in row-major order) of parameter p (W_q 0, W_k 1, W_v 2, W_o 3, b_q 4 to
@@ -101,3 +102,4 @@ class MultiHeadAttention {
 };
 
 }  // namespace headway
+#pragma GCC visibility pop

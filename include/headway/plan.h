@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
 namespace headway {
 
 enum class Engine : std::uint8_t { automatic, reference, cpu, cuda };
@@ -45,3 +46,4 @@ std::ostream& operator<<(std::ostream& stream, const Plan& plan);
 std::string to_string(const Plan& plan);
 
 }  // namespace headway
+#pragma GCC visibility pop

@@ -15,6 +15,7 @@
 #include "headway/dtype.h"
 #include "headway/error.h"
 
+#pragma GCC visibility push(default)
 namespace headway {
 
 // Sizes or strides: up to 8 numbers, stored in place.
@@ -200,3 +201,4 @@ Tensor convert(ConstTensorView from, DType dtype);
 std::ostream& operator<<(std::ostream& stream, const ConstTensorView& view);
 
 }  // namespace headway
+#pragma GCC visibility pop

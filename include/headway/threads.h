@@ -1,6 +1,7 @@
 // How many threads the CPU engine uses. Results do not depend on it.
 #pragma once
 
+#pragma GCC visibility push(default)
 namespace headway {
 
 // The number of threads a call may use, the caller's own included. It starts as HEADWAY_THREADS, else OMP_NUM_THREADS,
@@ -11,3 +12,4 @@ int get_threads();
 void set_threads(int threads);
 
 }  // namespace headway
+#pragma GCC visibility pop

@@ -50,6 +50,22 @@ def install(args, prefix):
         run(args.cmake, "--build", build, "--parallel", "2")
     run(args.cmake, "--install", build, "--prefix", prefix)
     check_headers(args, prefix)
+    if args.library == "shared":
+        check_symbols(prefix)
+
+
+def check_symbols(prefix):
+    """The library shows what the public headers declare, and none of what lies behind it."""
+    tool = shutil.which("nm")
+    if not tool:
+        skip("there is no nm here")
+    shown = run(tool, "--dynamic", "--defined-only", "--demangle", libdir(prefix) / "libheadway.so").splitlines()
+    names = [line.split(" ", 2)[2] for line in shown]
+    if not any(name.startswith("headway::attention(") for name in names):
+        fail("the shared library does not show headway::attention")
+    inner = [name for name in names if "headway::cpu::" in name or "headway::reference::" in name]
+    if inner:
+        fail(f"the shared library shows {len(inner)} names of its engines, {inner[0]} among them")
 
 
 def check_headers(args, prefix):
