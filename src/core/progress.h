@@ -11,6 +11,14 @@
 
 namespace headway {
 
+// Reports of a part as the share [begin, end] of the whole; none where nobody asked.
+inline Progress part_of(const Progress& whole, double begin, double end) {
+  if (!whole) {
+    return {};
+  }
+  return [&whole, begin, end](double share) { return whole(begin + share * (end - begin)); };
+}
+
 class ProgressMeter {
  public:
   ProgressMeter(std::string_view operation, const Progress& progress, std::int64_t steps)

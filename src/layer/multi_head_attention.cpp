@@ -10,6 +10,7 @@
 #include "layer/config.h"
 #include "layer/initialize.h"
 #include "layer/inputs.h"
+#include "layer/stages.h"
 #include "layer/state.h"
 
 namespace headway {
@@ -57,9 +58,10 @@ Tensor projected_like(const Parameters& parameters, const std::string& letter, C
 }
 
 // y = x W + b  [B,S,out]
-void project(Engine engine, const Parameters& parameters, const std::string& letter, ConstTensorView x, TensorView y) {
+void project(Engine engine, const Parameters& parameters, const std::string& letter, ConstTensorView x, TensorView y,
+             const LinearReports& reports) {
   const auto [weight, bias] = projection(parameters, letter);
-  linear(engine, x, weight, bias, y);
+  linear(engine, x, weight, bias, y, reports);
 }
 
 // [B,S,heads*hd] seen as [B,heads,S,hd]: the same memory, other strides.
@@ -82,7 +84,8 @@ Heads heads_of(const Activations& a, const MultiHeadAttentionConfig& config) {
 // Everything but the last projection. Options and outputs are checked before anything is computed, which is why memory
 // for the projections comes first.
 Activations attend(std::string_view operation, const MultiHeadAttentionConfig& config, const Parameters& parameters,
-                   const LayerInputs& inputs, const AttentionOptions& options, const AttentionOutputs& outputs) {
+                   const LayerInputs& inputs, const AttentionOptions& options, const AttentionOutputs& outputs,
+                   Stages& stages) {
   Activations result;
   result.q = projected_like(parameters, "q", inputs.queries);
   result.k = projected_like(parameters, "k", inputs.keys);
@@ -93,24 +96,34 @@ Activations attend(std::string_view operation, const MultiHeadAttentionConfig& c
   forward_problem({.operation = operation, .query = heads.q, .key = heads.k, .value = heads.v, .options = options},
                   context, outputs);
 
-  project(options.engine, parameters, "q", inputs.queries, result.q);
-  project(options.engine, parameters, "k", inputs.keys, result.k);
-  project(options.engine, parameters, "v", inputs.values, result.v);
-  attention(heads.q, heads.k, heads.v, context, options, outputs);
+  const StageFlops flops(config, inputs);
+  project(options.engine, parameters, "q", inputs.queries, result.q, stages.next_linear(flops.query));
+  project(options.engine, parameters, "k", inputs.keys, result.k, stages.next_linear(flops.key));
+  project(options.engine, parameters, "v", inputs.values, result.v, stages.next_linear(flops.value));
+  AttentionOptions staged = options;
+  staged.progress = stages.next(flops.attention);
+  attention(heads.q, heads.k, heads.v, context, staged, outputs);
   return result;
 }
 
 // y = context W_o + b_o, in the rank of the caller's queries.
 Tensor output_of(Engine engine, const MultiHeadAttentionConfig& config, const Parameters& parameters,
-                 const LayerInputs& inputs, const Tensor& context) {
+                 const LayerInputs& inputs, const Tensor& context, Stages& stages) {
   Tensor y = Tensor::uninitialized(callers_sizes(inputs, inputs.queries.size(1), config.model_dim), config.dtype);
-  project(engine, parameters, "o", context, with_batch(y.view(), inputs.batched));
+  project(engine, parameters, "o", context, with_batch(y.view(), inputs.batched),
+          stages.next_linear(StageFlops(config, inputs).output));
   return y;
+}
+
+Stages forward_stages(std::string_view operation, const MultiHeadAttentionConfig& config, const LayerInputs& inputs,
+                      const Progress& progress) {
+  const StageFlops flops(config, inputs);
+  return {operation, progress, flops.projections() + flops.attention};
 }
 
 // The gradients of one projection: of its parameters into `gradients`, of its input into dx.
 void project_backward(Engine engine, const Parameters& parameters, const std::string& letter, ConstTensorView dy,
-                      ConstTensorView x, TensorView dx, Gradients& gradients) {
+                      ConstTensorView x, TensorView dx, Gradients& gradients, const LinearReports& reports) {
   const auto [weight, bias] = projection(parameters, letter);
   LinearGradients wanted;
   wanted.dx = dx;
@@ -118,7 +131,7 @@ void project_backward(Engine engine, const Parameters& parameters, const std::st
   if (bias) {
     wanted.dbias = gradients.parameters["b_" + letter] = Tensor::uninitialized(bias->sizes(), bias->dtype());
   }
-  linear_backward(engine, dy, x, weight, wanted);
+  linear_backward(engine, dy, x, weight, wanted, reports);
 }
 
 }  // namespace
@@ -166,9 +179,10 @@ Tensor MultiHeadAttention::infer(ConstTensorView queries, ConstTensorView keys, 
   const auto& [config, parameters, remembered] = *state_;
   const LayerInputs inputs = checked_inputs(operation, config, queries, keys, values);
   const AttentionOutputs asked = checked_outputs(operation, *this, inputs, outputs);
+  Stages stages = forward_stages(operation, config, inputs, options.progress);
   const Activations activations =
-      attend(operation, config, parameters, inputs, with_batch(options, inputs.batched), asked);
-  return output_of(options.engine, config, parameters, inputs, activations.context);
+      attend(operation, config, parameters, inputs, with_batch(options, inputs.batched), asked, stages);
+  return output_of(options.engine, config, parameters, inputs, activations.context, stages);
 }
 
 Tensor MultiHeadAttention::forward(ConstTensorView queries, ConstTensorView keys, ConstTensorView values,
@@ -187,11 +201,12 @@ Tensor MultiHeadAttention::forward(ConstTensorView queries, ConstTensorView keys
   if (!callers_lse) {
     asked.lse = pass.lse;
   }
-  pass.activations = attend(operation, config, parameters, pass.inputs, pass.options, asked);
+  Stages stages = forward_stages(operation, config, pass.inputs, options.progress);
+  pass.activations = attend(operation, config, parameters, pass.inputs, pass.options, asked, stages);
   if (callers_lse) {
     copy(*asked.lse, pass.lse);
   }
-  Tensor y = output_of(options.engine, config, parameters, pass.inputs, pass.activations.context);
+  Tensor y = output_of(options.engine, config, parameters, pass.inputs, pass.activations.context, stages);
   state_->remembered = std::move(pass);
   return y;
 }
@@ -206,15 +221,20 @@ Gradients MultiHeadAttention::backward(ConstTensorView grad_output, const Option
   const ConstTensorView dy = checked_grad_output(config, inputs, grad_output);
   check_option_gradients(*this, inputs, option_gradients);
 
+  const StageFlops flops(config, inputs);
+  Stages stages("MultiHeadAttention::backward", options.progress, 2 * flops.projections() + 2.5 * flops.attention);
   Gradients gradients;
   // dcontext = dy W_o^T  [B,Sq,H*hd]
   Tensor dcontext = Tensor::uninitialized(activations.context.sizes(), config.dtype);
-  project_backward(options.engine, parameters, "o", dy, activations.context, dcontext, gradients);
+  project_backward(options.engine, parameters, "o", dy, activations.context, dcontext, gradients,
+                   stages.next_linear(2 * flops.output));
 
   const Heads heads = heads_of(activations, config);
   Tensor dq = Tensor::uninitialized(activations.q.sizes(), config.dtype);
   Tensor dk = Tensor::uninitialized(activations.k.sizes(), config.dtype);
   Tensor dv = Tensor::uninitialized(activations.v.sizes(), config.dtype);
+  AttentionOptions staged = options;
+  staged.progress = stages.next(2.5 * flops.attention);
   attention_backward(split_heads(std::as_const(dcontext).view(), config.heads, config.head_dim), heads.q, heads.k,
                      heads.v, heads.context, lse,
                      {.dq = split_heads(dq.view(), config.heads, config.head_dim),
@@ -222,17 +242,17 @@ Gradients MultiHeadAttention::backward(ConstTensorView grad_output, const Option
                       .dv = split_heads(dv.view(), config.kv_heads, config.head_dim),
                       .dbias = option_gradients.bias,
                       .dsinks = option_gradients.sinks},
-                     options);
+                     staged);
 
-  const auto through = [&](const char* letter, const Tensor& dprojected, ConstTensorView x) {
+  const auto through = [&](const char* letter, const Tensor& dprojected, ConstTensorView x, double projection_flops) {
     Tensor dx = Tensor::uninitialized(callers_sizes(inputs, x.size(1), x.size(2)), config.dtype);
     project_backward(options.engine, parameters, letter, dprojected, x, with_batch(dx.view(), inputs.batched),
-                     gradients);
+                     gradients, stages.next_linear(2 * projection_flops));
     return dx;
   };
-  gradients.queries = through("q", dq, inputs.queries);
-  gradients.keys = through("k", dk, inputs.keys);
-  gradients.values = through("v", dv, inputs.values);
+  gradients.queries = through("q", dq, inputs.queries, flops.query);
+  gradients.keys = through("k", dk, inputs.keys, flops.key);
+  gradients.values = through("v", dv, inputs.values, flops.value);
   return gradients;
 }
 

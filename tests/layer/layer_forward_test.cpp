@@ -82,6 +82,37 @@ TEST(Layer, forward_gives_the_same_bits_as_infer) {
   }
 }
 
+TEST(Layer, progress_grows_from_projection_to_projection_and_may_stop_the_pass) {
+  for (const Engine engine : {Engine::automatic, Engine::reference}) {
+    MultiHeadAttention layer = random_layer({.model_dim = 12, .heads = 3, .bias = true});
+    const Inputs in = random_inputs(layer.config(), 2, 3, 5);
+    std::vector<double> shares;
+    const AttentionOptions options{.engine = engine, .progress = [&](double share) {
+                                     shares.push_back(share);
+                                     return true;
+                                   }};
+    const Tensor y = layer.forward(in.queries, in.keys, in.values, options);
+    EXPECT_GE(shares.size(), 5u);  // four projections and attention
+    EXPECT_TRUE(std::is_sorted(shares.begin(), shares.end()));
+    EXPECT_DOUBLE_EQ(shares.back(), 1);
+    EXPECT_TRUE(same_bits(y, layer.infer(in.queries, in.keys, in.values, {.engine = engine})));
+    shares.clear();
+    layer.backward(y);
+    EXPECT_GE(shares.size(), 5u);
+    EXPECT_TRUE(std::is_sorted(shares.begin(), shares.end()));
+    EXPECT_DOUBLE_EQ(shares.back(), 1);
+
+    int calls = 0;
+    const AttentionOptions stopped{.engine = engine, .progress = [&](double) { return ++calls < 2; }};
+    try {
+      layer.infer(in.queries, in.keys, in.values, stopped);
+      ADD_FAILURE() << "not cancelled";
+    } catch (const Cancelled& cancelled) {
+      EXPECT_EQ(std::string(cancelled.what()).rfind("MultiHeadAttention::infer: cancelled", 0), 0u) << cancelled.what();
+    }
+  }
+}
+
 TEST(Layer, inputs_without_a_batch_are_a_batch_of_one) {
   const MultiHeadAttention layer = random_layer({.model_dim = 6, .heads = 2, .bias = true});
   const Inputs in = random_inputs(layer.config(), 1, 3, 5);

@@ -1,9 +1,13 @@
 // The CPU engine's linear map against float64 sums, on whichever instruction set HEADWAY_ISA names.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "engines/cpu/linear.h"
 #include "engines/reference/linear.h"
@@ -149,8 +153,8 @@ TEST(LinearCpu, every_sum_is_within_16_units_of_its_terms) {
   }
 }
 
-// More than is packed at a time: W in groups of columns, dy in parts of depth.
-TEST(LinearCpu, sums_stay_right_when_the_packed_matrix_is_larger_than_its_memory) {
+// Deeper than a chunk, wider and higher than a task.
+TEST(LinearCpu, sums_of_several_chunks_and_tasks_stay_right) {
   for (const Shape& shape : {Shape{1, 301, 3000, 900}, Shape{2, 1200, 300, 1100}}) {
     SCOPED_TRACE(::testing::Message() << shape);
     Tensors t = make_tensors(shape, DType::f32, Layout::contiguous, Layout::contiguous, 7);
@@ -313,6 +317,74 @@ TEST(LinearCpu, empty_axes_give_zeros_or_nothing) {
   Tensor dx = filled({2, 3, 2}, DType::f32, 7);
   cpu::linear_backward(dy, Tensor({2, 3, 2}), no_columns, {.dx = dx});
   EXPECT_TRUE(same_bits(dx, Tensor({2, 3, 2})));
+}
+
+// Dot products of bf16 take denormals for 0: what comes near them must go another way, whichever operand it is in.
+TEST(LinearCpu, tiny_numbers_keep_their_accuracy) {
+  const Shape shape{2, 40, 70, 75};
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const auto& [x_exponent, weight_exponent, dy_exponent] :
+         {std::tuple{-60, -60, -60}, {-126, 3, 3}, {3, -126, 3}, {3, 3, -126}, {-45, -45, -45}}) {
+      SCOPED_TRACE(::testing::Message() << dtype << ' ' << x_exponent << ' ' << weight_exponent << ' ' << dy_exponent);
+      Tensors t = make_tensors(shape, dtype, Layout::contiguous, Layout::contiguous, 29);
+      const auto shrink = [](TensorView view, int exponent) {
+        for_elements(view, 1 << 30, [&](const Dims& at) { set(view, at, std::ldexp(get(view, at), exponent)); });
+      };
+      shrink(t.x.view(), x_exponent);
+      shrink(t.weight.view(), weight_exponent);
+      shrink(t.dy.view(), dy_exponent);
+      shrink(t.bias.view(), -140);
+      run(t);
+      expect_float64_sums(t, shape, dtype, 500);
+    }
+  }
+}
+
+TEST(LinearCpu, a_row_of_tiny_numbers_changes_no_other_row) {
+  const Shape shape{1, 50, 70, 75};
+  Tensors plain = make_tensors(shape, DType::bf16, Layout::contiguous, Layout::contiguous, 31);
+  Tensors mixed = make_tensors(shape, DType::bf16, Layout::contiguous, Layout::contiguous, 31);
+  for (const std::int64_t row : {0, 17, 18, 49}) {
+    set(mixed.x.view(), {0, row, 5}, 0x1p-130);
+    set(mixed.dy.view(), {0, row, 5}, 0x1p-130);
+  }
+  run(plain);
+  run(mixed);
+  const auto rows = [](const Strided& tensor, std::int64_t begin, std::int64_t end) {
+    return tensor.view().slice(1, begin, end);
+  };
+  for (const auto& [begin, end] : {std::pair<std::int64_t, std::int64_t>{1, 17}, {19, 49}}) {
+    EXPECT_TRUE(same_bits(rows(mixed.y, begin, end), rows(plain.y, begin, end)));
+    EXPECT_TRUE(same_bits(rows(mixed.dx, begin, end), rows(plain.dx, begin, end)));
+  }
+}
+
+TEST(LinearCpu, reports_growing_shares_and_stops_when_told) {
+  const Shape shape{1, 600, 100, 200};
+  Tensors t = make_tensors(shape, DType::f32, Layout::contiguous, Layout::contiguous, 37);
+  std::vector<double> shares;
+  LinearReports reports{"a layer", [&](double share) {
+                          shares.push_back(share);
+                          return true;
+                        }};
+  const ConstTensorView x = t.x.view(), weight = t.weight.view(), dy = t.dy.view();
+  linear(Engine::automatic, x, weight, std::nullopt, t.y.view(), reports);
+  ASSERT_FALSE(shares.empty());
+  EXPECT_EQ(shares.back(), 1);
+  shares.clear();
+  linear_backward(Engine::automatic, dy, x, weight, {.dx = t.dx.view(), .dweight = t.dweight.view()}, reports);
+  EXPECT_GE(shares.size(), 2u);
+  EXPECT_TRUE(std::is_sorted(shares.begin(), shares.end()));
+  EXPECT_EQ(shares.back(), 1);
+  reports.progress = [](double) { return false; };
+  for (const Engine engine : {Engine::automatic, Engine::reference}) {
+    try {
+      linear(engine, x, weight, std::nullopt, t.y.view(), reports);
+      ADD_FAILURE() << "not cancelled";
+    } catch (const Cancelled& cancelled) {
+      EXPECT_EQ(std::string(cancelled.what()).rfind("a layer: cancelled", 0), 0u) << cancelled.what();
+    }
+  }
 }
 
 TEST(LinearCpu, halves_are_rounded_once) {

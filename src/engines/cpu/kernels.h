@@ -36,11 +36,12 @@ struct BackwardKernel {
 
 struct GemmKernel {
   void (*run)(const GemmArgs& args, void* scratch);
-  // Fills packed, of the columns and the part of depth that args says, from k_begin to k_end.
-  void (*pack)(const GemmArgs& args, std::int64_t k_begin, std::int64_t k_end, void* packed);
   std::int64_t (*scratch_bytes)(const GemmArgs& args);
+  // found[r]: whether row r of `right` is 0 everywhere.
+  void (*find_zero_rows)(const GemmArgs& args, std::int64_t begin, std::int64_t end, std::uint8_t* found);
+  // Whether rows begin .. end of a matrix may go through products of pairs; null where the kernel has none.
+  bool (*suits_pairs)(const ItemRows<const void>& matrix, std::int64_t begin, std::int64_t end, std::int64_t columns);
   int panel_columns;
-  int scalar_bytes;  // of the compute type
 };
 
 struct Kernels {

@@ -1,14 +1,13 @@
-// The CPU engine's linear map: three matrix products, and how one is cut into tasks.
-//
-// With few rows each task reads the columns it makes of `right` where they lie. With many, `right` is packed first, by
-// all threads, for all tasks to read; what is packed at a time is bounded, so a product with a large `right` is done in
-// groups of columns or parts of depth. No element's bits depend on the cut, so it may follow the thread count.
+// The CPU engine's linear map: three matrix products, and how one is cut into tasks. No element's bits depend on the
+// cut, so it may follow the thread count.
 #include "engines/cpu/linear.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "core/elements.h"
 #include "core/parallel.h"
+#include "core/progress.h"
 #include "engines/cpu/arguments.h"
 #include "engines/cpu/gemm/args.h"
 #include "engines/cpu/kernels.h"
@@ -18,11 +17,13 @@
 namespace headway::cpu {
 namespace {
 
-constexpr std::int64_t few_rows = 256;  // not worth packing for, or packed by each task for itself
-constexpr std::int64_t packed_bytes = std::int64_t{8} << 20;  // packed at a time
-constexpr std::int64_t depth_unit = 1024;                     // parts of depth are multiples of it
-constexpr std::int64_t pack_steps = 128;                      // depth that a packing task does
-constexpr double task_flops = 2e6;                            // about 20 microseconds of one core
+// A task that copies its part of `left` has few rows, so that the copy fits the cache, and many columns to use it for;
+// one that reads it in place has many rows, so that packing a panel is worth little.
+constexpr std::int64_t rows_of_copies = 128, columns_of_copies = 1024;
+constexpr std::int64_t rows_in_place = 512;
+constexpr std::int64_t deep = 1024, columns_of_deep = 256;  // sums of several chunks wait in the cache
+constexpr std::int64_t scanned_rows = 256;                  // by a task that only looks at numbers
+constexpr double task_flops = 2e6;                          // about 20 microseconds of one core
 constexpr double bytes_as_rows = 8;  // reading a number of `right` costs as much as 8 rows of FMAs
 
 // ---- Views as lists of rows ----
@@ -52,10 +53,12 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 class Product {
  public:
-  Product(const GemmArgs& args, DType dtype)
+  Product(const GemmArgs& args, DType dtype, const LinearReports& reports, bool skip_zero_rows = false)
       : args_(args),
         kernel_(chosen_kernels().gemm[static_cast<int>(storage_of(dtype))]),
-        computes_in_own_type_(!is_half_type(dtype)) {
+        dtype_(dtype),
+        reports_(reports),
+        skip_zero_rows_(skip_zero_rows) {
     const double work = static_cast<double>(args.depth) * static_cast<double>(args.columns) *
                         (2.0 * static_cast<double>(args.rows) + 2.0 * bytes_as_rows);
     threads_ = work < task_flops ? 1 : get_threads();
@@ -65,86 +68,97 @@ class Product {
     if (args_.rows == 0 || args_.columns == 0) {
       return;
     }
-    args_.column_end = args_.columns;
-    args_.depth_end = args_.depth;
-    const bool whole_depth = args_.depth * step_bytes(kernel_.panel_columns) <= packed_bytes;
-    if (args_.rows > few_rows && (computes_in_own_type_ || (whole_depth && !args_.left_transposed))) {
-      run_packed();
-    } else {
-      const bool transposed = args_.left_transposed;
-      run_tasks(transposed ? 512 : few_rows, transposed ? 512 : 256);
+    if (skip_zero_rows_) {
+      find_zero_rows();
     }
+    if (kernel_.suits_pairs != nullptr) {
+      args_.exact_products = !right_suits_pairs() || (args_.left_transposed && !suits_pairs(args_.left, args_.rows));
+    }
+    run_tasks();
   }
 
  private:
-  static bool is_half_type(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
-
-  std::int64_t step_bytes(std::int64_t columns) const { return columns * kernel_.scalar_bytes; }
-
-  // `right` is packed by groups of columns with all their depth; for left^T right by parts of depth with all their
-  // columns, because each task copies its part of left once for all the columns it makes.
-  void run_packed() {
-    const std::int64_t width = kernel_.panel_columns;
-    const std::int64_t most_steps = packed_bytes / step_bytes(width) / depth_unit * depth_unit;
-    const std::int64_t least_steps = std::min(args_.depth, args_.left_transposed ? depth_unit : most_steps);
-    const std::int64_t panels = std::max<std::int64_t>(1, packed_bytes / (least_steps * step_bytes(width)));
-    const std::int64_t group = std::min(panels, ceil_div(args_.columns, width)) * width;
-    const std::int64_t part =
-        std::min(args_.depth, std::max(least_steps, packed_bytes / step_bytes(group) / depth_unit * depth_unit));
-    void* packed = shared_scratch(part * step_bytes(group));
-    for (std::int64_t column = 0; column < args_.columns; column += group) {
-      args_.column_begin = args_.packed_begin = column;
-      args_.column_end = std::min(column + group, args_.columns);
-      for (std::int64_t k = 0; k < args_.depth; k += part) {
-        args_.depth_begin = k;
-        args_.depth_end = std::min(k + part, args_.depth);
-        args_.packed = nullptr;
-        parallel_for(ceil_div(args_.depth_end - k, pack_steps), threads_, [&](std::int64_t task, int) {
-          const std::int64_t begin = k + task * pack_steps;
-          kernel_.pack(args_, begin, std::min(begin + pack_steps, args_.depth_end), packed);
-        });
-        args_.packed = packed;
-        run_tasks(args_.left_transposed ? 256 : 128, group);
-      }
-    }
+  void find_zero_rows() {
+    auto* found = static_cast<std::uint8_t*>(shared_scratch(args_.depth));
+    parallel_for(ceil_div(args_.depth, scanned_rows), threads_, [&](std::int64_t task, int) {
+      const std::int64_t begin = task * scanned_rows;
+      kernel_.find_zero_rows(args_, begin, std::min(begin + scanned_rows, args_.depth), found);
+    });
+    args_.skipped = found;
   }
 
-  // The columns at hand for all rows, in blocks of at most this size. Blocks of the same rows follow each other: their
-  // part of left is in the cache.
-  void run_tasks(std::int64_t rows, std::int64_t columns) {
+  // W^T is looked at as W, row by row.
+  bool right_suits_pairs() {
+    const ItemRows<const void>& right = args_.right;
+    if (right.row_stride != 1 || right.per_item < args_.depth) {
+      return suits_pairs(right, args_.columns);
+    }
+    return kernel_.suits_pairs({right.data, args_.columns, 0, right.column_stride, 1}, 0, args_.columns, args_.depth);
+  }
+
+  // Whether the rows of a matrix [depth, columns] do.
+  bool suits_pairs(const ItemRows<const void>& matrix, std::int64_t columns) {
+    std::atomic<bool> suits{true};
+    parallel_for(ceil_div(args_.depth, scanned_rows), threads_, [&](std::int64_t task, int) {
+      const std::int64_t begin = task * scanned_rows;
+      if (!kernel_.suits_pairs(matrix, begin, std::min(begin + scanned_rows, args_.depth), columns)) {
+        suits.store(false, std::memory_order_relaxed);
+      }
+    });
+    return suits.load();
+  }
+
+  bool copies_left() const {
+    const bool converts =
+        (dtype_ == DType::bf16 || dtype_ == DType::f16) && (kernel_.suits_pairs == nullptr || args_.exact_products);
+    return args_.left_transposed || converts;
+  }
+
+  // Blocks of the same rows follow each other: their part of left is in the cache.
+  void run_tasks() {
     const std::int64_t width = kernel_.panel_columns;
-    const std::int64_t all_columns = args_.column_end - args_.column_begin;
-    rows = std::min(rows, args_.rows);
-    columns = ceil_div(std::min(columns, all_columns), width) * width;
-    const auto tasks = [&] { return ceil_div(args_.rows, rows) * ceil_div(all_columns, columns); };
-    const std::int64_t wanted = threads_ == 1 ? 1 : args_.left_transposed ? threads_ : 3 * threads_;
-    while (tasks() < wanted && columns > width) {
+    std::int64_t rows = std::min(copies_left() ? rows_of_copies : rows_in_place, args_.rows);
+    const std::int64_t most_columns = copies_left()        ? columns_of_copies
+                                      : args_.depth > deep ? columns_of_deep
+                                                           : args_.columns;
+    std::int64_t columns = ceil_div(std::min(most_columns, args_.columns), width) * width;
+    const auto tasks = [&] { return ceil_div(args_.rows, rows) * ceil_div(args_.columns, columns); };
+    const std::int64_t wanted = threads_ == 1 ? 1 : 3 * threads_;
+    while (tasks() < wanted && columns > 4 * width) {
       columns = ceil_div(columns / 2, width) * width;
     }
     while (tasks() < wanted && rows > 64) {
-      rows = ceil_div(rows, 2);
+      rows = ceil_div(rows, 8) * 4;  // strips of 4
     }
-    const std::int64_t row_tasks = ceil_div(all_columns, columns);
-    parallel_for(tasks(), threads_, [&](std::int64_t task, int) {
+    while (tasks() < wanted && columns > width) {
+      columns = ceil_div(columns / 2, width) * width;
+    }
+    const std::int64_t row_tasks = ceil_div(args_.columns, columns);
+    SharedProgress progress(reports_.operation, reports_.progress, tasks());
+    parallel_for(tasks(), threads_, [&](std::int64_t task, int worker) {
       GemmArgs args = args_;
       args.row_begin = task / row_tasks * rows;
       args.row_end = std::min(args.row_begin + rows, args.rows);
-      args.column_begin += task % row_tasks * columns;
-      args.column_end = std::min(args.column_begin + columns, args.column_end);
+      args.column_begin = task % row_tasks * columns;
+      args.column_end = std::min(args.column_begin + columns, args.columns);
       kernel_.run(args, thread_scratch(kernel_.scratch_bytes(args)));
       trim_thread_scratch();
+      progress.task_done(worker);
     });
+    progress.finish();
   }
 
   GemmArgs args_;
   const GemmKernel& kernel_;
-  const bool computes_in_own_type_;
+  const DType dtype_;
+  const LinearReports& reports_;
+  const bool skip_zero_rows_;
   int threads_ = 1;
 };
 
 // dW = x^T dy, or db = 1^T dy with an x that is 1 everywhere.
 void sum_over_rows(ItemRows<const void> x, ConstTensorView dy, ItemRows<void> out, std::int64_t rows,
-                   bool skip_zero_rows) {
+                   const LinearReports& reports, bool skip_zero_rows) {
   GemmArgs args;
   args.left = x;
   args.left_transposed = true;
@@ -153,13 +167,13 @@ void sum_over_rows(ItemRows<const void> x, ConstTensorView dy, ItemRows<void> ou
   args.rows = rows;
   args.columns = dy.size(2);
   args.depth = row_count(dy);
-  args.skip_zero_rows = skip_zero_rows;
-  Product(args, dy.dtype()).run();
+  Product(args, dy.dtype(), reports, skip_zero_rows).run();
 }
 
 }  // namespace
 
-void linear(ConstTensorView x, ConstTensorView weight, const std::optional<ConstTensorView>& bias, TensorView y) {
+void linear(ConstTensorView x, ConstTensorView weight, const std::optional<ConstTensorView>& bias, TensorView y,
+            const LinearReports& reports) {
   GemmArgs args;
   args.left = rows_of(x);
   args.right = matrix_rows(weight);
@@ -171,10 +185,13 @@ void linear(ConstTensorView x, ConstTensorView weight, const std::optional<Const
     args.bias = bias->data();
     args.bias_stride = bias->stride(0);
   }
-  Product(args, x.dtype()).run();
+  Product(args, x.dtype(), reports).run();
 }
 
-void linear_backward(ConstTensorView dy, ConstTensorView x, ConstTensorView weight, const LinearGradients& gradients) {
+void linear_backward(ConstTensorView dy, ConstTensorView x, ConstTensorView weight, const LinearGradients& gradients,
+                     const LinearReports& reports) {
+  // dx and dW cost the same, db next to nothing.
+  const double half = gradients.dx && gradients.dweight ? 0.5 : gradients.dx ? 1.0 : 0.0;
   if (gradients.dx) {
     GemmArgs args;
     args.left = rows_of(dy);
@@ -183,17 +200,18 @@ void linear_backward(ConstTensorView dy, ConstTensorView x, ConstTensorView weig
     args.rows = row_count(dy);
     args.columns = weight.size(0);
     args.depth = weight.size(1);
-    Product(args, dy.dtype()).run();
-  }
-  if (gradients.dweight) {
-    sum_over_rows(rows_of(x), dy, matrix_rows(*gradients.dweight), weight.size(0), true);
+    Product(args, dy.dtype(), {reports.operation, part_of(reports.progress, 0, half)}).run();
   }
   if (gradients.dbias) {
     with_float_type(dy.dtype(), [&](auto type) {
       const auto one = converted<decltype(type)>(1.0);
       const ItemRows<const void> ones{&one, std::max<std::int64_t>(1, row_count(dy)), 0, 0, 0};
-      sum_over_rows(ones, dy, {gradients.dbias->data(), 1, 0, 0, gradients.dbias->stride(0)}, 1, false);
+      sum_over_rows(ones, dy, {gradients.dbias->data(), 1, 0, 0, gradients.dbias->stride(0)}, 1, {}, false);
     });
+  }
+  if (gradients.dweight) {
+    sum_over_rows(rows_of(x), dy, matrix_rows(*gradients.dweight), weight.size(0),
+                  {reports.operation, part_of(reports.progress, half, 1)}, true);
   }
 }
 

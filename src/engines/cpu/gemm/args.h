@@ -18,24 +18,21 @@ struct ItemRows {
 };
 
 // out = left right + bias, or left^T right: out [rows, columns], left [rows, depth] ([depth, rows] when transposed),
-// right [depth, columns]. One task makes out[row_begin .. row_end, column_begin .. column_end]. Depth may be done in
-// parts: a task whose depth_begin is not 0 goes on from what `out` holds, which must be of the compute type.
+// right [depth, columns]. One task makes out[row_begin .. row_end, column_begin .. column_end]; column_begin is a
+// multiple of the kernel's panel.
 struct GemmArgs {
   ItemRows<const void> left;
   bool left_transposed = false;
   ItemRows<const void> right;
-  const void* packed =
-      nullptr;  // right's columns from packed_begin on, [panel][depth_begin .. depth_end][panel's columns];
-  std::int64_t packed_begin = 0;  // null: not packed
-  const void* bias = nullptr;     // [columns]; null: none
+  const void* bias = nullptr;  // [columns]; null: none
   std::int64_t bias_stride = 0;
   ItemRows<void> out;
   std::int64_t rows = 0, columns = 0, depth = 0;
-  bool skip_zero_rows =
-      false;  // left_transposed only: a row of right that is all zero adds nothing, whatever left holds
+  const std::uint8_t* skipped =
+      nullptr;                  // left_transposed only: [depth], rows of left to take for 0 whatever they hold
+  bool exact_products = false;  // not through products of pairs, which take denormals for 0
   std::int64_t row_begin = 0, row_end = 0;
   std::int64_t column_begin = 0, column_end = 0;
-  std::int64_t depth_begin = 0, depth_end = 0;
 };
 
 }  // namespace headway::cpu

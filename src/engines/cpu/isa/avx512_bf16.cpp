@@ -1,6 +1,7 @@
 // The kernels for AVX-512 with bf16 dot products: those of AVX-512, but for bf16.
 #include "engines/cpu/simd/avx512_bf16.h"
 
+#include "engines/cpu/gemm/pairs.h"
 #include "engines/cpu/kernel/backward_pairs.h"
 #include "engines/cpu/kernel/forward_pairs.h"
 #include "engines/cpu/kernel/kernels.h"
@@ -13,6 +14,7 @@ Kernels with_dot_products() {
   kernels.name = "avx512_bf16";
   kernels.forward[static_cast<int>(Storage::bf16)] = forward_pairs_kernel<BF16, F32>();
   kernels.backward[static_cast<int>(Storage::bf16)] = backward_pairs_kernel<BF16, F32>();
+  kernels.gemm[static_cast<int>(Storage::bf16)] = gemm_pairs_kernel<BF16, F32>();
   return kernels;
 }
 

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "engines/cpu/kernel/ahead.h"
 #include "engines/cpu/kernel/backward_args.h"
 #include "engines/cpu/kernel/exp2.h"
 #include "engines/cpu/kernel/key_lanes.h"
@@ -25,23 +26,6 @@ namespace headway::cpu {
 namespace {
 
 constexpr int edge_rows = 16;  // rows that are cut together where ranges end inside a tile
-
-// Rows that a later tile will read, to be fetched while this one computes: far apart, as rows of a matrix of pairs are,
-// no hardware sees them coming.
-struct Ahead {
-  const char* first = nullptr;
-  std::int64_t row_bytes = 0;  // from one row to the next
-  std::int64_t bytes = 0;      // of a row that will be read
-  std::int64_t rows = 0;
-
-  HEADWAY_INLINE void fetch(std::int64_t begin, std::int64_t count) const {
-    for (std::int64_t r = begin; r < smaller(begin + count, rows); ++r) {
-      for (std::int64_t byte = 0; byte < bytes; byte += 64) {
-        __builtin_prefetch(first + r * row_bytes + byte, 0, 3);
-      }
-    }
-  }
-};
 
 // What a vocabulary of pairs multiplies next: P and dS rounded, in pairs of queries and, dS alone, in pairs of keys.
 template <class S>

@@ -72,22 +72,12 @@ constexpr BackwardKernel backward_kernel() {
 
 template <class S, class In>
 void run_gemm(const GemmArgs& args, void* scratch) {
-  Gemm<S, In>(args, static_cast<typename S::Scalar*>(scratch)).run();
-}
-
-template <class S, class In>
-void pack_gemm(const GemmArgs& args, std::int64_t k_begin, std::int64_t k_end, void* packed) {
-  Gemm<S, In>::pack_part(args, k_begin, k_end, static_cast<typename S::Scalar*>(packed));
-}
-
-template <class S, class In>
-std::int64_t gemm_scratch(const GemmArgs& args) {
-  return Gemm<S, In>::scratch_size(args) * static_cast<std::int64_t>(sizeof(typename S::Scalar));
+  Gemm<S, In>(args, scratch).run();
 }
 
 template <class S, class In>
 constexpr GemmKernel gemm_kernel() {
-  return {run_gemm<S, In>, pack_gemm<S, In>, gemm_scratch<S, In>, Gemm<S, In>::width, sizeof(typename S::Scalar)};
+  return {run_gemm<S, In>, Gemm<S, In>::scratch_bytes, Gemm<S, In>::find_zero_rows, nullptr, Gemm<S, In>::width};
 }
 
 // In the order of Storage: f32, f64, bf16, f16.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "engines/cpu/kernel/ahead.h"
 #include "engines/cpu/kernel/args.h"
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/ranges.h"
@@ -106,42 +107,28 @@ HEADWAY_INLINE typename S::Vector biased(typename S::Vector score, typename S::V
 class RowsToCome {
  public:
   RowsToCome(const Modifiers& modifiers, std::int64_t row, int rows, const Range& keys)
-      : mask_(first_row(modifiers.mask, 1, row, keys)),
-        bias_(first_row(modifiers.bias, storage_size(modifiers.bias_storage), row, keys)),
-        left_(mask_.data != nullptr || bias_.data != nullptr ? rows : 0) {}
+      : mask_(ahead(modifiers.mask, 1, row, rows, keys)),
+        bias_(ahead(modifiers.bias, storage_size(modifiers.bias_storage), row, rows, keys)) {}
 
-  // A few of the rows that are left; inlined, because a function that only prefetches counts as one that does nothing.
+  // The next `rows` of them.
   HEADWAY_INLINE void fetch(int rows) {
-    for (int r = 0; r < rows && left_ > 0; ++r, --left_) {
-      mask_.fetch();
-      bias_.fetch();
-    }
+    mask_.fetch(done_, rows);
+    bias_.fetch(done_, rows);
+    done_ += rows;
   }
 
  private:
-  struct Row {
-    const char* data = nullptr;
-    std::int64_t bytes = 0, stride = 0;
-
-    HEADWAY_INLINE void fetch() {
-      for (std::int64_t at = 0; at < bytes; at += 64) {
-        __builtin_prefetch(data + at);
-      }
-      data += stride;
-    }
-  };
-
-  static Row first_row(const Matrix& matrix, std::int64_t element, std::int64_t row, const Range& keys) {
+  static Ahead ahead(const Matrix& matrix, std::int64_t element, std::int64_t row, int rows, const Range& keys) {
     if (matrix.data == nullptr || matrix.column_stride != 1) {
       return {};
     }
     const std::int64_t first = row * matrix.row_stride + keys.begin;
-    return {static_cast<const char*>(matrix.data) + first * element, (keys.end - keys.begin) * element,
-            matrix.row_stride * element};
+    return {static_cast<const char*>(matrix.data) + first * element, matrix.row_stride * element,
+            (keys.end - keys.begin) * element, rows};
   }
 
-  Row mask_, bias_;
-  int left_;
+  const Ahead mask_, bias_;
+  std::int64_t done_ = 0;
 };
 
 template <class S>

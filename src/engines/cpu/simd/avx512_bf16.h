@@ -35,15 +35,21 @@ struct Operands<BF16> {
     _mm512_mask_storeu_epi32(p, static_cast<__mmask16>((1u << n) - 1), x);
   }
 
-  // target[i] = (low element i, high element i) for the first n of 32.
-  HEADWAY_INLINE static void store_interleaved(Pair* target, int n, Vector low, Vector high) {
+  // (low element i, high element i): 16 pairs in x, 16 more in y.
+  HEADWAY_INLINE static void interleave(Vector low, Vector high, Vector& x, Vector& y) {
     const __m512i front = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
                                            37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i back = _mm512_add_epi16(front, _mm512_set1_epi16(16));
+    x = _mm512_permutex2var_epi16(low, front, high);
+    y = _mm512_permutex2var_epi16(low, back, high);
+  }
+  // The first n of those 32 pairs.
+  HEADWAY_INLINE static void store_interleaved(Pair* target, int n, Vector low, Vector high) {
+    Vector x, y;
+    interleave(low, high, x, y);
     const auto wanted = static_cast<std::uint32_t>((std::uint64_t{1} << n) - 1);
-    _mm512_mask_storeu_epi32(target, static_cast<__mmask16>(wanted), _mm512_permutex2var_epi16(low, front, high));
-    _mm512_mask_storeu_epi32(target + 16, static_cast<__mmask16>(wanted >> 16),
-                             _mm512_permutex2var_epi16(low, back, high));
+    _mm512_mask_storeu_epi32(target, static_cast<__mmask16>(wanted), x);
+    _mm512_mask_storeu_epi32(target + 16, static_cast<__mmask16>(wanted >> 16), y);
   }
 
   // 32 numbers, rounded to nearest even.
@@ -72,6 +78,29 @@ struct Operands<BF16> {
   // Lane by lane the pair (first, second), rounded to nearest even.
   HEADWAY_INLINE static Vector pairs(__m512 first, __m512 second) {
     return _mm512_permutexvar_epi16(interleaved_halves(), rounded(first, second));
+  }
+
+  // (low[i], high[i]) for n, up to 16, of them, zeros behind; without `high` (low[i], 0).
+  HEADWAY_INLINE static Vector rows_paired(const bfloat16* low, const bfloat16* high, int n) {
+    const auto wanted = static_cast<__mmask16>((1u << n) - 1u);
+    const __m512i first = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(wanted, low));
+    if (high == nullptr) {
+      return first;
+    }
+    const __m512i second = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(wanted, high));
+    return _mm512_or_si512(first, _mm512_slli_epi32(second, 16));
+  }
+  HEADWAY_INLINE static void transpose(Vector (&r)[16]) {
+    __m512 rows[16];
+    HEADWAY_UNROLL
+    for (int i = 0; i < 16; ++i) {
+      rows[i] = _mm512_castsi512_ps(r[i]);
+    }
+    F32::transpose(rows);
+    HEADWAY_UNROLL
+    for (int i = 0; i < 16; ++i) {
+      r[i] = _mm512_castps_si512(rows[i]);
+    }
   }
 
  private:

@@ -1,0 +1,39 @@
+// Rows that later work will read, to be fetched while other rows are computed.
+#pragma once
+
+#include <cstdint>
+
+#include "engines/cpu/kernel/ranges.h"
+#include "engines/cpu/simd/common.h"
+
+namespace headway::cpu {
+namespace {
+
+// Rows of a matrix of pairs lie far apart, and those of another head anywhere: no hardware sees them coming.
+struct Ahead {
+  const char* first = nullptr;
+  std::int64_t row_bytes = 0;  // from one row to the next
+  std::int64_t bytes = 0;      // of a row that will be read
+  std::int64_t rows = 0;
+
+  HEADWAY_INLINE void fetch(std::int64_t begin, std::int64_t count) const {
+    for (std::int64_t r = begin; r < smaller(begin + count, rows); ++r) {
+      for (std::int64_t byte = 0; byte < bytes; byte += 64) {
+        __builtin_prefetch(first + r * row_bytes + byte, 0, 3);
+      }
+    }
+  }
+};
+
+// The rows from `first` on, laid out like a matrix of In; none when it is null.
+template <class In>
+HEADWAY_INLINE Ahead ahead_of(const void* first, const Matrix& like, std::int64_t rows, std::int64_t columns) {
+  constexpr auto size = static_cast<std::int64_t>(sizeof(In));
+  if (first == nullptr || like.column_stride != 1) {
+    return {};
+  }
+  return {static_cast<const char*>(first), like.row_stride * size, columns * size, rows};
+}
+
+}  // namespace
+}  // namespace headway::cpu
