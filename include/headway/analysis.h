@@ -8,6 +8,7 @@
 #include "headway/attention.h"
 #include "headway/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace headway {
 
 struct AnalysisRequest {
@@ -63,3 +64,4 @@ TileMap tile_map(ConstTensorView query, ConstTensorView key, ConstTensorView lse
                  const AttentionOptions& options = {});
 
 }  // namespace headway
+#pragma GCC visibility pop

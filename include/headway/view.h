@@ -10,6 +10,7 @@
 #include "headway/attention.h"
 #include "headway/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace headway {
 
 struct ViewRequest {
@@ -40,3 +41,4 @@ ViewPage view_page(ConstTensorView query, ConstTensorView key, const AttentionOp
                    const ViewRequest& request = {}, ViewSource source = ViewSource::file);
 
 }  // namespace headway
+#pragma GCC visibility pop
