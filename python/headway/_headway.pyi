@@ -28,6 +28,7 @@ class Options(TypedDict, total=False):
     engine: Literal["reference", "cpu", "cuda"] | None
 
 __version__: str
+xla_handlers: dict[str, Any]  # PyCapsules, by the names that headway.jax registers
 
 class Plan:
     @property

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # The same things under the names that other libraries give them.
 _ELSEWHERE = {
@@ -33,3 +39,17 @@ def hint(name: str, known: list[str]) -> str:
     elsewhere = _ELSEWHERE.get(name)
     close = [elsewhere] if elsewhere in known else difflib.get_close_matches(name, known, n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def suggests_keywords(function: _Function) -> _Function:
+    """The function, answering a keyword that it does not have with the one that was probably meant."""
+    known = list(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        for name in keywords:
+            if name not in known:
+                raise TypeError(f"{function.__name__}() got an unexpected keyword argument '{name}'{hint(name, known)}")
+        return function(*arguments, **keywords)
+
+    return call  # type: ignore[return-value]

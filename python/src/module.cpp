@@ -17,5 +17,6 @@ NB_MODULE(_headway, module) {
   add_plan(module);
   add_functions(module);
   add_analysis(module);
+  add_ffi_handlers(module);
   module.attr("__version__") = headway::version;
 }

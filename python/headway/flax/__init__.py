@@ -1,0 +1,28 @@
+"""Attention modules for Flax (linen).
+
+MultiHeadDotProductAttention   a drop-in for flax.linen.MultiHeadDotProductAttention, with the same parameters
+dot_product_attention          the same for the function flax.linen.dot_product_attention; an attention_fn
+MultiHeadAttention             the module of the tutorials: MultiHeadAttention(num_hiddens, num_heads, dropout)
+DotProductAttention            its attention alone
+
+>>> import jax, jax.numpy as jnp, headway.flax
+>>> layer = headway.flax.MultiHeadDotProductAttention(num_heads=8)
+>>> x = jnp.ones((2, 16, 64))
+>>> variables = layer.init(jax.random.key(0), x)
+>>> layer.apply(variables, x).shape
+(2, 16, 64)
+"""
+
+try:
+    import flax as _flax  # noqa: F401
+    import jax as _jax  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"headway.flax needs jax and flax, which cannot be imported here ({error}): pip install jax flax",
+        name=error.name,
+    ) from error
+
+from headway.flax._drop_in import MultiHeadDotProductAttention, dot_product_attention
+from headway.flax._tutorial import DotProductAttention, MultiHeadAttention
+
+__all__ = ["DotProductAttention", "MultiHeadAttention", "MultiHeadDotProductAttention", "dot_product_attention"]

@@ -1,0 +1,25 @@
+"""Attention for JAX: inside jit, with gradients, vmap and every option of headway.attention.
+
+attention               headway.attention for JAX arrays: (B, H, S, D), the same options, gradients
+dot_product_attention   a drop-in for jax.nn.dot_product_attention: (B, T, N, H)
+
+Compiled programs call Headway directly on XLA's buffers: nothing is copied, and Python is not asked. CPU arrays only.
+
+>>> import jax, jax.numpy as jnp, headway.jax
+>>> x = jnp.ones((2, 8, 128, 64))
+>>> loss = jax.jit(lambda x: headway.jax.attention(x, x, x, causal=True).sum())
+>>> jax.grad(loss)(x).shape
+(2, 8, 128, 64)
+"""
+
+try:
+    import jax as _jax  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"headway.jax needs jax, which cannot be imported here ({error}): pip install jax", name="jax"
+    ) from error
+
+from headway.jax._attention import attention
+from headway.jax._drop_in import dot_product_attention
+
+__all__ = ["attention", "dot_product_attention"]

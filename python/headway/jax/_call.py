@@ -1,0 +1,228 @@
+"""The compiled calls and their derivatives. Arrays here have four axes, in one of two orders:
+
+BHSD   query (B, H, Sq, D), key (B, Hkv, Sk, D), value (B, Hkv, Sk, Dv), out (B, H, Sq, Dv)
+BSHD   query (B, Sq, H, D), key (B, Sk, Hkv, D), value (B, Sk, Hkv, Dv), out (B, Sq, H, Dv)
+both   lse (B, H, Sq), weights (B, H, Sq, Sk)
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from headway import _headway
+
+Array: TypeAlias = jax.Array
+Operands: TypeAlias = dict[str, Array]  # query, key, value, and those of mask, bias, ... that are given
+ShapeDtype: Any = jax.ShapeDtypeStruct  # it has no annotations
+Layout: TypeAlias = Literal["BHSD", "BSHD"]
+
+for _name, _handler in _headway.xla_handlers.items():
+    jax.ffi.register_ffi_target(_name, _handler, platform="cpu")
+
+
+@dataclass(frozen=True)
+class Static:
+    """What a compiled call knows in advance."""
+
+    layout: Layout
+    causal: str | None = None  # "square", "top_left" or "bottom_right"
+    window: tuple[int | None, int | None] = (None, None)
+    scale: float | None = None
+    softcap: float | None = None
+    dropout: float = 0.0
+    engine: str | None = None
+
+    def attributes(self) -> dict[str, Any]:
+        """As the handler reads them; what is not given is absent."""
+        given = {
+            "layout": self.layout,
+            "causal": self.causal,
+            "window_left": _int64(self.window[0]),
+            "window_right": _int64(self.window[1]),
+            "scale": _float64(self.scale),
+            "softcap": _float64(self.softcap),
+            "dropout": _float64(self.dropout),
+            "engine": self.engine,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def without_dropout(self) -> Static:
+        """The same for a pass over the weights themselves."""
+        return Static(self.layout, self.causal, self.window, self.scale, self.softcap, engine=self.engine)
+
+    def heads_first(self, array: Array) -> Array:
+        """From this order to (B, H, S, D), or back: it is one exchange of axes."""
+        return array if self.layout == "BHSD" else jnp.swapaxes(array, 1, 2)
+
+
+def _int64(value: int | None) -> Any:
+    return None if value is None else np.int64(min(value, np.iinfo(np.int64).max))
+
+
+def _float64(value: float | None) -> Any:
+    return None if value is None else np.float64(value)
+
+
+def _call(target: str, static: Static, operands: Operands, results: dict[str, Any]) -> Operands:
+    """Each mapped axis of a vmap comes in front of every operand, and the handler knows what to do with it."""
+    function = jax.ffi.ffi_call(target, tuple(results.values()), vmap_method="expand_dims")
+    names = {"operands": " ".join(operands), "results": " ".join(results)}
+    return dict(zip(results, function(*operands.values(), **names, **static.attributes())))
+
+
+def _like(array: Array) -> Any:
+    return ShapeDtype(array.shape, array.dtype)
+
+
+def _lse_like(static: Static, query: Array) -> Any:
+    dtype = jnp.float64 if query.dtype == jnp.float64 else jnp.float32
+    batch, first, second, _ = query.shape
+    return ShapeDtype((batch, first, second) if static.layout == "BHSD" else (batch, second, first), dtype)
+
+
+# ---- Gradients ----
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Wanted:
+    """Of bias and sinks, those whose gradient somebody asks for."""
+
+    names: tuple[str, ...]
+
+
+def _split(operands: dict[str, Any]) -> tuple[Operands, _Wanted]:
+    """The arrays of a forward pass that will be differentiated, and what of them varies."""
+    wanted = _Wanted(tuple(name for name in ("bias", "sinks") if name in operands and operands[name].perturbed))
+    return {name: operand.value for name, operand in operands.items()}, wanted
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _gradients(static: Static, wanted: _Wanted, operands: Operands) -> Operands:
+    """The operands are those of the forward pass, and grad_out, out, lse."""
+    results = {name: _like(operands[name]) for name in ("query", "key", "value", *wanted.names)}
+    return _call("headway_attention_backward", static, operands, results)
+
+
+@_gradients.defjvp
+def _no_second_derivative(static: Static, wanted: _Wanted, primals: Any, tangents: Any) -> Any:
+    raise NotImplementedError("attention: the gradient of its gradient is not implemented")
+
+
+def _cotangents(operands: Operands, parts: list[Operands]) -> dict[str, Any]:
+    """The sum of the parts for each operand; None where nothing flows."""
+    result: dict[str, Any] = dict.fromkeys(operands)
+    for part in parts:
+        for name, gradient in part.items():
+            result[name] = gradient if result[name] is None else result[name] + gradient
+    return result
+
+
+# ---- Attention ----
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attend(static: Static, operands: Operands) -> tuple[Array, Array]:
+    """out and lse."""
+    query, value = operands["query"], operands["value"]
+    out = ShapeDtype((*query.shape[:-1], value.shape[-1]), query.dtype)
+    results = _call("headway_attention", static, operands, {"out": out, "lse": _lse_like(static, query)})
+    return results["out"], results["lse"]
+
+
+def _attend_forward(static: Static, operands: dict[str, Any]) -> tuple[tuple[Array, Array], Any]:
+    arrays, wanted = _split(operands)
+    out, lse = attend(static, arrays)
+    return (out, lse), (arrays, wanted, out, lse)
+
+
+def _attend_backward(static: Static, residuals: Any, cotangents: Any) -> tuple[dict[str, Any]]:
+    operands, wanted, out, lse = residuals
+    grad_out, grad_lse = cotangents
+    parts = []
+    if not isinstance(grad_out, SymbolicZero):
+        parts.append(_gradients(static, wanted, {**operands, "grad_out": grad_out, "out": out, "lse": lse}))
+    if not isinstance(grad_lse, SymbolicZero):
+        parts.append(_lse_gradients(static, wanted, operands, lse, grad_lse))
+    return (_cotangents(operands, parts),)
+
+
+def _lse_gradients(static: Static, wanted: _Wanted, operands: Operands, lse: Array, grad_lse: Array) -> Operands:
+    """Through lse: its derivative by a score is the weight, p.
+
+    The backward pass gives p (<grad_out, value> - <grad_out, out>) to a score. With a value of 1 and an out of 0 that
+    is p grad_lse.
+    """
+    value = operands["value"]
+    ones = jnp.ones((*value.shape[:-1], 1), value.dtype)
+    grad_out = static.heads_first(grad_lse[..., None].astype(value.dtype))
+    others = {name: operand for name, operand in operands.items() if name not in ("value", "sinks", "seed")}
+    others |= {"value": ones, "grad_out": grad_out, "out": jnp.zeros_like(grad_out), "lse": lse}
+    names = tuple(name for name in wanted.names if name != "sinks")
+    result = _gradients(static.without_dropout(), _Wanted(names), others)
+    del result["value"]
+    if "sinks" in wanted.names:
+        sinks = operands["sinks"]
+        share = jnp.where(jnp.isneginf(lse), 0, jnp.exp(sinks.astype(lse.dtype)[:, None] - lse))
+        result["sinks"] = (share * grad_lse).sum((0, 2)).astype(sinks.dtype)
+    return result
+
+
+attend.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)
+
+
+# ---- Weights ----
+# A call of their own: a compiled program in which nobody looks at them leaves them out.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attention_weights(static: Static, operands: Operands, lse: Array) -> Array:
+    """The weights, before dropout. lse is the one that attend gives, and is only used for gradients."""
+    query, key = operands["query"], operands["key"]
+    batch, heads, length = lse.shape
+    keys = key.shape[2 if static.layout == "BHSD" else 1]
+    weights = ShapeDtype((batch, heads, length, keys), query.dtype)
+    return _call("headway_attention_weights", static, operands, {"weights": weights})["weights"]
+
+
+def _weights_forward(static: Static, operands: dict[str, Any], lse: Any) -> tuple[Array, Any]:
+    arrays, wanted = _split(operands)
+    weights = attention_weights(static, arrays, lse.value)
+    return weights, (arrays, wanted, lse.value, weights)
+
+
+def _weights_backward(static: Static, residuals: Any, grad: Any) -> tuple[dict[str, Any], None]:
+    """The weights are what attention gives for the unit matrix as its value."""
+    operands, wanted, lse, weights = residuals
+    if isinstance(grad, SymbolicZero):
+        return _cotangents(operands, []), None
+    key, keys = operands["key"], weights.shape[-1]
+    unit = jnp.eye(keys, dtype=key.dtype)
+    value = jnp.broadcast_to(unit if static.layout == "BHSD" else unit[:, None], (*key.shape[:-1], keys))
+    rows = {"grad_out": static.heads_first(grad), "out": static.heads_first(weights), "lse": lse}
+    result = _gradients(static, wanted, {**operands, "value": value, **rows})
+    del result["value"]
+    return _cotangents(operands, [result]), None
+
+
+attention_weights.defvjp(_weights_forward, _weights_backward, symbolic_zeros=True)
+
+
+# ---- Both, compiled ----
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def run(static: Static, with_weights: bool, operands: Operands) -> tuple[Array, Array | None, Array]:
+    """out, weights where they are asked for, and lse."""
+    out, lse = attend(static, operands)
+    if not with_weights:
+        return out, None, lse
+    scored = {name: operand for name, operand in operands.items() if name not in ("value", "seed")}
+    return out, attention_weights(static.without_dropout(), scored, jax.lax.stop_gradient(lse)), lse

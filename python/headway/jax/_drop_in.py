@@ -1,0 +1,122 @@
+"""jax.nn.dot_product_attention's arguments, Headway's arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from headway._suggest import suggests_keywords
+from headway.jax._attention import attend_positions_first
+from headway.jax._call import Array
+
+IMPLEMENTATIONS = (None, "xla", "cudnn")
+
+
+@suggests_keywords
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
+) -> Any:
+    """A drop-in for jax.nn.dot_product_attention, with its arguments.
+
+    Shapes
+        query  (B, T, N, H), or without B; key and value  (B, S, K, H), K dividing N
+        bias, mask  broadcast to (B, N, T, S); mask: True = attend
+        result  query's shape; with return_residual also the log-sum-exp (B, T, N), through which no gradient flows
+
+    One difference: a query that no key is left for gives 0 (and a residual of -inf), where the original gives the mean
+    of all values. Besides, float64 is computed in float64, value may have a width of its own, the (T, S) matrix is
+    never stored, and `implementation` is accepted and changes nothing: there is one.
+
+    >>> import jax, jax.numpy as jnp, headway.jax
+    >>> x = jax.random.normal(jax.random.key(0), (2, 16, 4, 32))
+    >>> ours = headway.jax.dot_product_attention(x, x, x, is_causal=True)
+    >>> bool(jnp.allclose(ours, jax.nn.dot_product_attention(x, x, x, is_causal=True), atol=1e-5))
+    True
+    """
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(
+            f"dot_product_attention: implementation is {implementation!r}, expected None, 'xla' or 'cudnn'"
+        )
+    query = jnp.asarray(query)
+    q, k, v = _four(query), _four(jnp.asarray(key)), _four(jnp.asarray(value))
+    options: dict[str, Any] = {
+        "mask": None if mask is None else _four(jnp.asarray(mask)),
+        "bias": None if bias is None else _floating(_four(jnp.asarray(bias)), q.dtype),
+        "query_lens": _lengths(query_seq_lengths, q.shape[1]),
+        "valid_lens": _lengths(key_value_seq_lengths, k.shape[1]),
+        "window": _window(local_window_size),
+    }
+    rows = q.shape[1]
+    if options["window"] is not None and not is_causal and rows != k.shape[1]:
+        q, k, v, options = _with_aligned_window(q, k, v, options)
+    out, lse = attend_positions_first(
+        "dot_product_attention", q, k, v, causal="top_left" if is_causal else False, scale=scale, **options
+    )
+    missing = rows - out.shape[1]
+    out = jnp.pad(out, ((0, 0), (0, missing), (0, 0), (0, 0))).reshape(*query.shape[:-1], v.shape[-1])
+    if not return_residual:
+        return out
+    residual = jnp.pad(jnp.swapaxes(lse, 1, 2), ((0, 0), (0, missing), (0, 0)), constant_values=-jnp.inf)
+    return out, jax.lax.stop_gradient(residual.reshape(query.shape[:-1]).astype(query.dtype))
+
+
+def _four(array: Array) -> Array:
+    return array.reshape((1,) * (4 - array.ndim) + array.shape)
+
+
+def _floating(bias: Array, dtype: Any) -> Array:
+    return bias if jnp.issubdtype(bias.dtype, jnp.floating) else bias.astype(dtype)
+
+
+def _lengths(lengths: Any, most: int) -> Any:
+    """The original takes lengths past the end as the end."""
+    if lengths is None:
+        return None
+    lengths = jnp.asarray(lengths)
+    return jnp.clip(lengths, 0, most) if jnp.issubdtype(lengths.dtype, jnp.integer) else lengths
+
+
+def _window(size: Any) -> Any:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _with_aligned_window(q: Array, k: Array, v: Array, options: dict[str, Any]) -> tuple[Array, Array, Array, Any]:
+    """The same call with a window that counts from the ends, as Headway's does, instead of from the starts.
+
+    Keys that no query reaches and queries that reach no key are left out first, so that no side becomes negative.
+    """
+    left, right = options["window"]
+    if left is None or right is None or left < 0 or right < 0:
+        return q, k, v, options  # an error, with its own text
+    keys = min(k.shape[1], q.shape[1] + right)
+    rows = min(q.shape[1], keys + left)
+    offset = keys - rows
+
+    def cut(matrix: Array | None) -> Array | None:
+        if matrix is None:
+            return None
+        matrix = matrix if matrix.shape[2] == 1 else matrix[:, :, :rows]
+        return matrix if matrix.shape[3] == 1 else matrix[..., :keys]
+
+    options = {
+        "mask": cut(options["mask"]),
+        "bias": cut(options["bias"]),
+        "query_lens": _lengths(options["query_lens"], rows),
+        "valid_lens": _lengths(options["valid_lens"], keys),
+        "window": (left + offset, right - offset),
+    }
+    return q[:, :rows], k[:, :keys], v[:, :keys], options

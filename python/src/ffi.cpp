@@ -1,0 +1,97 @@
+// The handlers that XLA calls inside compiled JAX programs: on XLA's buffers where they lie, without Python.
+#include <exception>
+#include <new>
+
+#include "ffi_call.h"
+#include "functions.h"
+
+namespace headway::python {
+namespace {
+
+// ---- What a handler does ----
+
+void forward(const FfiItem& item) {
+  const auto& [in, out, options] = item;
+  attention(*in[Operand::query], *in[Operand::key], *in[Operand::value], *out[Operand::out], options,
+            {.lse = out[Operand::lse]});
+}
+
+void backward(const FfiItem& item) {
+  const auto& [in, out, options] = item;
+  attention_backward(*in[Operand::grad_out], *in[Operand::query], *in[Operand::key], *in[Operand::value],
+                     *in[Operand::out], *in[Operand::lse],
+                     {.dq = out[Operand::query],
+                      .dk = out[Operand::key],
+                      .dv = out[Operand::value],
+                      .dbias = out[Operand::bias],
+                      .dsinks = out[Operand::sinks]},
+                     options);
+}
+
+void weights(const FfiItem& item) {
+  const auto& [in, out, options] = item;
+  attention_scores(*in[Operand::query], *in[Operand::key], *out[Operand::weights], Stage::weights, options);
+}
+
+// ---- How XLA reaches it ----
+
+xla::Error* error(const xla::CallFrame& frame, xla::Code code, const char* message) {
+  xla::ErrorRequest request{sizeof(xla::ErrorRequest), nullptr, message, code};
+  return frame.api->create_error(&request);
+}
+
+// True if XLA only wanted to know what this handler was written for.
+bool describe(const xla::CallFrame& frame) {
+  for (xla::Extension* extension = frame.extensions; extension != nullptr; extension = extension->next) {
+    if (extension->kind == xla::metadata_extension) {
+      xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(extension)->metadata;
+      metadata.version = {sizeof(xla::Version), nullptr, xla::api_major, frame.api->version.minor};
+      metadata.traits = 0;
+      return true;
+    }
+  }
+  return false;
+}
+
+template <void (*Body)(const FfiItem&)>
+xla::Error* handler(xla::CallFrame* frame) noexcept {
+  try {
+    if (describe(*frame)) {
+      return nullptr;
+    }
+    const FfiCall call(*frame);
+    for (std::int64_t i = 0; i < call.items(); ++i) {
+      Body(call.item(i));
+    }
+    return nullptr;
+  } catch (const OutOfMemory& caught) {
+    return error(*frame, xla::Code::resource_exhausted, caught.what());
+  } catch (const Unsupported& caught) {
+    return error(*frame, xla::Code::unimplemented, caught.what());
+  } catch (const Error& caught) {
+    return error(*frame, xla::Code::invalid_argument, caught.what());
+  } catch (const std::bad_alloc&) {
+    return error(*frame, xla::Code::resource_exhausted, "headway.jax: out of memory");
+  } catch (const std::exception& caught) {
+    return error(*frame, xla::Code::unknown, caught.what());
+  } catch (...) {
+    return error(*frame, xla::Code::unknown, "headway.jax: an unknown C++ exception");
+  }
+}
+
+template <void (*Body)(const FfiItem&)>
+nb::object capsule() {
+  return checked(PyCapsule_New(reinterpret_cast<void*>(&handler<Body>), nullptr, nullptr));
+}
+
+}  // namespace
+
+void add_ffi_handlers(nb::module_& module) {
+  nb::dict handlers;
+  handlers["headway_attention"] = capsule<forward>();
+  handlers["headway_attention_backward"] = capsule<backward>();
+  handlers["headway_attention_weights"] = capsule<weights>();
+  module.attr("xla_handlers") = handlers;
+}
+
+}  // namespace headway::python
