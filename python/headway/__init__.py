@@ -7,6 +7,8 @@ explain                               what a call would run, and why
 analyze, weights_in                   what attention does, at lengths where nobody can store its matrix
 multi_head_attention, self_attention, compute_qkv, MultiHeadAttention
                                       the functions and the layer of the tutorials, in NumPy
+convert                               weights from torch, Keras and Flax in that layer, and back
+headway.jax, headway.flax             the same inside JAX programs, and drop-ins; imported when asked for
 
 >>> import numpy as np, headway
 >>> x = np.random.default_rng(0).standard_normal((2, 8, 128, 64), dtype=np.float32)
@@ -14,6 +16,7 @@ multi_head_attention, self_attention, compute_qkv, MultiHeadAttention
 (2, 8, 128, 64)
 """
 
+from headway import convert
 from headway._headway import (
     Plan,
     __version__,
@@ -44,6 +47,7 @@ __all__ = [
     "attention_varlen",
     "attention_varlen_backward",
     "compute_qkv",
+    "convert",
     "engines",
     "explain",
     "get_threads",

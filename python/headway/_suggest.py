@@ -36,8 +36,9 @@ _ELSEWHERE = {
 
 def hint(name: str, known: list[str]) -> str:
     """'; did you mean ...?', or '' where nothing is close."""
-    elsewhere = _ELSEWHERE.get(name)
-    close = [elsewhere] if elsewhere in known else difflib.get_close_matches(name, known, n=1)
+    # Both ways: the drop-ins have the others' names.
+    same = [_ELSEWHERE.get(name), *(theirs for theirs, ours in _ELSEWHERE.items() if ours == name)]
+    close = [word for word in same if word in known] or difflib.get_close_matches(name, known, n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 

@@ -1,5 +1,6 @@
 #include "ffi_call.h"
 
+#include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <span>
@@ -10,8 +11,9 @@
 namespace headway::python {
 namespace {
 
-constexpr std::string_view names[] = {"grad_out",   "query",      "key",          "value", "out", "lse", "mask", "bias",
-                                      "valid_lens", "query_lens", "alibi_slopes", "sinks", "seed", "weights"};
+constexpr std::string_view names[] = {"grad_out",     "query", "key",  "value",      "out",
+                                      "lse",          "mask",  "bias", "valid_lens", "query_lens",
+                                      "alibi_slopes", "sinks", "seed", "weights"};
 static_assert(std::size(names) == static_cast<std::size_t>(Operand::count));
 
 Operand operand_named(std::string_view name) {
@@ -155,17 +157,22 @@ std::vector<FfiCall::Slot> FfiCall::slots(std::string_view attribute, const xla:
   return result;
 }
 
+bool FfiCall::is_shared(const xla::Buffer& buffer) const {
+  return std::all_of(buffer.sizes, buffer.sizes + mapped_axes_, [](std::int64_t size) { return size == 1; });
+}
+
+// Whether the items and their batches are one axis of the buffer, or one element stands for all.
 bool FfiCall::can_fold(const Slot& slot, bool is_result) const {
-  bool mapped = true, shared = true;
-  for (int axis = 0; axis < mapped_axes_; ++axis) {
-    mapped = mapped && slot.buffer->sizes[axis] == mapped_sizes_[axis];
-    shared = shared && slot.buffer->sizes[axis] == 1;
+  const xla::Buffer& buffer = *slot.buffer;
+  if (mapped_items_ == 1) {
+    return true;
   }
   if (!has_batch_axis(slot.operand)) {
-    return shared && !(is_result && mapped_items_ > 1);
+    return !is_result && is_shared(buffer);
   }
-  const std::int64_t batch = slot.buffer->sizes[mapped_axes_];
-  return (mapped && batch == batch_) || (shared && batch == 1 && !is_result);
+  const std::int64_t batch = buffer.sizes[mapped_axes_];
+  return (batch == batch_ && std::equal(buffer.sizes, buffer.sizes + mapped_axes_, mapped_sizes_)) ||
+         (batch == 1 && !is_result && is_shared(buffer));
 }
 
 // Of an item's first element.
@@ -189,17 +196,15 @@ TensorView FfiCall::view(const Slot& slot, std::int64_t index) const {
   const xla::Buffer& buffer = *slot.buffer;
   const DType dtype = element_type(buffer.type, slot.operand);
   Dims sizes(std::span(buffer.sizes + mapped_axes_, static_cast<std::size_t>(buffer.rank - mapped_axes_)));
+  Dims strides = contiguous_strides(sizes);
   auto* data = static_cast<char*>(buffer.data);
-  if (folded_) {
-    if (has_batch_axis(slot.operand)) {
-      for (int axis = 0; axis < mapped_axes_; ++axis) {
-        sizes[0] *= buffer.sizes[axis];
-      }
-    }
-  } else {
+  if (!folded_) {
     data += offset(buffer, index) * static_cast<std::int64_t>(size_of(dtype));
+  } else if (has_batch_axis(slot.operand) && mapped_items_ > 1) {
+    sizes[0] = mapped_items_ * batch_;
+    strides[0] = is_shared(buffer) ? 0 : strides[0];
   }
-  const TensorView whole(data, dtype, sizes);
+  const TensorView whole(data, dtype, sizes, strides);
   return positions_first_ && has_positions_and_heads(slot.operand) ? whole.transpose(1, 2) : whole;
 }
 

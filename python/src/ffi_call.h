@@ -1,7 +1,7 @@
 // One call from XLA: its buffers as views, its attributes as options.
 //
-// jax.vmap puts axes in front of every buffer, of size 1 where a buffer is the same for all items. A call with such axes
-// is the batch of its items where that is one view of every buffer, and a loop over them elsewhere.
+// jax.vmap puts axes in front of every buffer, of size 1 where a buffer is the same for all items. A call with such
+// axes is the batch of its items where that is one view of every buffer, and a loop over them elsewhere.
 #pragma once
 
 #include <array>
@@ -70,6 +70,7 @@ class FfiCall {
 
   std::vector<Slot> slots(std::string_view attribute, const xla::Buffers& buffers) const;
   void read_options();
+  bool is_shared(const xla::Buffer& buffer) const;
   bool can_fold(const Slot& slot, bool is_result) const;
   std::int64_t offset(const xla::Buffer& buffer, std::int64_t index) const;
   TensorView view(const Slot& slot, std::int64_t index) const;

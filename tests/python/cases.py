@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,3 +102,13 @@ def assert_close(actual: Any, expected: np.ndarray, dtype: str, scale: float = 1
     assert actual.shape == expected.shape
     size = max(1.0, np.max(np.abs(expected), initial=0, where=np.isfinite(expected)))
     np.testing.assert_allclose(actual, expected, rtol=0, atol=scale * TOLERANCE[dtype] * size)
+
+
+def check_examples(item: Any) -> None:
+    """The item's docstring has examples, and they run."""
+    name = getattr(item, "__name__", repr(item))
+    example = doctest.DocTestParser().get_doctest(inspect.getdoc(item), {}, name, None, 0)
+    assert example.examples, f"{name} has no example"
+    output: list[str] = []
+    result = doctest.DocTestRunner(verbose=False).run(example, out=output.append)
+    assert result.failed == 0, "".join(output)

@@ -1,12 +1,12 @@
 """The examples in the docstrings, and that every public name has one."""
 
 import doctest
-import inspect
 
 import numpy as np
 import pytest
 
 import headway
+from cases import check_examples
 
 PUBLIC = [name for name in headway.__all__ if name not in ("__version__", "Plan")]
 
@@ -22,12 +22,7 @@ def as_found():
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_docstrings_have_examples_that_run(name):
-    item = getattr(headway, name)
-    example = doctest.DocTestParser().get_doctest(inspect.getdoc(item), {}, name, None, 0)
-    assert example.examples, f"{name} has no example"
-    output = []
-    result = doctest.DocTestRunner(verbose=False).run(example, out=output.append)
-    assert result.failed == 0, "".join(output)
+    check_examples(getattr(headway, name))
 
 
 def test_the_package_s_own_example():

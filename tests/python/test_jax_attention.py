@@ -10,7 +10,7 @@ import pytest
 
 import headway
 import oracle
-from cases import DTYPES, assert_close, random_case, without_batch_and_heads
+from cases import DTYPES, assert_close, check_examples, random_case, without_batch_and_heads
 
 jax = pytest.importorskip("jax", reason="jax is not installed")
 jnp = jax.numpy
@@ -29,6 +29,12 @@ def as_jax(case):
 
 def normal(*shape, dtype=jnp.float32, seed=0):
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def test_the_examples_run():
+    for name in hj.__all__:
+        check_examples(getattr(hj, name))
+    check_examples(hj)
 
 
 # ---- Every option, every type ----

@@ -193,7 +193,7 @@ def _seed_words(operation: str, seed: Any) -> Array:
     """The seed's low and high word."""
     if isinstance(seed, int | np.integer):
         return jnp.asarray(np.array([int(seed) & 0xFFFFFFFF, int(seed) >> 32], np.uint32))
-    array = jnp.asarray(seed)
+    array = jnp.asarray(seed) if hasattr(seed, "dtype") else np.asarray(seed)
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) and array.ndim == 0:
         return jax.random.bits(array, (2,), jnp.uint32)
     if array.dtype == jnp.uint32 and array.shape == (2,):  # a key as jax.random.PRNGKey makes it

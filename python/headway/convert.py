@@ -1,0 +1,266 @@
+"""Attention weights from torch, Keras and Flax in headway.MultiHeadAttention, and back.
+
+from_torch, to_torch   the state_dict of torch.nn.MultiheadAttention, packed or with separate projections
+from_keras, to_keras   the weights of keras.layers.MultiHeadAttention
+from_flax, to_flax     the parameters of flax.linen.MultiHeadDotProductAttention
+
+They take and give dicts of arrays: the framework itself is not imported. Arrays are copied.
+
+>>> import numpy as np, headway
+>>> rng = np.random.default_rng(0)
+>>> state = {"in_proj_weight": rng.standard_normal((24, 8)), "out_proj.weight": rng.standard_normal((8, 8))}
+>>> layer = headway.convert.from_torch(state, num_heads=2)
+>>> layer
+MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.0, bias=False)
+>>> np.array_equal(layer.W_k, state["in_proj_weight"][8:16].T)
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from headway.functions import check_heads
+from headway.layer import MultiHeadAttention
+
+__all__ = ["from_flax", "from_keras", "from_torch", "to_flax", "to_keras", "to_torch"]
+
+Weights: TypeAlias = dict[str, Any]
+
+_PARTS = {"q": "query", "k": "key", "v": "value"}
+
+
+# ---- torch ----
+
+
+def from_torch(state_dict: Mapping[str, Any], num_heads: int, dropout: float = 0.0) -> MultiHeadAttention:
+    """The layer with the weights of a torch.nn.MultiheadAttention.
+
+    state_dict has in_proj_weight (3 * d, d), or q_proj_weight (d, d), k_proj_weight (d, kdim), v_proj_weight (d, vdim);
+    out_proj.weight (d, d); and, with bias, in_proj_bias (3 * d,) and out_proj.bias (d,). num_heads is not among the
+    weights. bias_k and bias_v (add_bias_kv) are keys of their own, which this layer has not: a ValueError.
+
+    >>> import numpy as np, headway
+    >>> layer = headway.MultiHeadAttention(8, 2, bias=True)
+    >>> state = headway.convert.to_torch(layer)
+    >>> {name: array.shape for name, array in state.items()}
+    {'in_proj_weight': (24, 8), 'in_proj_bias': (24,), 'out_proj.weight': (8, 8), 'out_proj.bias': (8,)}
+    >>> again = headway.convert.from_torch(state, num_heads=2)
+    >>> np.array_equal(again.W_v, layer.W_v) and np.array_equal(again.b_v, layer.b_v)
+    True
+    """
+    source = _Source("from_torch", state_dict)
+    out_weight = source.take("out_proj.weight", (None, None))
+    width = out_weight.shape[0]
+    check_heads("from_torch", "out_proj.weight has a width of", width, num_heads)
+    if out_weight.shape != (width, width):
+        source.refuse("out_proj.weight", out_weight, (width, width))
+    if "in_proj_weight" in source:
+        packed = source.take("in_proj_weight", (3 * width, width))
+        matrices = dict(zip("qkv", np.split(packed, 3)))
+    else:
+        columns = {"q": width, "k": None, "v": None}
+        matrices = {part: source.take(f"{part}_proj_weight", (width, columns[part])) for part in "qkv"}
+    parameters = {f"W_{part}": matrix.T for part, matrix in matrices.items()} | {"W_o": out_weight.T}
+    if "in_proj_bias" in source or "out_proj.bias" in source:
+        packed = source.take("in_proj_bias", (3 * width,))
+        parameters |= {f"b_{part}": vector for part, vector in zip("qkv", np.split(packed, 3))}
+        parameters["b_o"] = source.take("out_proj.bias", (width,))
+    source.finish()
+    return _layer(width, num_heads, dropout, parameters)
+
+
+def to_torch(layer: MultiHeadAttention) -> Weights:
+    """The layer's weights as the state_dict of a torch.nn.MultiheadAttention, in NumPy arrays.
+
+    Packed where query, key and value have one width, as torch has it; separate elsewhere. Load it with
+    module.load_state_dict({name: torch.from_numpy(array) for name, array in ...items()}).
+
+    >>> import headway
+    >>> sorted(headway.convert.to_torch(headway.MultiHeadAttention(8, 2)))
+    ['in_proj_weight', 'out_proj.weight']
+    """
+    matrices = [getattr(layer, f"W_{part}").T for part in "qkv"]
+    if len({matrix.shape for matrix in matrices}) == 1:
+        weights: Weights = {"in_proj_weight": np.concatenate(matrices)}
+    else:
+        weights = {f"{part}_proj_weight": matrix.copy() for part, matrix in zip("qkv", matrices)}
+    if _has_bias(layer):
+        weights["in_proj_bias"] = np.concatenate([getattr(layer, f"b_{part}") for part in "qkv"])
+    weights["out_proj.weight"] = layer.W_o.T.copy()
+    if _has_bias(layer):
+        weights["out_proj.bias"] = layer.b_o.copy()
+    return weights
+
+
+# ---- Keras and Flax: kernels with an axis for the heads ----
+
+
+def from_keras(weights: Mapping[str, Any], dropout: float = 0.0) -> MultiHeadAttention:
+    """The layer with the weights of a keras.layers.MultiHeadAttention.
+
+    weights has query/kernel, key/kernel, value/kernel (width, heads, d), attention_output/kernel (heads, d, width),
+    and, with bias, query/bias, key/bias, value/bias (heads, d) and attention_output/bias (width,). The names may have
+    anything in front of these two parts, and a ":0" behind them; nested dicts are fine.
+
+    {weight.path: weight.numpy() for weight in layer.weights} gives such a dict.
+
+    >>> import numpy as np, headway
+    >>> weights = headway.convert.to_keras(headway.MultiHeadAttention(8, 2))
+    >>> list(weights)
+    ['query/kernel', 'key/kernel', 'value/kernel', 'attention_output/kernel']
+    >>> weights["query/kernel"].shape, weights["attention_output/kernel"].shape
+    ((8, 2, 4), (2, 4, 8))
+    >>> headway.convert.from_keras(weights)
+    MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.0, bias=False)
+    """
+    return _from_kernels(_Source("from_keras", _flat(weights)), "attention_output", dropout)
+
+
+def to_keras(layer: MultiHeadAttention) -> Weights:
+    """The layer's weights under the names of a keras.layers.MultiHeadAttention, in the order of its get_weights().
+
+    Their number and order differ with use_bias: a bias follows its kernel.
+
+    >>> import headway
+    >>> list(headway.convert.to_keras(headway.MultiHeadAttention(8, 2, bias=True)))[:3]
+    ['query/kernel', 'query/bias', 'key/kernel']
+    """
+    return _flat(_to_kernels(layer, "attention_output"))
+
+
+def from_flax(params: Mapping[str, Any], dropout: float = 0.0) -> MultiHeadAttention:
+    """The layer with the parameters of a flax.linen.MultiHeadDotProductAttention.
+
+    params is {"query": {"kernel": (width, heads, d), "bias": (heads, d)}, "key": ..., "value": ...,
+    "out": {"kernel": (heads, d, width), "bias": (width,)}}, or {"params": that}; biases are optional. The layer norms
+    of normalize_qk are a ValueError.
+
+    >>> import headway
+    >>> params = headway.convert.to_flax(headway.MultiHeadAttention(8, 2, bias=True))
+    >>> params["out"]["kernel"].shape, params["query"]["bias"].shape
+    ((2, 4, 8), (2, 4))
+    >>> headway.convert.from_flax({"params": params})
+    MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.0, bias=True)
+    """
+    if set(params) == {"params"}:
+        params = params["params"]
+    return _from_kernels(_Source("from_flax", _flat(params)), "out", dropout)
+
+
+def to_flax(layer: MultiHeadAttention) -> Weights:
+    """The layer's weights as the parameters of a flax.linen.MultiHeadDotProductAttention, in NumPy arrays.
+
+    >>> import headway
+    >>> sorted(headway.convert.to_flax(headway.MultiHeadAttention(8, 2)))
+    ['key', 'out', 'query', 'value']
+    """
+    return _to_kernels(layer, "out")
+
+
+def _from_kernels(source: _Source, out: str, dropout: float) -> MultiHeadAttention:
+    out_kernel = source.take(f"{out}/kernel", (None, None, None))
+    heads, depth, width = out_kernel.shape
+    if heads * depth != width:
+        raise ValueError(
+            f"{source.operation}: {out}/kernel has shape {out_kernel.shape}, "
+            f"expected (heads, d, width) with heads * d = width"
+        )
+    parameters = {"W_o": out_kernel.reshape(width, width)}
+    has_bias = f"{out}/bias" in source
+    if has_bias:
+        parameters["b_o"] = source.take(f"{out}/bias", (width,))
+    for part, name in _PARTS.items():
+        kernel = source.take(f"{name}/kernel", (None, heads, depth))
+        parameters[f"W_{part}"] = kernel.reshape(len(kernel), width)
+        if has_bias:
+            parameters[f"b_{part}"] = source.take(f"{name}/bias", (heads, depth)).reshape(width)
+    source.finish()
+    return _layer(width, heads, dropout, parameters)
+
+
+def _to_kernels(layer: MultiHeadAttention, out: str) -> Weights:
+    split = (layer.num_heads, -1)
+    weights: Weights = {}
+    for part, name in _PARTS.items():
+        matrix = getattr(layer, f"W_{part}")
+        weights[name] = {"kernel": matrix.reshape(len(matrix), *split).copy()}
+        if _has_bias(layer):
+            weights[name]["bias"] = getattr(layer, f"b_{part}").reshape(split).copy()
+    weights[out] = {"kernel": layer.W_o.reshape(*split, layer.W_o.shape[1]).copy()}
+    if _has_bias(layer):
+        weights[out]["bias"] = layer.b_o.copy()
+    return weights
+
+
+# ---- What they share ----
+
+
+class _Source:
+    """The arrays of a conversion, by name; each is taken once, and none may be left."""
+
+    def __init__(self, operation: str, arrays: Mapping[str, Any]) -> None:
+        self.operation = operation
+        self._arrays = dict(arrays)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+    def take(self, name: str, shape: tuple[int | None, ...]) -> Any:
+        """A copy of the array; None in the shape is any size."""
+        if name not in self._arrays:
+            raise ValueError(
+                f"{self.operation}: {name} is missing, found {', '.join(sorted(self._arrays)) or 'nothing'}"
+            )
+        array = _numpy(self._arrays.pop(name))
+        fits = array.ndim == len(shape) and all(want in (None, size) for size, want in zip(array.shape, shape))
+        if not fits or 0 in array.shape:
+            self.refuse(name, array, shape)
+        return array.copy()
+
+    def refuse(self, name: str, array: Any, shape: tuple[int | None, ...]) -> None:
+        """The error for an array of another shape."""
+        expected = ", ".join("any" if size is None else str(size) for size in shape) + ("," if len(shape) == 1 else "")
+        raise ValueError(f"{self.operation}: {name} has shape {array.shape}, expected ({expected})")
+
+    def finish(self) -> None:
+        """Whatever is left has no place in the layer."""
+        if self._arrays:
+            raise ValueError(f"{self.operation}: {', '.join(sorted(self._arrays))} has no place in MultiHeadAttention")
+
+
+def _numpy(array: Any) -> Any:
+    """Any framework's array as a NumPy array; parameters that record gradients included."""
+    if hasattr(array, "detach"):
+        array = array.detach().cpu()
+    return np.asarray(array)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Weights:
+    """{"query": {"kernel": ...}} and {"layer/query/kernel:0": ...} both as {"query/kernel": ...}."""
+    result: Weights = {}
+    for name, branch in tree.items():
+        path = prefix + name.removesuffix(":0")
+        if isinstance(branch, Mapping):
+            result |= _flat(branch, path + "/")
+        else:
+            result["/".join(path.split("/")[-2:])] = branch
+    return result
+
+
+def _has_bias(layer: MultiHeadAttention) -> bool:
+    return layer._bias or any(np.any(getattr(layer, f"b_{part}")) for part in "qkvo")
+
+
+def _layer(width: int, heads: int, dropout: float, parameters: Weights) -> MultiHeadAttention:
+    """Biases that are not given are 0. What the constructor draws is put back: converting changes no other draw."""
+    drawn = np.random.get_state()
+    layer = MultiHeadAttention(width, heads, dropout, bias="b_o" in parameters)
+    np.random.set_state(drawn)
+    zeros = {f"b_{part}": np.zeros(width, parameters[f"W_{part}"].dtype) for part in "qkvo"}
+    for name, array in (zeros | parameters).items():
+        setattr(layer, name, np.ascontiguousarray(array))
+    return layer
