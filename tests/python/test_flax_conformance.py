@@ -99,10 +99,11 @@ def test_the_grid(profile):
         )
         assert jax.tree.structure(found) == jax.tree.structure(expected)
         assert call["sow_weights"] == ("intermediates" in found[1])
+        tolerance = 2e-4 if constructor["normalize_qk"] else 3e-5  # a norm over 3 numbers may divide by little
         for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected)):
             assert one.shape == other.shape and one.dtype == other.dtype
             size = max(1.0, np.abs(other).max(initial=0))
-            np.testing.assert_allclose(one, other, rtol=0, atol=3e-5 * size, err_msg=f"{constructor} {call}")
+            np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * size, err_msg=f"{constructor} {call}")
         ran += 1
     # Two profiles: 304 combinations. Refused, and tested below: products of one's own (qk_attn_weights_einsum_cls and
     # attn_weights_value_einsum_cls), which have no place in a fused computation.
@@ -195,7 +196,7 @@ def test_biases_and_their_gradients():
         bias = normal(rng, *shape)
         for one, other in zip(
             *(
-                jax.value_and_grad(lambda b, f=f: (f(x, x, x, bias=b) ** 2).sum())(bias)
+                jax.jit(jax.value_and_grad(lambda b, f=f: (f(x, x, x, bias=b) ** 2).sum()))(bias)
                 for f in (hf.dot_product_attention, nn.dot_product_attention)
             )
         ):

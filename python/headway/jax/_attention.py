@@ -51,11 +51,11 @@ def attention(
     left for gives 0, and so do its gradients. Forward-mode and second derivatives are errors. Under jit, weights that
     nothing uses are not computed.
 
-    >>> import jax, jax.numpy as jnp, headway.jax
+    >>> import jax, jax.numpy as jnp, numpy as np, headway.jax
     >>> query = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     >>> value = jnp.array([[1.0], [2.0], [4.0]])
-    >>> headway.jax.attention(query, query, value, causal=True).round(3)
-    Array([[1.   ],
+    >>> np.asarray(headway.jax.attention(query, query, value, causal=True)).round(3)
+    array([[1.   ],
            [1.67 ],
            [2.759]], dtype=float32)
     >>> drop = jax.jit(lambda key: headway.jax.attention(query, query, value, dropout=0.5, seed=key))
@@ -88,7 +88,7 @@ def attention(
         results.append(weights)
     if return_lse:
         results.append(lse)
-    squeezed = tuple(jnp.squeeze(result, without) for result in results)
+    squeezed = tuple(jnp.squeeze(result, without) if without else result for result in results)
     return squeezed if len(squeezed) > 1 else squeezed[0]
 
 
@@ -231,4 +231,4 @@ def _add_axes(name: str, array: Array, rank: int) -> Array:
 
 
 def _to_rank(array: Array, rank: int) -> Array:
-    return array.reshape((1,) * (rank - array.ndim) + array.shape)
+    return array if array.ndim == rank else array.reshape((1,) * (rank - array.ndim) + array.shape)

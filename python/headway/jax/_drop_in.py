@@ -66,16 +66,20 @@ def dot_product_attention(
     out, lse = attend_positions_first(
         "dot_product_attention", q, k, v, causal="top_left" if is_causal else False, scale=scale, **options
     )
-    missing = rows - out.shape[1]
-    out = jnp.pad(out, ((0, 0), (0, missing), (0, 0), (0, 0))).reshape(*query.shape[:-1], v.shape[-1])
+    missing = rows - out.shape[1]  # queries that were left out
+    if missing > 0:
+        out = jnp.pad(out, ((0, 0), (0, missing), (0, 0), (0, 0)))
+        lse = jnp.pad(lse, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)
+    if query.ndim < 4:
+        out = out.reshape(*query.shape[:-1], v.shape[-1])
     if not return_residual:
         return out
-    residual = jnp.pad(jnp.swapaxes(lse, 1, 2), ((0, 0), (0, missing), (0, 0)), constant_values=-jnp.inf)
-    return out, jax.lax.stop_gradient(residual.reshape(query.shape[:-1]).astype(query.dtype))
+    residual = jnp.swapaxes(lse, 1, 2).reshape(query.shape[:-1])
+    return out, jax.lax.stop_gradient(residual.astype(query.dtype))
 
 
 def _four(array: Array) -> Array:
-    return array.reshape((1,) * (4 - array.ndim) + array.shape)
+    return array if array.ndim >= 4 else array.reshape((1,) * (4 - array.ndim) + array.shape)
 
 
 def _floating(bias: Array, dtype: Any) -> Array:
