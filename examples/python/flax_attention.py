@@ -30,6 +30,8 @@ parameters = layer.init(jax.random.key(2), x, x, x, None)
 
 @jax.jit
 def step(parameters, key):
+    """One step of gradient descent."""
+
     def loss(parameters):
         output, _ = layer.apply(parameters, x, x, x, None, training=True, rngs={"dropout": key})
         return ((output - x[:, :1]) ** 2).mean()

@@ -27,6 +27,7 @@ q, k, v = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
 
 @jax.jit
 def loss(sinks):
+    """Something to differentiate."""
     out = headway.jax.attention(q, k, v, causal=True, window=(16, 0), softcap=20.0, sinks=sinks)
     return (out**2).sum()
 
