@@ -10,6 +10,14 @@ nn = pytest.importorskip("flax.linen", reason="flax is not installed")
 hf = pytest.importorskip("headway.flax")
 jnp = jax.numpy
 
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+    """Hundreds of compiled programs take gigabytes."""
+    yield
+    jax.clear_caches()
+
+
 COMBINATIONS = 152  # of each profile, drawn once and for all
 KEY = jax.random.key(0)
 WIDTH = 12

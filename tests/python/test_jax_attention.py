@@ -16,6 +16,14 @@ jax = pytest.importorskip("jax", reason="jax is not installed")
 jnp = jax.numpy
 hj = pytest.importorskip("headway.jax")
 
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+    """Hundreds of compiled programs take gigabytes."""
+    yield
+    jax.clear_caches()
+
+
 ARRAYS = ("mask", "bias", "valid_lens", "query_lens", "alibi_slopes", "sinks")
 
 
@@ -189,6 +197,22 @@ def test_checkpoint_scan_and_several_threads():
     with ThreadPoolExecutor(8) as pool:
         for result in pool.map(run, [x] * 32):
             assert np.array_equal(result, plain)
+
+
+def test_shard_map_and_what_all_devices_share():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("device",))
+    split, shared = jax.sharding.PartitionSpec("device"), jax.sharding.PartitionSpec()
+    x, bias = normal(2, 2, 6, 4), normal(1, 2, 6, 6, seed=1)
+
+    def one(x, bias):
+        out, weights, lse = hj.attention(x, x, x, bias=bias, return_weights=True, return_lse=True)
+        return out.sum((1, 2, 3)) + (weights**2).sum((1, 2, 3)) + lse.sum((1, 2))
+
+    sharded = jax.shard_map(one, mesh=mesh, in_specs=(split, shared), out_specs=split, check_vma=False)
+    for found, expected in zip(
+        *(jax.jit(jax.grad(lambda *a, f=f: f(*a).sum(), argnums=(0, 1)))(x, bias) for f in (sharded, one))
+    ):
+        np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 # ---- vmap ----

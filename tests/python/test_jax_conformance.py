@@ -12,6 +12,14 @@ jax = pytest.importorskip("jax", reason="jax is not installed")
 jnp = jax.numpy
 hj = pytest.importorskip("headway.jax")
 
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs():
+    """Hundreds of compiled programs take gigabytes."""
+    yield
+    jax.clear_caches()
+
+
 COMBINATIONS = 160  # of each shape's grid, drawn once and for all
 
 

@@ -8,7 +8,7 @@ both   lse (B, H, Sq), weights (B, H, Sq, Sk)
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -55,7 +55,7 @@ class Static:
 
     def without_dropout(self) -> Static:
         """The same for a pass over the weights themselves."""
-        return Static(self.layout, self.causal, self.window, self.scale, self.softcap, engine=self.engine)
+        return replace(self, dropout=0.0)
 
     def heads_first(self, array: Array) -> Array:
         """From this order to (B, H, S, D), or back: it is one exchange of axes."""
