@@ -138,6 +138,37 @@ def test_gradients_in_the_other_order_of_axes_flow_from_the_weights():
     np.testing.assert_allclose(jax.grad(ours)(x), jax.grad(plain)(x), atol=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(100, 108))
+def test_the_gradient_of_the_gradient_is_its_slope(seed):
+    """Along a line through every input, against differences of the gradient in float64."""
+    case = random_case(seed)
+    with jax.enable_x64(True):
+        inputs, options, _ = as_jax(case)
+        names = [name for name in ("bias", "sinks") if name in options]
+        given = (*inputs, *(options[name] for name in names))
+        rng = np.random.default_rng(seed)
+        line = [jnp.asarray(rng.standard_normal(x.shape)) for x in given]
+        grad_out = jnp.asarray(rng.standard_normal((*inputs[0].shape[:-1], inputs[2].shape[-1])))
+
+        @jax.jit
+        def loss(*arrays):
+            out = hj.attention(*arrays[:3], **{**options, **dict(zip(names, arrays[3:]))})
+            return (grad_out * jnp.sin(out)).sum()
+
+        every = tuple(range(len(given)))
+        gradient = jax.jit(jax.grad(loss, every))
+        step = 1e-5
+        ahead, behind = (
+            gradient(*(x + sign * step * direction for x, direction in zip(given, line))) for sign in (1, -1)
+        )
+        slope = jax.jit(
+            jax.grad(lambda *x: sum((g * d).sum() for g, d in zip(jax.grad(loss, every)(*x), line)), every)
+        )(*given)
+        for found, above, below in zip(slope, ahead, behind):
+            expected = (above - below) / (2 * step)
+            np.testing.assert_allclose(found, expected, atol=1e-7 * (1 + float(jnp.abs(expected).max(initial=0))))
+
+
 # ---- What is compiled ----
 
 
@@ -361,11 +392,12 @@ def test_lengths_out_of_range_are_errors_of_the_running_program():
     assert np.array_equal(run(jnp.array([5, 5])), headway.attention(X, X, X))
 
 
-def test_second_derivatives_and_forward_mode_are_errors():
+def test_forward_mode_and_the_second_derivative_of_lse_are_errors():
     def loss(x):
-        return (hj.attention(x, x, x) ** 2).sum()
+        out, lse = hj.attention(x, x, x, return_lse=True)
+        return (out**2).sum() + lse.sum()
 
-    with pytest.raises(NotImplementedError, match="the gradient of its gradient"):
+    with pytest.raises(NotImplementedError, match="attention: the second derivative of lse"):
         jax.grad(lambda x: jax.grad(loss)(x).sum())(X)
     with pytest.raises(TypeError, match="jvp"):
         jax.jvp(loss, (X,), (X,))

@@ -48,8 +48,8 @@ def attention(
     seed is an integer from 0 to 2**64 - 1, a scalar of an integer type, or a key of jax.random.
 
     Gradients flow to query, key, value, bias and sinks, from the result, the weights and lse. A query that no key is
-    left for gives 0, and so do its gradients. Forward-mode and second derivatives are errors. Under jit, weights that
-    nothing uses are not computed.
+    left for gives 0, and so do its gradients. Gradients of gradients are computed in plain JAX, which stores the
+    (Sq, Sk) matrix; forward-mode differentiation is an error. Under jit, weights that nothing uses are not computed.
 
     >>> import jax, jax.numpy as jnp, numpy as np, headway.jax
     >>> query = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])

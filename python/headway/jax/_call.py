@@ -17,6 +17,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from headway import _headway
+from headway.jax import _plain
 
 Array: TypeAlias = jax.Array
 Operands: TypeAlias = dict[str, Array]  # query, key, value, and those of mask, bias, ... that are given
@@ -112,8 +113,43 @@ def _gradients(static: Static, wanted: _Wanted, operands: Operands) -> Operands:
 
 
 @_gradients.defjvp
-def _no_second_derivative(static: Static, wanted: _Wanted, primals: Any, tangents: Any) -> Any:
-    raise NotImplementedError("attention: the gradient of its gradient is not implemented")
+def _gradients_tangent(static: Static, wanted: _Wanted, primals: Any, tangents: Any) -> tuple[Operands, Operands]:
+    """The gradient's own derivative, in plain JAX. out and lse follow from the rest, and so do their tangents."""
+    (operands,), (changes,) = primals, tangents
+    keep = _kept(static, operands) if static.dropout > 0 else None
+    constant = {name: x for name, x in operands.items() if not jnp.issubdtype(x.dtype, jnp.floating)}
+    varying = {name: x for name, x in operands.items() if name not in (*constant, "out", "lse")}
+
+    def plain(varying: Operands) -> Operands:
+        inputs = {name: varying[name] for name in ("query", "key", "value", *wanted.names)}
+        others = constant | varying
+        _, pull = jax.vjp(lambda x: _plain.attention(static, others | x, keep), inputs)
+        (gradients,) = pull(varying["grad_out"])
+        return {name: gradients[name] for name in inputs}
+
+    _, tangent = jax.jvp(plain, (varying,), ({name: changes[name] for name in varying},))
+    return _gradients(static, wanted, operands), tangent
+
+
+def _kept(static: Static, operands: Operands) -> Array:
+    """What dropout multiplies the weights by (B, H, Sq, Sk): the library's answer for equal scores and a unit value."""
+    query, key = (static.heads_first(operands[name]) for name in ("query", "key"))
+    keys = key.shape[2]
+    value = jnp.broadcast_to(jnp.eye(keys, dtype=jnp.float32), (*key.shape[:3], keys))
+    zeros = {"query": jnp.zeros(query.shape, jnp.float32), "key": jnp.zeros(key.shape, jnp.float32)}
+    drop = Static("BHSD", dropout=static.dropout)
+    return keys * attend(drop, {**zeros, "value": value, "seed": operands["seed"]})[0]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _lse_part(static: Static, wanted: _Wanted, operands: Operands) -> Operands:
+    """_gradients for an out that is not attention's."""
+    return _gradients(static, wanted, operands)
+
+
+@_lse_part.defjvp
+def _no_tangent(static: Static, wanted: _Wanted, primals: Any, tangents: Any) -> Any:
+    raise NotImplementedError("attention: the second derivative of lse is not implemented")
 
 
 def _cotangents(operands: Operands, parts: list[Operands]) -> dict[str, Any]:
@@ -166,7 +202,7 @@ def _lse_gradients(static: Static, wanted: _Wanted, operands: Operands, lse: Arr
     others = {name: operand for name, operand in operands.items() if name not in ("value", "sinks", "seed")}
     others |= {"value": ones, "grad_out": grad_out, "out": jnp.zeros_like(grad_out), "lse": lse}
     names = tuple(name for name in wanted.names if name != "sinks")
-    result = _gradients(static.without_dropout(), _Wanted(names), others)
+    result = _lse_part(static.without_dropout(), _Wanted(names), others)
     del result["value"]
     if "sinks" in wanted.names:
         sinks = operands["sinks"]
