@@ -63,11 +63,16 @@ def test_results_and_gradients_are_headway_s_own_to_the_bit(dtype, seed):
         def call(query, key, value, *more):
             return hj.attention(query, key, value, return_lse=True, **{**options, **dict(zip(names, more))})
 
+        @jax.jit
+        def everything(grad_out, *given):
+            (out, lse), pull = jax.vjp(call, *given)
+            weights = hj.attention(*inputs, return_weights=True, **options)[1]
+            return out, lse, pull((grad_out, jnp.zeros_like(lse))), weights
+
         given = (*inputs, *(options[name] for name in names))
-        (out, lse), pull = jax.vjp(call, *given)
-        grad_out = jnp.asarray(np.random.default_rng(seed).standard_normal(out.shape), out.dtype)
-        found = pull((grad_out, jnp.zeros_like(lse)))
-        weights = hj.attention(*inputs, return_weights=True, **options)[1]
+        shape = (*case.query.shape[:-1], case.value.shape[-1])
+        grad_out = jnp.asarray(np.random.default_rng(seed).standard_normal(shape), inputs[0].dtype)
+        out, lse, found, weights = everything(grad_out, *given)
     arrays = [np.asarray(x) for x in inputs]
     expected_out, expected_lse = headway.attention(*arrays, return_lse=True, **back)
     assert np.asarray(out).tobytes() == expected_out.tobytes() and np.asarray(lse).tobytes() == expected_lse.tobytes()
@@ -138,7 +143,7 @@ def test_gradients_in_the_other_order_of_axes_flow_from_the_weights():
     np.testing.assert_allclose(jax.grad(ours)(x), jax.grad(plain)(x), atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(100, 108))
+@pytest.mark.parametrize("seed", range(100, 106))
 def test_the_gradient_of_the_gradient_is_its_slope(seed):
     """Along a line through every input, against differences of the gradient in float64."""
     case = random_case(seed)
