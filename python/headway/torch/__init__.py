@@ -1,0 +1,38 @@
+"""Headway for PyTorch: the functions and modules that torch users have, computed by Headway, under autograd.
+
+scaled_dot_product_attention        torch.nn.functional.scaled_dot_product_attention
+MultiheadAttention                  torch.nn.MultiheadAttention; parameters and state_dict are the same
+replace_attention                   swaps every torch.nn.MultiheadAttention inside a model, restore_attention undoes it
+register_with_transformers          attn_implementation="headway" for Hugging Face models
+MultiHeadAttention                  the tutorials' module, with nn.Linear W_q, W_k, W_v, W_o
+attention, attention_varlen         headway.attention and headway.attention_varlen with gradients
+
+>>> import torch, headway.torch
+>>> x = torch.randn(2, 8, 128, 64, requires_grad=True)
+>>> headway.torch.attention(x, x, x, causal=True).sum().backward()
+>>> x.grad.shape
+torch.Size([2, 8, 128, 64])
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("headway.torch needs PyTorch: pip install torch") from error
+
+from headway.torch.functional import attention, attention_varlen
+from headway.torch.hugging_face import register_with_transformers
+from headway.torch.layer import MultiHeadAttention
+from headway.torch.multihead import MultiheadAttention
+from headway.torch.sdpa import scaled_dot_product_attention
+from headway.torch.swap import replace_attention, restore_attention
+
+__all__ = [
+    "MultiHeadAttention",
+    "MultiheadAttention",
+    "attention",
+    "attention_varlen",
+    "register_with_transformers",
+    "replace_attention",
+    "restore_attention",
+    "scaled_dot_product_attention",
+]

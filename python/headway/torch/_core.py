@@ -1,0 +1,150 @@
+"""Calls of the compiled part with torch tensors: what the operators and the eager paths share."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headway import _headway
+
+# The type of out decides the type of lse.
+_LSE_TYPE = {torch.float64: torch.float64}
+
+
+# Options, as the operators' schemas spell them.
+SCHEMA = (
+    "Tensor? bias, Tensor? sinks, Tensor? mask, Tensor? alibi_slopes, Tensor? valid_lens, Tensor? query_lens, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seed, str causal, SymInt? window_left, SymInt? window_right, "
+    "float? scale, float? softcap, float dropout, str? engine"
+)
+TENSORS = 9  # how many of Options' fields are tensors: its first ones
+
+
+class Options(NamedTuple):
+    """Attention's options as the operators take them: flat, in the schema's order, the tensors first."""
+
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+    mask: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    valid_lens: Tensor | None = None
+    query_lens: Tensor | None = None
+    cu_seqlens_q: Tensor | None = None
+    cu_seqlens_k: Tensor | None = None
+    seed: Tensor | None = None
+    causal: str = "none"  # "none", "square", "top_left", "bottom_right"
+    window_left: int | None = None
+    window_right: int | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    dropout: float = 0.0
+    engine: str | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether this is a call over packed sequences."""
+        return self.cu_seqlens_q is not None
+
+    def keywords(self) -> dict[str, Any]:
+        """The options that are given, under the names that headway.attention has for them."""
+        given: dict[str, Any] = {}
+        for name in ("bias", "sinks", "mask", "alibi_slopes", "valid_lens", "query_lens", "scale", "softcap", "engine"):
+            value = getattr(self, name)
+            if value is not None:
+                given[name] = value
+        if self.causal != "none":
+            given["causal"] = self.causal == "square" or self.causal
+        if self.window_left is not None or self.window_right is not None:
+            given["window"] = (self.window_left, self.window_right)
+        if self.dropout != 0.0:
+            given["dropout"] = self.dropout
+        if self.seed is not None:
+            given["seed"] = int(self.seed.item()) % 2**64
+        return given
+
+
+NO_OPTIONS = Options()
+
+
+def lse_type(dtype: torch.dtype) -> torch.dtype:
+    """The type of lse for inputs of this type."""
+    return _LSE_TYPE.get(dtype, torch.float32)
+
+
+def lse_shape(query: Tensor, packed: bool) -> tuple[int, ...]:
+    """(B, H, Sq), or (H, total) for packed sequences."""
+    return (query.shape[1], query.shape[0]) if packed else tuple(query.shape[:-1])
+
+
+def out_like(query: Tensor, value: Tensor) -> Tensor | None:
+    """An empty out (B, H, Sq, Dv) whose axes lie in memory as the query's do; None where that is the usual order.
+
+    A query that is a (B, Sq, H, D) projection seen as (B, H, Sq, D) gets an out whose heads are joined without a copy.
+    """
+    if query.dim() != 4 or value.dim() != 4:
+        return None
+    stride = query.stride()
+    if stride[0] >= stride[1] >= stride[2]:
+        return None
+    sizes = (*query.shape[:-1], value.shape[-1])
+    # Axes of one element lie anywhere; expanded ones have no place of their own. Both keep theirs.
+    axes = [axis for axis in range(3) if sizes[axis] > 1 and stride[axis] > 0]
+    by_stride = iter(sorted(axes, key=lambda axis: -stride[axis]))
+    order = [next(by_stride) if axis in axes else axis for axis in range(3)]
+    if order == [0, 1, 2]:
+        return None
+    back = sorted(range(3), key=order.__getitem__)
+    return query.new_empty([sizes[axis] for axis in order] + [sizes[3]]).permute(*back, 3)
+
+
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, options: Options, return_weights: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Out, lse, and the weights if asked for."""
+    keywords = options.keywords()
+    if options.packed:
+        out, lse = _headway.attention_varlen(
+            query, key, value, options.cu_seqlens_q, options.cu_seqlens_k, return_lse=True, **keywords
+        )
+        return out, lse, None
+    place = out_like(query, value)
+    if return_weights:
+        out, weights, lse = _headway.attention(
+            query, key, value, return_weights=True, return_lse=True, out=place, **keywords
+        )
+        return out, lse, weights
+    out, lse = _headway.attention(query, key, value, return_lse=True, out=place, **keywords)
+    return out, lse, None
+
+
+def backward(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    options: Options,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The gradients of query, key, value, bias and sinks; None for those that are not given."""
+    width = value.shape[-1]
+    if grad_lse is not None:
+        # Backward subtracts rowsum(grad_out * out) from the gradient of every score of a row, and the gradient of lse
+        # is added there: one more column, grad_lse times -1, over values of 0.
+        if options.packed:
+            grad_lse = grad_lse.transpose(0, 1)
+        grad_out = torch.cat([grad_out, grad_lse.unsqueeze(-1).to(grad_out.dtype)], dim=-1)
+        out = torch.cat([out, torch.full_like(out[..., :1], -1.0)], dim=-1)
+        value = torch.cat([value, torch.zeros_like(value[..., :1])], dim=-1)
+    keywords = options.keywords()
+    if options.packed:
+        grads = _headway.attention_varlen_backward(
+            grad_out, query, key, value, out, lse, options.cu_seqlens_q, options.cu_seqlens_k, **keywords
+        )
+    else:
+        grads = _headway.attention_backward(grad_out, query, key, value, out, lse, **keywords)
+    grad_value = grads.value if grad_lse is None else grads.value[..., :width]
+    return grads.query, grads.key, grad_value, grads.bias, grads.sinks

@@ -1,0 +1,200 @@
+"""torch.ops.headway.attention and torch.ops.headway.attention_backward: what torch.compile, torch.export, vmap and
+torch.func see, with the shapes of their results, their gradients and their gradients' gradients.
+
+Eager calls that nothing watches go round them (see _dispatch.py): an operator written in Python costs more than a small
+attention takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.torch import _core
+from headway.torch._core import SCHEMA, TENSORS, Options
+from headway.torch._double_backward import double_backward
+from headway.torch._weights import gradients_through_weights
+
+Results = tuple[Tensor, ...]
+
+_transforms_active = torch._C._are_functorch_transforms_active
+
+
+# ---- Forward ----
+
+
+@torch.library.custom_op(
+    "headway::attention",
+    mutates_args=(),
+    schema=f"(Tensor query, Tensor key, Tensor value, {SCHEMA}, bool return_weights) -> (Tensor, Tensor, Tensor)",
+)
+def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Results:
+    """(out, lse, weights); the weights are empty unless return_weights."""
+    out, lse, weights = _core.forward(query, key, value, Options(*rest[:-1]), rest[-1])
+    return out, lse, query.new_empty(0) if weights is None else weights
+
+
+@attention.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Results:
+    options, return_weights = Options(*rest[:-1]), rest[-1]
+    packed = options.packed
+    if not query.dim() == key.dim() == value.dim() or query.dim() not in ((3,) if packed else (2, 3, 4)):
+        raise ValueError(f"attention: query, key and value have {query.dim()}, {key.dim()} and {value.dim()} axes")
+    if not query.dtype == key.dtype == value.dtype:
+        raise TypeError(f"attention: key has type {key.dtype}, value has {value.dtype}, query has {query.dtype}")
+    out = None if packed else _core.out_like(query, value)
+    if out is None:
+        out = query.new_empty(*query.shape[:-1], value.shape[-1])
+    lse = query.new_empty(_core.lse_shape(query, packed), dtype=_core.lse_type(query.dtype))
+    weights = query.new_empty(*query.shape[:-1], key.shape[-2]) if return_weights else query.new_empty(0)
+    return out, lse, weights
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+    """Keeps what the gradients need: query, key, value, out, lse, and the weights where they were asked for."""
+    query, key, value, *rest, return_weights = inputs
+    out, lse, weights = output
+    ctx.set_materialize_grads(False)
+    ctx.plain_options = rest[TENSORS:]
+    ctx.save_for_backward(query, key, value, out, lse, weights if return_weights else None, *rest[:TENSORS])
+
+
+def _gradients(
+    ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None, grad_weights: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """The gradients of all inputs of the operator, from those of its three results."""
+    query, key, value, out, lse, weights, *tensors = ctx.saved_tensors
+    options = Options(*tensors, *ctx.plain_options)
+    return input_gradients(
+        (grad_out, grad_lse, grad_weights), (query, key, value, out, lse, weights), options, ctx.needs_input_grad
+    )
+
+
+def input_gradients(
+    grads: tuple[Tensor | None, ...],
+    saved: tuple[Tensor, ...],
+    options: Options,
+    needed: tuple[bool, ...],
+    eager: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of query, key, value, bias and sinks where needed, and None up to the length of needed.
+
+    grads are those of out, lse and the weights; saved is query, key, value, out, lse and the weights or None.
+    """
+    grad_out, grad_lse, grad_weights = grads
+    query, key, value, out, lse, weights = saved
+    found: list[Tensor | None] = [None] * 5
+    if grad_out is not None or grad_lse is not None:
+        if grad_out is None:
+            grad_out = out.new_zeros(()).expand_as(out)
+        if eager:
+            query, key, value, out, lse = (x.detach() for x in saved[:5])
+            found = list(_core.backward(grad_out, grad_lse, query, key, value, out, lse, options))
+        else:
+            results = _run_backward(grad_out, grad_lse, *saved[:5], *options)
+            found = [*results[:3], None if options.bias is None else results[3]]
+            found.append(None if options.sinks is None else results[4])
+    if grad_weights is not None and weights is not None:
+        more = gradients_through_weights(grad_weights, query, key, lse, weights, options)
+        for index, gradient in more.items():
+            one = found[index]
+            found[index] = gradient if one is None else one + gradient
+    wanted = [gradient if need else None for gradient, need in zip(found, needed)]
+    return (*wanted, *[None] * (len(needed) - 5))
+
+
+# ---- Backward ----
+
+
+@torch.library.custom_op(
+    "headway::attention_backward",
+    mutates_args=(),
+    schema="(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, "
+    f"{SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def attention_backward(grad_out: Tensor, grad_lse: Tensor | None, query: Tensor, *rest: Any) -> Results:
+    """The gradients of query, key, value, bias and sinks; empty for those that are not given."""
+    key, value, out, lse, *options = rest
+    found = _core.backward(grad_out, grad_lse, query, key, value, out, lse, Options(*options))
+    return tuple(query.new_empty(0) if gradient is None else gradient for gradient in found)
+
+
+@attention_backward.register_fake
+def _(
+    grad_out: Tensor,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *options: Any,
+) -> Results:
+    like = (query, key, value, *Options(*options)[:2])
+    found = [
+        query.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in like
+    ]
+    return tuple(found)
+
+
+def _save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
+    ctx.set_materialize_grads(False)
+    first = 7 + TENSORS
+    ctx.plain_options = inputs[first:]
+    ctx.save_for_backward(*inputs[:first])
+
+
+def _double_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    grad_out, grad_lse, query, key, value, _, _, *tensors = ctx.saved_tensors
+    options = Options(*tensors, *ctx.plain_options)
+    found = double_backward(grads, grad_out, grad_lse, query, key, value, options)
+    # out and lse were computed from the inputs: what depends on them is in the inputs' gradients already.
+    rest = [None] * (len(ctx.needs_input_grad) - 9)
+    return (*found[:5], None, None, *found[5:], *rest)
+
+
+attention.register_autograd(_gradients, setup_context=_save)
+attention_backward.register_autograd(_double_backward, setup_context=_save_for_double_backward)
+
+
+# ---- vmap and torch.func ----
+
+
+def _one_by_one(operator: Any) -> Any:
+    """A vmap rule: every item on its own, the results stacked."""
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Results, tuple[int, ...]]:
+        items = [
+            operator(*(arg if axis is None else arg.select(axis, item) for arg, axis in zip(args, in_dims)))
+            for item in range(info.batch_size)
+        ]
+        results = tuple(torch.stack(parts) for parts in zip(*items))
+        return results, (0,) * len(results)
+
+    return rule
+
+
+def _function(operator: Any, save: Any, gradients: Any) -> Any:
+    """The operator as torch.func wants it: an operator's own autograd formula does not serve its transforms."""
+    parts = {
+        "forward": staticmethod(lambda *inputs: operator(*inputs)),
+        "setup_context": staticmethod(save),
+        "backward": staticmethod(gradients),
+        "vmap": staticmethod(_one_by_one(lambda *inputs: run(*inputs))),
+    }
+    function: Any = type(f"{operator._name.replace('::', '_')}_function", (torch.autograd.Function,), parts)
+
+    def run(*inputs: Any) -> Results:
+        results: Results = function.apply(*inputs) if _transforms_active() else operator(*inputs)
+        return results
+
+    return run
+
+
+attention.register_vmap(_one_by_one(attention))
+attention_backward.register_vmap(_one_by_one(attention_backward))
+
+run_attention = _function(attention, _save, _gradients)
+_run_backward = _function(attention_backward, _save_for_double_backward, _double_backward)

@@ -1,0 +1,228 @@
+"""headway.attention and headway.attention_varlen for torch tensors, with gradients."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import Tensor
+
+from headway import _headway
+from headway._suggest import hint
+from headway.torch._core import Options
+from headway.torch._dispatch import Results, attend
+
+Causal = bool | Literal["top_left", "bottom_right"]
+Window = tuple[int | None, int | None]
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: Causal = False,
+    window: Window | None = None,
+    valid_lens: Any | None = None,
+    query_lens: Any | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | Tensor | None = None,
+    return_weights: bool = False,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    engine: str | None = None,
+    **unknown: NoReturn,
+) -> Any:
+    """headway.attention under autograd: the same options, and gradients for query, key, value, bias and sinks.
+
+    query (B, H, Sq, D), key (B, Hkv, Sk, D), value (B, Hkv, Sk, Dv) -> (B, H, Sq, Dv); without heads or batch too.
+    mask is True where a query may attend. Returns out, or a tuple (out[, weights][, lse]), each with a gradient.
+
+    dropout draws its seed from torch's generator where none is given: torch.manual_seed repeats a run. It acts whenever
+    it is above 0: pass dropout=p if self.training else 0.0. out= is for calls that record no gradients.
+
+    >>> import torch, headway.torch
+    >>> query = torch.randn(2, 8, 10, 64, requires_grad=True)
+    >>> key, value = torch.randn(2, 2, 10, 64), torch.randn(2, 2, 10, 64)
+    >>> sinks = torch.zeros(8, requires_grad=True)
+    >>> out = headway.torch.attention(query, key, value, causal=True, window=(4, 0), sinks=sinks)
+    >>> out.sum().backward()
+    >>> out.shape, query.grad.shape, sinks.grad.shape
+    (torch.Size([2, 8, 10, 64]), torch.Size([2, 8, 10, 64]), torch.Size([8]))
+    """
+    if unknown:
+        refuse_keywords("attention", attention, unknown)
+    options = _options(
+        "attention", mask, bias, causal, window, valid_lens, query_lens, scale, softcap, alibi_slopes, sinks, dropout,
+        seed, engine, query.device,
+    )  # fmt: skip
+    if out is not None:
+        return _write_to(out, query, key, value, options, return_weights, return_lse)
+    return _results(attend(query, key, value, options, return_weights), return_weights, return_lse)
+
+
+def attention_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Any,
+    cu_seqlens_k: Any,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: Causal = False,
+    window: Window | None = None,
+    valid_lens: Any | None = None,
+    query_lens: Any | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Any | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | Tensor | None = None,
+    return_lse: bool = False,
+    engine: str | None = None,
+    **unknown: NoReturn,
+) -> Any:
+    """headway.attention_varlen under autograd: attention over packed sequences that never see each other.
+
+    query (total_q, H, D), key (total_k, Hkv, D), value (total_k, Hkv, Dv) -> (total_q, H, Dv). Sequence b is the rows
+    from cu_seqlens_q[b] to cu_seqlens_q[b + 1], and of key and value those from cu_seqlens_k[b] to cu_seqlens_k[b + 1].
+    Options as for attention, positions counted inside a sequence; lse is (H, total_q).
+
+    >>> import torch, headway.torch
+    >>> rows = torch.randn(7, 2, 8, requires_grad=True)
+    >>> starts = torch.tensor([0, 3, 7])
+    >>> out = headway.torch.attention_varlen(rows, rows, rows, starts, starts, causal=True)
+    >>> out.sum().backward()
+    >>> out.shape, rows.grad.shape
+    (torch.Size([7, 2, 8]), torch.Size([7, 2, 8]))
+    """
+    if unknown:
+        refuse_keywords("attention_varlen", attention_varlen, unknown)
+    options = _options(
+        "attention_varlen", mask, bias, causal, window, valid_lens, query_lens, scale, softcap, alibi_slopes, sinks,
+        dropout, seed, engine, query.device,
+    )  # fmt: skip
+    options = options._replace(cu_seqlens_q=_integers(cu_seqlens_q), cu_seqlens_k=_integers(cu_seqlens_k))
+    return _results(attend(query, key, value, options), False, return_lse)
+
+
+def refuse_keywords(function: str, signature: Any, unknown: dict[str, Any]) -> None:
+    """TypeError for the first unknown keyword, with the one that was probably meant."""
+    import inspect
+
+    known = [name for name in inspect.signature(signature).parameters if name not in ("self", "unknown")]
+    name = next(iter(unknown))
+    raise TypeError(f"{function}() got an unexpected keyword argument '{name}'{hint(name, known)}")
+
+
+def draw_seed() -> Tensor:
+    """A seed for dropout from torch's generator."""
+    return torch.randint(-(2**63), 2**63 - 1, ())
+
+
+def _options(
+    operation: str,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: Causal,
+    window: Window | None,
+    valid_lens: Any,
+    query_lens: Any,
+    scale: float | None,
+    softcap: float | None,
+    alibi_slopes: Any,
+    sinks: Tensor | None,
+    dropout: float,
+    seed: int | Tensor | None,
+    engine: str | None,
+    device: torch.device,
+) -> Options:
+    left, right = _sides(operation, window)
+    return Options(
+        bias=bias,
+        sinks=sinks,
+        mask=mask,
+        alibi_slopes=_floats(alibi_slopes, device),
+        valid_lens=_integers(valid_lens),
+        query_lens=_integers(query_lens),
+        seed=_seed(operation, dropout, seed),
+        causal=_alignment(operation, causal),
+        window_left=left,
+        window_right=right,
+        scale=scale,
+        softcap=softcap,
+        dropout=dropout,
+        engine=engine,
+    )
+
+
+def _alignment(operation: str, causal: Causal) -> str:
+    if causal is False:
+        return "none"
+    if causal is True:
+        return "square"
+    if causal in ("top_left", "bottom_right"):
+        return causal
+    error = ValueError if isinstance(causal, str) else TypeError
+    raise error(f"{operation}: causal is {causal!r}, expected False, True, 'top_left' or 'bottom_right'")
+
+
+def _sides(operation: str, window: Window | None) -> Window:
+    if window is None:
+        return None, None
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        error = ValueError if isinstance(window, (tuple, list)) else TypeError
+        raise error(f"{operation}: window is {window!r}, expected a pair (left, right) of integers or None")
+    return window[0], window[1]
+
+
+def _seed(operation: str, dropout: float, seed: int | Tensor | None) -> Tensor | None:
+    if seed is None:
+        return draw_seed() if dropout > 0 else None
+    if isinstance(seed, Tensor):
+        return seed
+    if not isinstance(seed, int):
+        raise TypeError(f"{operation}: seed is {seed!r}, expected an integer")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"{operation}: seed is {seed}, expected 0 to 2^64 - 1")
+    return torch.tensor(seed - 2**64 if seed >= 2**63 else seed)  # its 64 bits
+
+
+def _integers(numbers: Any) -> Tensor | None:
+    """Lengths and bounds: lists become tensors; what is none is left to the call's own checks."""
+    if numbers is None or isinstance(numbers, Tensor):
+        return numbers
+    tensor = torch.as_tensor(numbers)
+    return tensor.long() if tensor.numel() == 0 else tensor
+
+
+def _floats(numbers: Any, device: torch.device) -> Tensor | None:
+    if numbers is None or isinstance(numbers, Tensor):
+        return numbers
+    return torch.as_tensor(numbers, dtype=torch.float64, device=device)
+
+
+def _write_to(
+    out: Tensor, query: Tensor, key: Tensor, value: Tensor, options: Options, return_weights: bool, return_lse: bool
+) -> Any:
+    recorded = [x for x in (query, key, value, options.bias, options.sinks, out) if x is not None and x.requires_grad]
+    if torch.is_grad_enabled() and recorded:
+        raise ValueError("attention: out= records no gradients: leave it away, or call it under torch.no_grad()")
+    return _headway.attention(
+        query, key, value, return_weights=return_weights, return_lse=return_lse, out=out, **options.keywords()
+    )
+
+
+def _results(results: Results, return_weights: bool, return_lse: bool) -> Any:
+    out, lse, weights = results
+    if not return_weights and not return_lse:
+        return out
+    return (out, *([weights] if return_weights else []), *([lse] if return_lse else []))

@@ -1,0 +1,74 @@
+"""Headway behind Hugging Face's attn_implementation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headway.torch._core import Options
+from headway.torch._dispatch import attend
+from headway.torch.functional import draw_seed
+
+
+def register_with_transformers(name: str = "headway") -> None:
+    """Makes attn_implementation="headway" known to Hugging Face transformers.
+
+    Then pass it to from_pretrained or from_config, or call model.set_attn_implementation("headway"). Padding, causal
+    and sliding-window masks, grouped heads, sinks, soft caps, position biases and dropout all go through Headway.
+
+    >>> import torch, headway.torch
+    >>> headway.torch.register_with_transformers()
+    >>> from transformers import BertConfig, BertModel
+    >>> config = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+    >>> model = BertModel._from_config(config, attn_implementation="headway")
+    >>> model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
+    torch.Size([1, 3, 32])
+    """
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+    except ImportError as error:
+        raise ImportError(
+            "register_with_transformers needs transformers 5 or later: pip install transformers"
+        ) from error
+    AttentionInterface.register(name, attention_forward)
+    # The same masks as for torch's attention: bool (B, 1, Sq, Sk), True = attend, None where causal or nothing says it.
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    cache: Any = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls: query (B, H, Sq, D), key and value (B, Hkv, Sk, D) -> (out (B, Sq, H, D), None)."""
+    if cache is not None:
+        raise NotImplementedError("headway: paged caches are not supported: use attn_implementation='sdpa'")
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    options = Options(
+        sinks=s_aux,
+        # A single query is the newest one, and sees every key.
+        causal="top_left" if attention_mask is None and query.shape[2] > 1 and causal else "none",
+        scale=scaling,
+        softcap=softcap,
+        dropout=float(dropout),
+        seed=draw_seed() if dropout > 0 else None,
+        bias=position_bias,
+    )
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        options = options._replace(mask=attention_mask)
+    elif attention_mask is not None:
+        options = options._replace(bias=attention_mask if position_bias is None else attention_mask + position_bias)
+    return attend(query, key, value, options)[0].transpose(1, 2).contiguous(), None

@@ -1,0 +1,75 @@
+"""Headway inside a model that is already there, and out of it again."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from torch import nn
+
+from headway.torch.multihead import MultiheadAttention
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+# Attributes that send torch's encoder past its attention module, into an operator of torch's own.
+_BYPASSES: dict[type[nn.Module], dict[str, Any]] = {
+    nn.TransformerEncoder: {"use_nested_tensor": False},
+    nn.TransformerEncoderLayer: {"activation_relu_or_gelu": 0},
+}
+_SAVED = "_before_headway"
+
+
+def replace_attention(model: _Model) -> _Model:
+    """Makes every torch.nn.MultiheadAttention inside the model a headway.torch.MultiheadAttention, in place.
+
+    Parameters, buffers, hooks and optimizers' references stay what they are. nn.TransformerEncoder and its layers keep
+    going through their attention module, also where torch would take a shortcut past it in inference. Subclasses of
+    nn.MultiheadAttention, which compute something else, are left alone. Returns the model; restore_attention undoes it.
+
+    >>> import torch, headway.torch
+    >>> layer = torch.nn.TransformerEncoderLayer(d_model=32, nhead=4, batch_first=True)
+    >>> model = headway.torch.replace_attention(torch.nn.TransformerEncoder(layer, num_layers=2))
+    >>> model.layers[0].self_attn
+    MultiheadAttention(
+      embed_dim=32, num_heads=4, dropout=0.1, batch_first=True
+      (out_proj): NonDynamicallyQuantizableLinear(in_features=32, out_features=32, bias=True)
+    )
+    >>> model(torch.randn(2, 10, 32)).shape
+    torch.Size([2, 10, 32])
+    """
+    return _swap(model, nn.MultiheadAttention, MultiheadAttention)
+
+
+def restore_attention(model: _Model) -> _Model:
+    """Makes every headway.torch.MultiheadAttention inside the model a torch.nn.MultiheadAttention again, in place.
+
+    >>> import torch, headway.torch
+    >>> model = torch.nn.Transformer(d_model=32, nhead=4, num_encoder_layers=1, num_decoder_layers=1, batch_first=True)
+    >>> model = headway.torch.restore_attention(headway.torch.replace_attention(model))
+    >>> any(isinstance(module, headway.torch.MultiheadAttention) for module in model.modules())
+    False
+    """
+    return _swap(model, MultiheadAttention, nn.MultiheadAttention)
+
+
+def _swap(model: _Model, old: type[nn.Module], new: type[nn.Module]) -> _Model:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch.nn.Module, found {type(model).__name__}")
+    for module in model.modules():
+        if type(module) is old:
+            module.__class__ = new  # one layout: what differs is forward
+    for module in model.modules():
+        for kind, values in _BYPASSES.items():
+            if isinstance(module, kind):
+                _set_bypass(module, values)
+    return model
+
+
+def _set_bypass(module: nn.Module, values: dict[str, Any]) -> None:
+    """Closes torch's ways past the attention modules inside if one of them is Headway's, else opens them again."""
+    inside = any(isinstance(part, MultiheadAttention) for part in module.modules())
+    saved = module.__dict__.get(_SAVED)
+    if inside and saved is None:
+        module.__dict__[_SAVED] = {name: module.__dict__[name] for name in values if name in module.__dict__}
+        module.__dict__.update({name: value for name, value in values.items() if name in module.__dict__})
+    elif not inside and saved is not None:
+        module.__dict__.update(module.__dict__.pop(_SAVED))
