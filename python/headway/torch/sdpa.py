@@ -43,8 +43,9 @@ def scaled_dot_product_attention(
     attn_mask  broadcasts to (..., H, Sq, Sk): bool (True = attend), or floating, added to the scores, with a gradient
     returns    (..., H, Sq, Dv)
 
-    is_causal lets query i see the keys j <= i, also where Sq and Sk differ. dropout_p acts whenever it is above 0, as
-    in torch; its seed comes from torch's generator.
+    is_causal lets query i see the keys j <= i, also where Sq and Sk differ, and of these what attn_mask allows: torch
+    itself refuses the two together in some of its kernels. dropout_p acts whenever it is above 0, as in torch; its seed
+    comes from torch's generator.
 
     One difference: a query that the mask leaves no key for gives 0, never NaN, and gradients of 0.
 
@@ -74,7 +75,7 @@ def scaled_dot_product_attention(
             pass  # shapes that broadcast, or an error that the checks below name better
     if unknown:
         refuse_keywords(_NAME, scaled_dot_product_attention, unknown)
-    _check(query, key, value, attn_mask, dropout_p, is_causal)
+    _check(query, key, value, attn_mask, dropout_p)
     options = Options(
         causal="top_left" if is_causal else "none",
         scale=None if scale is None else float(scale),
@@ -86,9 +87,7 @@ def scaled_dot_product_attention(
     return _broadcast(query, key, value, attn_mask, enable_gqa, options)
 
 
-def _check(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool
-) -> None:
+def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.is_nested:
             raise NotImplementedError(f"{_NAME}: {name} is nested: use headway.torch.attention_varlen")
@@ -100,11 +99,7 @@ def _check(
             raise ValueError(f"{_NAME}: {name} is on {x.device}, query is on {query.device}")
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"{_NAME}: dropout_p is {dropout_p}, expected 0 to 1")
-    if attn_mask is None:
-        return
-    if is_causal:
-        raise ValueError(f"{_NAME}: attn_mask is given and is_causal is True, expected one of them")
-    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+    if attn_mask is not None and attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         raise TypeError(f"{_NAME}: attn_mask has type {attn_mask.dtype}, expected bool (True = attend) or floating")
 
 
