@@ -86,7 +86,9 @@ def test_a_grid_of_options_gives_torch_s_results_and_gradients():
         torch.manual_seed(index)
         inputs = [make(sizes, layout, dtype) for sizes in SHAPES[shape]]
         grouped = shape.startswith("grouped")
-        leads = [sizes[:-2] if not grouped or part == 0 else (*sizes[:-3], 1) for part, sizes in enumerate(SHAPES[shape])]
+        leads = [
+            sizes[:-2] if not grouped or part == 0 else (*sizes[:-3], 1) for part, sizes in enumerate(SHAPES[shape])
+        ]
         mask = make_mask(kind, torch.broadcast_shapes(*leads), inputs[0].shape[-2], inputs[1].shape[-2], dtype)
         options = {"is_causal": causal, "scale": scale, "enable_gqa": grouped}
         out, grads = run(ours, inputs, mask, **options)
@@ -139,14 +141,16 @@ def test_torch_s_own_samples(dtype):
             check_dropout(inputs, dropout, **options)
             continue
         out, grads = run(ours, inputs, mask, **options)
-        expected, wanted = run(F.scaled_dot_product_attention, [in_float64(x) for x in inputs], in_float64(mask), **options)
+        expected, wanted = run(
+            F.scaled_dot_product_attention, [in_float64(x) for x in inputs], in_float64(mask), **options
+        )
         for one, other in zip((out, *grads), (expected, *wanted), strict=True):
             assert_close(one, other, dtype, sample, SAMPLES_SLACK)
 
 
 def check_dropout(inputs, dropout, **options):
     """torch.manual_seed decides what is dropped; what is kept is scaled, forward and backward."""
-    query, key, value = inputs
+    query, key, _ = inputs
     keys = key.shape[-2]
     identity = torch.eye(keys, dtype=query.dtype).expand(*key.shape[:-2], keys, keys)
     torch.manual_seed(3)
@@ -217,7 +221,11 @@ REFUSED = [
     (TypeError, "attn_mask has type torch.int64, expected bool", {"attn_mask": torch.ones(5, 5).long()}),
     (ValueError, "shape .*does not broadcast", {"attn_mask": torch.ones(5, 6)}),
     (ValueError, "shape", {"attn_mask": torch.ones(1, 1, 1, 5, 5)}),
-    (ValueError, "query has 3 heads, expected a multiple of key's 2", {"query": torch.ones(3, 5, 8), "enable_gqa": True}),
+    (
+        ValueError,
+        "query has 3 heads, expected a multiple of key's 2",
+        {"query": torch.ones(3, 5, 8), "enable_gqa": True},
+    ),
     (ValueError, r"expected heads", {"query": torch.ones(5, 8), "enable_gqa": True}),
     (TypeError, "unexpected keyword argument 'atn_mask'; did you mean 'attn_mask'", {"atn_mask": None}),
     (TypeError, "unexpected keyword argument 'causal'; did you mean 'is_causal'", {"causal": True}),

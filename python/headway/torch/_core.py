@@ -146,5 +146,5 @@ def backward(
         )
     else:
         grads = _headway.attention_backward(grad_out, query, key, value, out, lse, **keywords)
-    grad_value = grads.value if grad_lse is None else grads.value[..., :width]
+    grad_value = grads.value if grad_lse is None else grads.value[..., :width].contiguous()
     return grads.query, grads.key, grad_value, grads.bias, grads.sinks

@@ -67,7 +67,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, options: Options, return_w
     if alibi is not None and alibi.requires_grad and torch.is_grad_enabled():
         raise ValueError("attention: alibi_slopes requires grad, and has no gradient: pass what is learnt as bias")
     plain = type(query) in _PLAIN and type(key) in _PLAIN and type(value) in _PLAIN
-    if not plain or is_watched() or not all(x is None or type(x) in _PLAIN for x in options[:TENSORS]):
+    if not plain or query.is_meta or is_watched() or not all(x is None or type(x) in _PLAIN for x in options[:TENSORS]):
         results: Results = _ops.run_attention(query, key, value, *options, return_weights)
         return results
     bias, sinks = options.bias, options.sinks

@@ -38,7 +38,10 @@ def double_backward(
     recorded = torch.is_grad_enabled()  # for a third derivative
 
     def source(x: Tensor | None) -> Tensor | None:
-        return x if x is None or (recorded and x.requires_grad) else x.detach().requires_grad_()
+        # Each one apart from the others, which it may have been computed from.
+        if x is None:
+            return None
+        return x.view_as(x) if recorded and x.requires_grad else x.detach().requires_grad_()
 
     with torch.enable_grad():
         weights = [source(grad_out), source(grad_lse)]

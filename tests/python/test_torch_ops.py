@@ -1,0 +1,341 @@
+"""headway.torch.attention and its operators: gradients, torch.compile, autocast, torch.func, and what is refused."""
+
+import copy
+import inspect
+import math
+
+import numpy as np
+import pytest
+
+import headway
+from cases import random_case
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch.nn.functional as F  # noqa: E402
+
+import headway.torch as ht  # noqa: E402
+from headway.torch import _ops  # noqa: E402
+from headway.torch._core import Options  # noqa: E402
+
+
+def draw(*shape, dtype=torch.float64, grad=True):
+    return torch.randn(shape, dtype=dtype, requires_grad=grad)
+
+
+def as_torch(value):
+    return torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
+
+
+# ---- The same call as headway.attention ----
+
+
+def test_the_options_are_headway_s():
+    def names(function):
+        return [name for name in inspect.signature(function).parameters if name != "unknown"]
+
+    assert names(ht.attention) == names(headway.attention)
+    missing = {"return_weights", "out"}  # weights have no one shape there, and a place for out has nothing to save
+    assert [n for n in names(headway.attention_varlen) if n not in missing] == names(ht.attention_varlen)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_results_and_gradients_are_headway_s_bits(seed):
+    case = random_case(seed, ["float32", "float64", "float16"][seed % 3])
+    inputs = [as_torch(x).requires_grad_() for x in case.inputs]
+    options = {name: as_torch(value) for name, value in case.options.items()}
+    for name in ("bias", "sinks"):
+        if name in options:
+            options[name].requires_grad_()
+    expected = headway.attention(*case.inputs, **case.options, return_weights=True, return_lse=True)
+    found = ht.attention(*inputs, **options, return_weights=True, return_lse=True)
+    for one, other in zip(found, expected):
+        assert one.detach().numpy().tobytes() == np.ascontiguousarray(other).tobytes()
+    wanted = {"query": inputs[0], "key": inputs[1], "value": inputs[2]}
+    wanted |= {name: options[name] for name in ("bias", "sinks") if name in options}
+    grads = torch.autograd.grad(found[0], list(wanted.values()), torch.ones_like(found[0]))
+    ones = np.ones_like(expected[0])
+    other = headway.attention_backward(ones, *case.inputs, expected[0], expected[2], **case.options)
+    for name, one in zip(wanted, grads):
+        assert one.numpy().tobytes() == np.ascontiguousarray(getattr(other, name)).tobytes(), name
+    alone = ht.attention(
+        *(x.detach() for x in inputs), **{n: v.detach() if n in wanted else v for n, v in options.items()}
+    )
+    assert torch.equal(alone.nan_to_num(), found[0].nan_to_num())
+
+
+def test_packed_sequences():
+    rows, starts = draw(9, 4, 8), torch.tensor([0, 4, 4, 9])
+    keys = draw(9, 2, 8)
+    out, lse = ht.attention_varlen(rows, keys, keys, starts, starts, causal=True, return_lse=True)
+    assert lse.shape == (4, 9)
+    alone = ht.attention(*(x[4:].transpose(0, 1)[None] for x in (rows, keys, keys)), causal=True)
+    assert torch.equal(out[4:].transpose(0, 1), alone[0])
+    grads = torch.autograd.grad(out[4:].square().sum(), (rows, keys))
+    expected = torch.autograd.grad(alone.square().sum(), (rows, keys))
+    for one, other in zip(grads, expected):
+        torch.testing.assert_close(one, other)
+    function = lambda q, k: ht.attention_varlen(q, k, k, [0, 4, 9], starts[[0, 1, 3]], return_lse=True)  # noqa: E731
+    assert torch.autograd.gradcheck(function, (rows, keys))
+    with pytest.raises(NotImplementedError, match="no second derivative of packed sequences"):
+        (first,) = torch.autograd.grad(function(rows, keys)[0].square().sum(), rows, create_graph=True)
+        first.sum().backward()
+
+
+# ---- Gradients ----
+
+CASES = {  # for query (1, 2, 3, 2), key and value (1, 1, 4, 2 or 3)
+    "plain": {},
+    "causal": {"causal": "bottom_right"},
+    "window": {"window": (1, 1), "valid_lens": [3]},
+    "softcap": {"softcap": 1.5, "alibi_slopes": [0.1, 0.4]},
+    "rows without keys": {"valid_lens": [[0, 4, 4]], "query_lens": [2]},
+    "masked": {"mask": torch.arange(12).reshape(3, 4) % 3 > 0},
+}
+
+
+@pytest.mark.parametrize("extra", [False, True], ids=["no bias", "bias and sinks"])
+@pytest.mark.parametrize("name", CASES)
+def test_derivatives_of_first_and_second_order(name, extra):
+    torch.manual_seed(0)
+    inputs = [draw(1, 2, 3, 2), draw(1, 1, 4, 2), draw(1, 1, 4, 3)]
+    inputs += [draw(2, 1, 4), draw(2)] if extra else []
+
+    def function(query, key, value, bias=None, sinks=None):
+        out, weights, lse = ht.attention(
+            query, key, value, bias=bias, sinks=sinks, return_weights=True, return_lse=True, **CASES[name]
+        )
+        return out, weights, lse.masked_fill(weights.sum(dim=-1) == 0, 0.0)  # -inf, or the sink, which has no gradient
+
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_derivatives_without_heads_or_batch(rank):
+    torch.manual_seed(1)
+    inputs = [draw(*(2, 4, 3)[3 - rank :]), draw(*(2, 5, 3)[3 - rank :]), draw(*(2, 5, 3)[3 - rank :]), draw(1)]
+    function = lambda q, k, v, s: ht.attention(q, k, v, sinks=s, return_weights=True, return_lse=True)  # noqa: E731
+    assert torch.autograd.gradcheck(function, inputs) and torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+
+
+def test_dropout_has_first_derivatives_and_says_that_it_has_no_second():
+    inputs = [draw(1, 2, 4, 3) for _ in range(3)]
+    function = lambda *x: ht.attention(*x, dropout=0.4, seed=5, return_lse=True)  # noqa: E731
+    assert torch.autograd.gradcheck(function, inputs)
+    (first,) = torch.autograd.grad(function(*inputs)[0].square().sum(), inputs[0], create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative with dropout, found dropout=0.4"):
+        first.sum().backward()
+
+
+@pytest.mark.parametrize("which", range(1, 8))
+def test_only_what_requires_a_gradient_gets_one(which):
+    inputs = [draw(2, 3, 4, 8, grad=bool(which >> part & 1)) for part in range(3)]
+    ht.attention(*inputs, causal=True).sum().backward()
+    assert [x.grad is not None for x in inputs] == [x.requires_grad for x in inputs]
+
+
+def test_little_is_saved_and_changes_in_place_are_seen():
+    x = draw(1, 2, 64, 8)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
+        out = ht.attention(x, x, x)
+    assert len(saved) == 5 and max(math.prod(shape) for shape in saved) == x.numel()  # query, key, value, out, lse
+    y = x * 1
+    out = ht.attention(y, y, y)
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_gradients_of_strided_expanded_and_chosen_parts():
+    x = draw(2, 6, 5, 3, 4)
+    query, key, value = x.permute(3, 0, 2, 1, 4)  # packed: three views of one tensor
+    out = ht.attention(query[:, :, ::2], key, value.expand(2, 5, 6, 4))
+    expected = F.scaled_dot_product_attention(query[:, :, ::2], key, value)
+    torch.testing.assert_close(out, expected)
+    for one, other in zip(*(torch.autograd.grad(r.square().sum(), x) for r in (out, expected))):
+        torch.testing.assert_close(one, other)
+    one = draw(6, 4)
+    ht.attention(one.expand(2, 3, 6, 4), one.expand(2, 3, 6, 4), one.expand(2, 3, 6, 4)).sum().backward()
+    assert one.grad.shape == (6, 4)
+
+
+def test_checkpointing_drops_the_same_weights_again():
+    from torch.utils.checkpoint import checkpoint
+
+    def dropped(x):
+        return ht.attention(x, x, x, dropout=0.5)
+
+    grads = []
+    for call in (dropped, lambda x: checkpoint(dropped, x, use_reentrant=False)):
+        torch.manual_seed(0)
+        x = torch.linspace(-1, 1, 256).reshape(1, 2, 16, 8).requires_grad_()
+        call(x).square().sum().backward()
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+
+
+# ---- Modes ----
+
+
+def test_no_grad_inference_and_out():
+    x = draw(1, 2, 5, 8)
+    with torch.no_grad():
+        assert not ht.attention(x, x, x).requires_grad
+        out = torch.empty(1, 2, 5, 8, dtype=torch.float64)
+        assert ht.attention(x, x, x, out=out) is not None and torch.equal(out, ht.attention(x, x, x))
+    with torch.inference_mode():
+        y = torch.randn(1, 2, 5, 8)
+        assert torch.equal(ht.attention(y, y, y), ht.scaled_dot_product_attention(y, y, y))
+        assert ht.MultiheadAttention(8, 2)(y[0], y[0], y[0])[0].shape == (2, 5, 8)
+    with pytest.raises(ValueError, match="out= records no gradients"):
+        ht.attention(x, x, x, out=out)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_casts_as_torch_s_attention_does(dtype):
+    x, mask = torch.randn(2, 2, 6, 8, requires_grad=True), torch.randn(6, 6)
+    with torch.autocast("cpu", dtype):
+        ours, theirs = (
+            f(x, x, x, attn_mask=mask) for f in (ht.scaled_dot_product_attention, F.scaled_dot_product_attention)
+        )
+        assert ours.dtype == theirs.dtype == dtype
+        torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=0)
+        double = x.double()
+        assert ht.attention(double, double, double).dtype == torch.float64
+        layer = ht.MultiheadAttention(8, 2, add_bias_kv=True)
+        assert layer(x[0], x[0], x[0])[0].dtype == dtype
+    ours.float().sum().backward()
+    assert x.grad.dtype == torch.float32
+
+
+def test_seeds_come_from_torch_s_generator():
+    x = torch.randn(1, 2, 8, 4)
+    outs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        outs.append(ht.attention(x, x, x, dropout=0.5))
+    assert torch.equal(outs[0], outs[1]) and not torch.equal(outs[0], outs[2])
+    given = ht.attention(x, x, x, dropout=0.5, seed=2**64 - 1)
+    assert torch.equal(given, headway.attention(x, x, x, dropout=0.5, seed=2**64 - 1))
+
+
+# ---- Operators ----
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["plain", "strided", "options", "packed", "half"])
+def test_opcheck(kind):
+    inputs = [draw(2, 4, 5, 8), draw(2, 2, 6, 8), draw(2, 2, 6, 4)]
+    options, weights = Options(), False
+    if kind == "strided":
+        inputs = [draw(2, 5, 4, 8).transpose(1, 2).detach().requires_grad_() for _ in range(3)]
+    elif kind == "options":
+        lens = torch.tensor([3, 6])
+        options = Options(
+            bias=draw(4, 1, 6), sinks=draw(4), mask=torch.rand(5, 6) < 0.9, valid_lens=lens, causal="bottom_right",
+            window_left=3, scale=0.3, softcap=4.0,
+        )  # fmt: skip
+        weights = True
+    elif kind == "packed":
+        starts = torch.tensor([0, 3, 7])
+        inputs = [draw(7, 4, 8), draw(7, 2, 8), draw(7, 2, 8)]
+        options = Options(cu_seqlens_q=starts, cu_seqlens_k=starts)
+    elif kind == "half":
+        inputs = [x.detach().bfloat16() for x in inputs]
+    torch.library.opcheck(_ops.attention, (*inputs, *options, weights))
+    out, lse, _ = (x.detach() for x in _ops.attention(*inputs, *options, weights))
+    grad_lse = None
+    if kind == "options":
+        grad_lse = torch.randn_like(lse)
+    else:  # second derivatives are traced once, above
+        inputs = [x.detach() for x in inputs]
+    torch.library.opcheck(_ops.attention_backward, (torch.randn_like(out), grad_lse, *inputs, out, lse, *options))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_compile_in_one_graph():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = ht.MultiheadAttention(16, 4, dropout=0.5, batch_first=True, dtype=torch.float64)
+            self.tutorial = ht.MultiHeadAttention(16, 4).double()
+
+        def forward(self, x, mask):
+            x = x + self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
+            x = x + self.tutorial(x, x, x)
+            return x + ht.scaled_dot_product_attention(x, x, x, is_causal=True) + ht.attention(x, x, x, window=(2, 2))
+
+    torch._dynamo.reset()
+    model = Model()
+    compiled = torch.compile(copy.deepcopy(model).eval(), fullgraph=True, backend="aot_eager")
+    model.eval()
+    mask = torch.ones(7, 7, dtype=torch.bool).triu(1)
+    for batch in (2, 3, 4):  # the second size makes shapes symbolic
+        x = draw(batch, 7, 16)
+        ours, theirs = compiled(x, mask), model(x, mask)
+        torch.testing.assert_close(ours, theirs)
+        for one, other in zip(*(torch.autograd.grad(r.square().sum(), x) for r in (ours, theirs))):
+            torch.testing.assert_close(one, other)
+    training = torch.compile(model.train(), fullgraph=True, backend="aot_eager")
+    torch.manual_seed(0)
+    first = training(x, mask)
+    torch.manual_seed(0)
+    assert torch.equal(first, training(x, mask)) and not torch.equal(first, training(x, mask))
+    first.sum().backward()
+
+
+def test_torch_func():
+    x = draw(3, 2, 4, 5, 8, grad=False)
+    ours, theirs = ht.attention, lambda *x: torch.softmax(x[0] @ x[1].mT / math.sqrt(8), -1) @ x[2]
+    torch.testing.assert_close(torch.vmap(ours)(x, x, x), theirs(x, x, x))
+    torch.testing.assert_close(torch.vmap(ours, in_dims=(0, None, 1))(x, x[0], x.transpose(0, 1)), theirs(x, x[0], x))
+    loss = lambda f: lambda q: f(q, q, q).square().sum()  # noqa: E731
+    for transform in (
+        lambda f: torch.func.grad(f)(x[0]),
+        lambda f: torch.vmap(torch.func.grad(f))(x),
+        lambda f: torch.func.grad(lambda q: torch.func.grad(f)(q).square().sum())(x[0]),
+        lambda f: torch.func.jacrev(f)(x[0]),
+    ):
+        torch.testing.assert_close(transform(loss(ours)), transform(loss(theirs)))
+
+
+# ---- What is refused ----
+
+REFUSED = [
+    (ValueError, "attention: key has head_dim 9, query has 8", {"key": torch.ones(2, 3, 5, 9)}),
+    (TypeError, "attention: key has type f64, query has f32", {"key": torch.ones(2, 3, 5, 8).double()}),
+    (ValueError, "attention: causal is ambiguous with 5 queries and 4 keys", {"causal": True, "short": True}),
+    (ValueError, "attention: causal is 'left', expected False, True", {"causal": "left"}),
+    (TypeError, "attention: causal is 1, expected False, True", {"causal": 1}),
+    (ValueError, "attention: window left is -1, expected 0 or more, or None", {"window": (-1, 0)}),
+    (TypeError, "attention: window is 3, expected a pair", {"window": 3}),
+    (ValueError, r"attention: window is \(1, 2, 3\), expected a pair", {"window": (1, 2, 3)}),
+    (ValueError, "attention: dropout is 1.5, expected 0 to 1", {"dropout": 1.5}),
+    (ValueError, "attention: seed is -1, expected 0 to 2", {"seed": -1}),
+    (TypeError, "attention: seed is 'x', expected an integer", {"seed": "x"}),
+    (TypeError, "attention: mask has type i64, expected bool", {"mask": torch.ones(5, 5).long()}),
+    (ValueError, r"attention: valid_lens\[1\] is 9, expected 0 to 5", {"valid_lens": [1, 9]}),
+    (ValueError, "attention: alibi_slopes requires grad", {"alibi_slopes": torch.ones(3, requires_grad=True)}),
+    (TypeError, "unexpected keyword argument 'is_causal'; did you mean 'causal'", {"is_causal": True}),
+    (TypeError, "unexpected keyword argument 'attn_mask'; did you mean 'mask'", {"attn_mask": None}),
+    (TypeError, "cannot be read through DLPack", {"query": torch.ones(2, 3, 5, 8).to_sparse()}),
+]
+
+
+@pytest.mark.parametrize("error, text, options", REFUSED)
+def test_what_cannot_be_is_named(error, text, options):
+    arguments = {name: torch.ones(2, 3, 5, 8) for name in ("query", "key", "value")} | options
+    if arguments.pop("short", False):
+        arguments["key"] = arguments["value"] = torch.ones(2, 3, 4, 8)
+    with pytest.raises(error, match=text):
+        ht.attention(**arguments)
+
+
+def test_devices_that_the_build_has_no_engine_for():
+    fake = ht.attention(*3 * [torch.ones(1, 2, 3, 4, device="meta")])
+    assert fake.shape == (1, 2, 3, 4) and fake.device.type == "meta"
+    if torch.cuda.is_available() and "cuda" not in headway.engines():
+        with pytest.raises(NotImplementedError, match="attention: "):
+            ht.attention(*3 * [torch.ones(1, 2, 3, 4, device="cuda")])
