@@ -10,11 +10,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.nn.functional as F  # noqa: E402
 
 import headway.torch  # noqa: E402
+from torch_support import one_thread  # noqa: E402, F401
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def test_a_language_model_learns_the_same(tmp_path):
+def test_a_language_model_learns_the_same(one_thread, tmp_path):  # noqa: F811
     example = runpy.run_path(str(ROOT / "examples" / "python" / "train_gpt.py"))
     text, steps = (ROOT / "LICENSE").read_text(), 60
     curves = {
@@ -92,7 +93,7 @@ def causal_model(transformers, name):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", DECODERS)
-def test_decoders_write_the_same_tokens(transformers, name):
+def test_decoders_write_the_same_tokens(one_thread, transformers, name):  # noqa: F811
     model = causal_model(transformers, name).eval()
     prompt = torch.randint(3, 96, (2, 9))
     padding = torch.ones_like(prompt)

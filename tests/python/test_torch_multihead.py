@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import headway.torch  # noqa: E402
 from headway.torch import MultiheadAttention, replace_attention, restore_attention  # noqa: E402
+from torch_support import one_thread  # noqa: E402, F401
 
 WIDTH, HEADS, BATCH = 12, 3, 2
 
@@ -112,7 +113,7 @@ def run(module, inputs, options):
 
 
 @pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
-def test_a_grid_of_options_gives_torch_s_results_and_gradients():
+def test_a_grid_of_options_gives_torch_s_results_and_gradients(one_thread):  # noqa: F811
     ran = 0
     for seed, case in enumerate(combinations(340)):
         theirs, ours, inputs, options = make_case(case, seed)
@@ -129,7 +130,7 @@ def test_a_grid_of_options_gives_torch_s_results_and_gradients():
 
 @pytest.mark.filterwarnings("ignore")  # the samples' module warns about what is not installed
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_torch_s_own_samples(dtype):
+def test_torch_s_own_samples(one_thread, dtype):  # noqa: F811
     pytest.importorskip("expecttest", reason="torch's samples need expecttest")
     from torch.testing._internal.common_methods_invocations import op_db
 
@@ -289,7 +290,7 @@ def make_encoder(**options):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("options", [{}, {"norm_first": True}, {"activation": "gelu"}], ids=str)
-def test_an_encoder_goes_through_headway_and_back(options, monkeypatch):
+def test_an_encoder_goes_through_headway_and_back(one_thread, options, monkeypatch):  # noqa: F811
     model, x = make_encoder(**options), torch.randn(3, 10, 16)
     padding = torch.arange(10) >= torch.tensor([[10], [7], [1]])
     causal = nn.Transformer.generate_square_subsequent_mask(10)

@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: E402
 import headway.torch as ht  # noqa: E402
 from headway.torch import _ops  # noqa: E402
 from headway.torch._core import Options  # noqa: E402
+from torch_support import one_thread  # noqa: E402, F401
 
 
 def draw(*shape, dtype=torch.float64, grad=True):
@@ -96,7 +97,7 @@ CASES = {  # for query (1, 2, 3, 2), key and value (1, 1, 4, 2 or 3)
 
 @pytest.mark.parametrize("extra", [False, True], ids=["no bias", "bias and sinks"])
 @pytest.mark.parametrize("name", CASES)
-def test_derivatives_of_first_and_second_order(name, extra):
+def test_derivatives_of_first_and_second_order(one_thread, name, extra):  # noqa: F811
     torch.manual_seed(0)
     inputs = [draw(1, 2, 3, 2), draw(1, 1, 4, 2), draw(1, 1, 4, 3)]
     inputs += [draw(2, 1, 4), draw(2)] if extra else []
@@ -226,7 +227,7 @@ def test_seeds_come_from_torch_s_generator():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["plain", "strided", "options", "packed", "half"])
-def test_opcheck(kind):
+def test_opcheck(one_thread, kind):  # noqa: F811
     inputs = [draw(2, 4, 5, 8), draw(2, 2, 6, 8), draw(2, 2, 6, 4)]
     options, weights = Options(), False
     if kind == "strided":

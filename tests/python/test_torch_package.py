@@ -76,7 +76,7 @@ def test_document_001():
         (out.square().sum() + cross.square().sum()).backward()
         assert mha.double()(*3 * [torch.ones(1, 2, 32).double()]).dtype == torch.float64
     for (name, one), other in zip(ours[0].named_parameters(), theirs[0].parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, msg=name)
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4, msg=name)  # of float32
     optimizer = torch.optim.SGD(ours[0].parameters(), lr=0.1)
     x = torch.randn(2, 6, 32, dtype=torch.float64)
     losses = []

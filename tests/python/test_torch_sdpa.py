@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.nn.functional as F  # noqa: E402
 
 from headway.torch import scaled_dot_product_attention as ours  # noqa: E402
+from torch_support import one_thread  # noqa: E402, F401
 
 # How far a result of moderate size may be from float64: a few roundings of the type.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}
@@ -76,7 +77,7 @@ def assert_close(found, expected, dtype, case, slack=1):
     assert error <= slack * TOLERANCE[dtype] * size, (case, error, size)
 
 
-def test_a_grid_of_options_gives_torch_s_results_and_gradients():
+def test_a_grid_of_options_gives_torch_s_results_and_gradients(one_thread):  # noqa: F811
     ran, refused_by_torch = 0, 0
     grid = itertools.product(SHAPES, MASKS, CAUSAL, LAYOUTS, SCALES, TOLERANCE)
     for index, case in enumerate(grid):
@@ -131,7 +132,7 @@ def opinfo(name):
 
 @pytest.mark.filterwarnings("ignore")  # the samples' module warns about what is not installed
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_torch_s_own_samples(dtype):
+def test_torch_s_own_samples(one_thread, dtype):  # noqa: F811
     samples = list(opinfo("nn.functional.scaled_dot_product_attention").sample_inputs("cpu", dtype, requires_grad=True))
     assert len(samples) >= 25
     for sample in samples:
