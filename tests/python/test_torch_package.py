@@ -4,6 +4,7 @@ import doctest
 import inspect
 import math
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -159,3 +160,23 @@ def test_examples_run(name):
     assert result.returncode == 0 and "False" not in result.stdout.replace("NaN: False", ""), (
         result.stdout + result.stderr
     )
+
+
+def snippets():
+    """The Python of the migration guide: each block a program of its own."""
+    guides = [path for path in sorted((ROOT / "docs").glob("migrate*.md")) if "headway.torch" in path.read_text()]
+    texts = [block for path in guides for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)]
+    return [text for text in texts if "headway.torch" in text]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("index", range(len(snippets())))
+def test_the_guide_s_snippets_run(index):
+    text = snippets()[index]
+    if "transformers" in text:
+        pytest.importorskip("transformers", reason="transformers is not installed")
+    exec(compile(text, f"snippet {index} of docs/migrate", "exec"), {})
+
+
+def test_the_guide_has_snippets():
+    assert len(snippets()) >= 6
