@@ -162,6 +162,21 @@ def test_gradients_of_strided_expanded_and_chosen_parts():
     assert one.grad.shape == (6, 4)
 
 
+def test_tensors_that_are_stored_negated():
+    def negated(x):
+        view = torch.complex(torch.zeros_like(x), -x).conj().imag
+        assert view.is_neg() and torch.equal(view, x)
+        return view
+
+    x, bias, grad = draw(2, 3, 4, 8), draw(4, 4, grad=False), draw(2, 3, 4, 8, grad=False)
+    for call in (lambda x: ht.attention(x, x, x), lambda x: ht.scaled_dot_product_attention(x, x, x)):
+        assert torch.equal(call(negated(x.detach())), call(x.detach()))
+    one = ht.attention(negated(x), x, negated(x), bias=negated(bias))
+    other = ht.attention(x, x, x, bias=bias)
+    assert torch.equal(one, other)
+    assert torch.equal(*(torch.autograd.grad(out, x, given)[0] for out, given in ((one, negated(grad)), (other, grad))))
+
+
 def test_checkpointing_drops_the_same_weights_again():
     from torch.utils.checkpoint import checkpoint
 

@@ -53,7 +53,7 @@ class Options(NamedTuple):
         for name in ("bias", "sinks", "mask", "alibi_slopes", "valid_lens", "query_lens", "scale", "softcap", "engine"):
             value = getattr(self, name)
             if value is not None:
-                given[name] = value
+                given[name] = value.resolve_neg() if isinstance(value, Tensor) else value
         if self.causal != "none":
             given["causal"] = self.causal == "square" or self.causal
         if self.window_left is not None or self.window_right is not None:
@@ -103,6 +103,8 @@ def forward(
     query: Tensor, key: Tensor, value: Tensor, options: Options, return_weights: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Out, lse, and the weights if asked for."""
+    # A tensor may be stored negated, which DLPack does not tell.
+    query, key, value = query.resolve_neg(), key.resolve_neg(), value.resolve_neg()
     keywords = options.keywords()
     if options.packed:
         out, lse = _headway.attention_varlen(
@@ -131,6 +133,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """The gradients of query, key, value, bias and sinks; None for those that are not given."""
     width = value.shape[-1]
+    grad_out, query, key, value = (x.resolve_neg() for x in (grad_out, query, key, value))
     if grad_lse is not None:
         # Backward subtracts rowsum(grad_out * out) from the gradient of every score of a row, and the gradient of lse
         # is added there: one more column, grad_lse times -1, over values of 0.

@@ -64,13 +64,14 @@ def scaled_dot_product_attention(
         and type(query) is type(key) is type(value) is Tensor
         and not (is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
         and query.is_contiguous()
+        and not (query.is_neg() or key.is_neg() or value.is_neg())
         and not (transforms_active() or modes_active() or autocast_active() or tracing_state() or unknown)
         and (enable_gqa or query.dim() != 4 or query.size(1) == key.size(1))
     ):
         try:
-            if is_causal:
-                return _headway.attention(query, key, value, causal="top_left", scale=scale)
-            return _headway.attention(query, key, value, scale=scale)
+            if not is_causal and scale is None:
+                return _headway.attention(query, key, value)
+            return _headway.attention(query, key, value, causal="top_left" if is_causal else False, scale=scale)
         except (ValueError, TypeError):
             pass  # shapes that broadcast, or an error that the checks below name better
     if unknown:
