@@ -1,5 +1,6 @@
 // explain(): the plan of a call, without the call.
 #include "core/engine.h"
+#include "core/plan.h"
 #include "core/validate.h"
 
 namespace headway {
@@ -12,6 +13,7 @@ Plan explain(ConstTensorView query, ConstTensorView key, ConstTensorView value, 
   problem.wants_lse = request.lse;
   problem.wants_weights = request.weights;
   Plan plan = choose(problem).plan;
+  describe_problem(problem, plan);
   plan.operation = request.backward ? "attention_backward" : "attention";
   return plan;
 }

@@ -95,11 +95,6 @@ std::string with_unit(double value, const char* unit) {
 Plan common_plan(const Problem& problem) {
   Plan plan;
   plan.operation = problem.operation;
-  const Dims rows = {problem.batch, problem.heads, problem.query_len, problem.head_dim};
-  const Dims keys = {problem.batch, problem.kv_heads, problem.key_len, problem.head_dim};
-  const Dims values = {problem.batch, problem.kv_heads, problem.key_len, problem.value_dim};
-  plan.shape = text("query ", rows, ", key ", keys, ", value ", values, ", ", problem.dtype());
-  plan.options = options_text(problem);
   plan.pairs = visited_pairs(problem);
   plan.flops = 2 * static_cast<double>(problem.head_dim + problem.value_dim) * plan.pairs *
                (problem.pass == Pass::backward ? 2.5 : 1.0);
@@ -107,6 +102,14 @@ Plan common_plan(const Problem& problem) {
   plan.all_pairs = static_cast<double>(problem.batch) * static_cast<double>(problem.heads) *
                    static_cast<double>(problem.query_len) * static_cast<double>(problem.key_len);
   return plan;
+}
+
+void describe_problem(const Problem& problem, Plan& plan) {
+  const Dims rows = {problem.batch, problem.heads, problem.query_len, problem.head_dim};
+  const Dims keys = {problem.batch, problem.kv_heads, problem.key_len, problem.head_dim};
+  const Dims values = {problem.batch, problem.kv_heads, problem.key_len, problem.value_dim};
+  plan.shape = text("query ", rows, ", key ", keys, ", value ", values, ", ", problem.dtype());
+  plan.options = options_text(problem);
 }
 
 const char* name(Engine engine) {

@@ -6,6 +6,10 @@
 
 namespace headway {
 
+// The numbers. A call needs no more: for a tiny one the words would take longer than the work.
 Plan common_plan(const Problem& problem);
+
+// The words: shapes and options.
+void describe_problem(const Problem& problem, Plan& plan);
 
 }  // namespace headway
