@@ -5,7 +5,8 @@
 namespace headway {
 
 // The number of threads a call may use, the caller's own included. It starts as HEADWAY_THREADS, else OMP_NUM_THREADS,
-// else the number of CPUs this process may run on. Threads start with the first call that needs them.
+// else the number of CPUs this process may run on. Threads start with the first call that needs them. InvalidArgument
+// when HEADWAY_THREADS is not a positive number.
 int get_threads();
 
 // InvalidArgument unless threads >= 1. Calls that are under way keep their number.

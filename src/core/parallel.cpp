@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
@@ -155,17 +156,21 @@ Pool& pool() {
   return *existing;
 }
 
-// A positive number from the environment, or 0.
-int threads_from(const char* variable) {
-  const char* value = std::getenv(variable);
-  return value == nullptr ? 0 : std::clamp(std::atoi(value), 0, 4096);
-}
+constexpr long most_threads = 4096;  // from the environment
 
 int default_threads() {
-  for (const char* variable : {"HEADWAY_THREADS", "OMP_NUM_THREADS"}) {
-    if (const int threads = threads_from(variable); threads > 0) {
-      return threads;
+  if (const char* value = std::getenv("HEADWAY_THREADS"); value != nullptr && *value != '\0') {
+    char* end = nullptr;
+    errno = 0;
+    const long threads = std::strtol(value, &end, 10);
+    if (*end != '\0' || threads < 1 || errno != 0) {
+      throw InvalidArgument(text("HEADWAY_THREADS: expected 1 or more, found ", value));
     }
+    return static_cast<int>(std::min(threads, most_threads));
+  }
+  // Others' setting, which may be a list: what is not a positive number is no setting.
+  if (const char* value = std::getenv("OMP_NUM_THREADS"); value != nullptr && std::atol(value) > 0) {
+    return static_cast<int>(std::min(std::atol(value), most_threads));
   }
   cpu_set_t allowed;
   const int cpus = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 0;
