@@ -67,6 +67,57 @@ TEST_P(Reproducible, a_batch_item_has_the_same_bits_alone) {
     }
 }
 
+// One sequence that is done at once, and one that is too long for that.
+const Shape in_a_batch[] = {
+    {.batch = 32, .heads = 4, .kv_heads = 2, .queries = 21, .keys = 37, .head_dim = 24, .value_dim = 16},
+    {.batch = 32, .heads = 2, .kv_heads = 2, .queries = 9, .keys = 300, .head_dim = 8, .value_dim = 20}};
+
+TEST_P(Reproducible, a_batch_of_32_changes_no_bit_of_an_item) {
+  for (const Shape& shape : in_a_batch)
+    for (DType type : {DType::f32, DType::bf16})
+      for (const OptionSet& kind : all_kinds(shape)) {
+        if (kind.name != "nothing" && kind.name != "all masks" && kind.name != "all modifiers") continue;
+        SCOPED_TRACE(kind.name);
+        AttentionOptions options = kind.options;
+        options.dropout = 0;  // its mask depends on the item's number
+        const Inputs inputs = random_inputs(shape, type);
+        const Call whole = inputs.call(on_engine(options));
+        const Tensor grad_out = grad_out_of(whole);
+        const Results results = whole.run();
+        const GradientTensors gradients = whole.gradients(grad_out, results);
+        for (std::int64_t b : {0, 13, 31}) {
+          const auto item = [&](const Tensor& tensor) { return tensor.view().slice(0, b, b + 1); };
+          const Call alone{item(inputs.q), item(inputs.k), item(inputs.v), item_options(whole.options, b, b + 1), {}};
+          const Results alone_results = alone.run();
+          EXPECT_TRUE(same_bits(alone_results.out, item(results.out)));
+          EXPECT_TRUE(same_bits(alone_results.lse, item(results.lse)));
+          const GradientTensors alone_gradients = alone.gradients(item(grad_out), alone_results);
+          EXPECT_TRUE(same_bits(alone_gradients.dq, item(gradients.dq)));
+          EXPECT_TRUE(same_bits(alone_gradients.dk, item(gradients.dk)));
+          EXPECT_TRUE(same_bits(alone_gradients.dv, item(gradients.dv)));
+        }
+      }
+}
+
+TEST_P(Reproducible, two_hundred_calls_give_the_same_bits) {
+  for (Shape shape : in_a_batch) {
+    shape.batch = 3;
+    for (const OptionSet& kind : all_kinds(shape)) {
+      if (kind.name != "nothing" && kind.name != "all modifiers") continue;
+      SCOPED_TRACE(kind.name);
+      const Inputs inputs = random_inputs(shape);
+      const Call call = inputs.call(on_engine(kind.options));
+      const Tensor grad_out = grad_out_of(call);
+      const Results results = call.run();
+      const GradientTensors gradients = call.gradients(grad_out, results);
+      for (int repeat = 0; repeat < 200; ++repeat) {
+        ASSERT_TRUE(same_bits(call.run(), results)) << repeat;
+        ASSERT_TRUE(same_bits(call.gradients(grad_out, results), gradients)) << repeat;
+      }
+    }
+  }
+}
+
 TEST_P(Reproducible, weights_and_lse_asked_for_or_not_change_nothing) {
   for (DType type : float_types)
     for (const OptionSet& kind : all_kinds(large)) {

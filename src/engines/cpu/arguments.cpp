@@ -83,6 +83,10 @@ RangeRule range_rule(const Problem& problem, const Sequence& sequence, std::int6
   return rule;
 }
 
+const void* row_address(const ConstTensorView& view, std::int64_t b, std::int64_t h, std::int64_t row) {
+  return matrix_of<Matrix>(view, b, h, row).data;
+}
+
 WritableMatrix writable_matrix(const TensorView& view, std::int64_t b, std::int64_t h) {
   return matrix_of<WritableMatrix>(view, b, h, 0);
 }
@@ -127,31 +131,34 @@ BackwardHead backward_head(const BackwardProblem& problem, const Sequence& seque
   return head;
 }
 
-ForwardArgs forward_args(const ForwardProblem& problem, std::int64_t b, std::int64_t h) {
-  const Sequence current = sequence(problem, b);
-  const std::int64_t g = problem.kv_head(h);
+ForwardArgs forward_args(const ForwardProblem& problem, const Sequence& sequence, std::int64_t b) {
   ForwardArgs args;
-  args.query = matrix_of<Matrix>(problem.query, b, h, current.query_begin);
-  args.key = matrix_of<Matrix>(problem.key, b, g, current.key_begin);
-  args.value = matrix_of<Matrix>(problem.value, b, g, current.key_begin);
-  args.out = matrix_of<WritableMatrix>(problem.out, b, h, current.query_begin);
+  args.head_dim = problem.head_dim;
+  args.value_dim = problem.value_dim;
+  args.ranges = range_rule(problem, sequence, b);
+  args.scale = problem.scale;
+  return args;
+}
+
+void set_head(const ForwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t h,
+              ForwardArgs& args) {
+  const std::int64_t g = problem.kv_head(h);
+  args.query = matrix_of<Matrix>(problem.query, b, h, sequence.query_begin);
+  args.key = matrix_of<Matrix>(problem.key, b, g, sequence.key_begin);
+  args.value = matrix_of<Matrix>(problem.value, b, g, sequence.key_begin);
+  args.out = matrix_of<WritableMatrix>(problem.out, b, h, sequence.query_begin);
   if (problem.lse) {
     const TensorView& lse = *problem.lse;
     args.lse = static_cast<char*>(lse.data()) +
-               row_offset(lse, b, h, current.query_begin) * static_cast<std::int64_t>(size_of(lse.dtype()));
+               row_offset(lse, b, h, sequence.query_begin) * static_cast<std::int64_t>(size_of(lse.dtype()));
     args.lse_stride = lse.stride(2);
   }
   if (problem.weights) {
     args.weights = matrix_of<WritableMatrix>(*problem.weights, b, h, 0);
   }
-  args.head_dim = problem.head_dim;
-  args.value_dim = problem.value_dim;
-  args.ranges = range_rule(problem, current, b);
   args.modifiers = modifiers_of(problem, b, h);
   args.dropout = dropout_of(problem, b, h);
-  args.scale = problem.scale;
   set_sink(problem, h, args.sink, args.has_sink);
-  return args;
 }
 
 }  // namespace headway::cpu

@@ -11,6 +11,9 @@ namespace headway::cpu {
 Storage storage_of(DType dtype);
 RangeRule range_rule(const Problem& problem, const Sequence& sequence, std::int64_t b);
 
+// Where row `row` of head h of batch item b lies.
+const void* row_address(const ConstTensorView& view, std::int64_t b, std::int64_t h, std::int64_t row);
+
 // The [rows, columns] matrix at (b, h) of a [B,H,rows,columns] view.
 WritableMatrix writable_matrix(const TensorView& view, std::int64_t b, std::int64_t h);
 
@@ -21,7 +24,9 @@ BackwardArgs backward_args(const BackwardProblem& problem, const Sequence& seque
 BackwardHead backward_head(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t h,
                            bool bias_is_summed);
 
-// Everything about head h of batch item b but the rows to do.
-ForwardArgs forward_args(const ForwardProblem& problem, std::int64_t b, std::int64_t h);
+// A sequence, without its head and the rows to do; and one of its heads.
+ForwardArgs forward_args(const ForwardProblem& problem, const Sequence& sequence, std::int64_t b);
+void set_head(const ForwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t h,
+              ForwardArgs& args);
 
 }  // namespace headway::cpu

@@ -13,19 +13,17 @@
 #include "engines/cpu/arguments.h"
 #include "engines/cpu/kernels.h"
 #include "engines/cpu/scratch.h"
+#include "engines/cpu/tasks.h"
 #include "headway/threads.h"
 
 namespace headway::cpu {
 namespace {
 
-constexpr double task_flops = 2e6;           // about 20 microseconds of one core
 constexpr std::int64_t prepared_rows = 256;  // rows of one partial sum of a sink's gradient, and of a task
 
 const BackwardKernel& kernel_for(const Problem& problem) {
   return chosen_kernels().backward[static_cast<int>(storage_of(problem.dtype()))];
 }
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 class BackwardRun {
  public:
@@ -48,9 +46,13 @@ class BackwardRun {
     const std::int64_t grouped = whole_per_task();
     const auto tasks = ceil_div(static_cast<std::int64_t>(chunks_.size()), grouped);
     parallel_for(tasks, threads_, [&](std::int64_t task, int worker) {
-      const auto end = std::min<std::int64_t>((task + 1) * grouped, static_cast<std::int64_t>(chunks_.size()));
+      const auto all = static_cast<std::int64_t>(chunks_.size());
+      const std::int64_t end = std::min<std::int64_t>((task + 1) * grouped, all);
+      const std::int64_t foreseen = threads_ == 1 ? all : end;
+      Args args;
       for (std::int64_t c = task * grouped; c < end; ++c) {
-        differentiate(chunks_[static_cast<std::size_t>(c)]);
+        differentiate(args, chunks_[static_cast<std::size_t>(c)],
+                      c + 1 < foreseen ? &chunks_[static_cast<std::size_t>(c) + 1] : nullptr);
         progress.task_done(worker);
       }
       trim_thread_scratch();
@@ -71,6 +73,8 @@ class BackwardRun {
     std::int64_t prepared;    // first of its scalars; -1 for a sequence that is done in one task a kv head
     std::int64_t partials;
     int chunks;
+    std::int64_t scratch;  // bytes of a task
+    bool has_partials;     // of dq
   };
   struct Chunk {
     std::int64_t b, g;
@@ -86,16 +90,20 @@ class BackwardRun {
     std::int64_t scalars = 0;
     std::int64_t sink_parts = 0;
     for (std::int64_t b = 0; b < problem_.batch; ++b) {
-      Place place{sequence(problem_, b), sink_parts, -1, 0, 0};
+      Place place{sequence(problem_, b), sink_parts, -1, 0, 0, 0, false};
       const std::int64_t rows = place.sequence.query_count;
       sink_parts += problem_.heads * ceil_div(rows, prepared_rows);
       place.chunks = kernel_.chunk_count(place.sequence.key_count);
+      BackwardArgs shape = backward_args(problem_, place.sequence, b, 0);
+      shape.head_count = group_;
+      place.scratch = kernel_.scratch_bytes(shape);
+      place.has_partials = problem_.dq && !kernel_.is_short(shape);
       const bool whole = place.chunks == 1 && !sums_bias_;
       if (!whole) {
         place.prepared = scalars;
         scalars += ceil_div(2 * problem_.heads * rows, kernel_.lanes) * kernel_.lanes;
         place.partials = scalars;
-        scalars += problem_.dq ? problem_.heads * place.chunks * rows * padded_dim_ : 0;
+        scalars += place.has_partials ? problem_.heads * place.chunks * rows * padded_dim_ : 0;
       }
       for (std::int64_t g = 0; g < problem_.kv_heads; ++g) {
         for (int chunk = whole ? -1 : 0; chunk < (whole ? 0 : place.chunks); ++chunk) {
@@ -133,7 +141,7 @@ class BackwardRun {
       char* partials = own != nullptr ? own + own_prepared_bytes(rows) : memory_at(place.partials);
       head.prepared_lse = prepared + 2 * index * rows * bytes;
       head.delta = prepared + (2 * index + 1) * rows * bytes;
-      head.dq_partials = problem_.dq ? partials + index * place.chunks * rows * padded_dim_ * bytes : nullptr;
+      head.dq_partials = place.has_partials ? partials + index * place.chunks * rows * padded_dim_ * bytes : nullptr;
     }
     args.sequence.heads = args.heads.data();
     args.sequence.head_count = group_;
@@ -188,27 +196,29 @@ class BackwardRun {
     if (!problem_.dq) {
       return;
     }
-    for_row_blocks([&](const Args& args, std::int64_t, std::int64_t h, std::int64_t block) {
-      kernel_.sum_queries(args.sequence, args.heads[static_cast<std::size_t>(h % group_)], block * prepared_rows,
-                          std::min(args.sequence.queries, (block + 1) * prepared_rows));
+    for_row_blocks([&](const Args& args, std::int64_t b, std::int64_t h, std::int64_t block) {
+      if (places_[static_cast<std::size_t>(b)].has_partials) {
+        kernel_.sum_queries(args.sequence, args.heads[static_cast<std::size_t>(h % group_)], block * prepared_rows,
+                            std::min(args.sequence.queries, (block + 1) * prepared_rows));
+      }
     });
   }
 
-  void differentiate(const Chunk& chunk) {
-    Args args;
+  // `next` is what the thread does afterwards, if that is known.
+  void differentiate(Args& args, const Chunk& chunk, const Chunk* next) {
+    const Place& place = places_[static_cast<std::size_t>(chunk.b)];
     if (chunk.chunk >= 0) {
       fill(args, chunk.b, chunk.g, nullptr);
-      kernel_.gradients(args.sequence, chunk.chunk, thread_scratch(kernel_.scratch_bytes(args.sequence)));
+      kernel_.gradients(args.sequence, chunk.chunk, thread_scratch(place.scratch));
       return;
     }
-    const std::int64_t rows = places_[static_cast<std::size_t>(chunk.b)].sequence.query_count;
+    const std::int64_t rows = place.sequence.query_count;
     const std::int64_t own =
-        own_prepared_bytes(rows) + (problem_.dq ? group_ * rows * padded_dim_ * kernel_.scalar_bytes : 0);
+        own_prepared_bytes(rows) + (place.has_partials ? group_ * rows * padded_dim_ * kernel_.scalar_bytes : 0);
     const std::int64_t rounded = ceil_div(own, 64) * 64;
-    const BackwardArgs shape =
-        backward_args(problem_, places_[static_cast<std::size_t>(chunk.b)].sequence, chunk.b, chunk.g);
-    char* memory = static_cast<char*>(thread_scratch(rounded + kernel_.scratch_bytes(shape)));
+    char* memory = static_cast<char*>(thread_scratch(rounded + place.scratch));
     fill(args, chunk.b, chunk.g, memory);
+    announce(args.sequence, next);
     for (std::int64_t h = chunk.g * group_; h < (chunk.g + 1) * group_; ++h) {
       for (std::int64_t block = 0; block * prepared_rows < rows; ++block) {
         prepare_rows(args, chunk.b, h, block);
@@ -216,10 +226,24 @@ class BackwardRun {
     }
     kernel_.gradients(args.sequence, 0, memory + rounded);
     for (const BackwardHead& head : args.heads) {
-      if (problem_.dq) {
+      if (place.has_partials) {
         kernel_.sum_queries(args.sequence, head, 0, rows);
       }
     }
+  }
+
+  // Tells a sequence where the one after it reads.
+  void announce(BackwardArgs& args, const Chunk* next) const {
+    if (next == nullptr || next->chunk >= 0) {
+      return;
+    }
+    const Sequence& after = places_[static_cast<std::size_t>(next->b)].sequence;
+    const std::int64_t h = next->g * group_;
+    args.next_key = row_address(problem_.key, next->b, next->g, after.key_begin);
+    args.next_value = row_address(problem_.value, next->b, next->g, after.key_begin);
+    args.next_query = row_address(problem_.query, next->b, h, after.query_begin);
+    args.next_grad_out = row_address(problem_.grad_out, next->b, h, after.query_begin);
+    args.next_out = row_address(problem_.out, next->b, h, after.query_begin);
   }
 
   // How many chunks make a task: several short sequences, but only one of a longer one.
@@ -227,9 +251,7 @@ class BackwardRun {
     const double flops = 10.0 * static_cast<double>(group_ * problem_.query_len) *
                          static_cast<double>(problem_.key_len) *
                          static_cast<double>(problem_.head_dim + problem_.value_dim) / 2;
-    const auto count = static_cast<std::int64_t>(chunks_.size());
-    return std::clamp<std::int64_t>(static_cast<std::int64_t>(task_flops / std::max(flops, 1.0)), 1,
-                                    std::max<std::int64_t>(1, ceil_div(count, threads_)));
+    return units_in_task(static_cast<std::int64_t>(chunks_.size()), flops, threads_);
   }
 
   // Zeros where no task writes: behind the end of a shorter sequence, or everywhere when there is nothing to sum.
@@ -333,7 +355,13 @@ class BackwardRun {
 
 void describe_backward(const Problem& problem, Plan& plan) {
   const BackwardKernel& kernel = kernel_for(problem);
-  plan.kernel = "panels of keys in lanes, dQ partials per chunk of keys";
+  BackwardArgs shape;
+  shape.queries = problem.query_len;
+  shape.ranges.keys = problem.key_len;
+  shape.head_dim = problem.head_dim;
+  shape.value_dim = problem.value_dim;
+  plan.kernel = kernel.is_short(shape) ? "panels of keys in lanes, all queries and keys at once"
+                                       : "panels of keys in lanes, dQ partials per chunk of keys";
   plan.query_block = kernel.region_rows;
   plan.key_block = kernel.region_keys;
   const int chunks = kernel.chunk_count(problem.key_len);

@@ -11,12 +11,12 @@
 #include "engines/cpu/arguments.h"
 #include "engines/cpu/kernels.h"
 #include "engines/cpu/scratch.h"
+#include "engines/cpu/tasks.h"
 #include "headway/threads.h"
 
 namespace headway::cpu {
 namespace {
 
-constexpr double task_flops = 2e6;  // about 20 microseconds of one core
 constexpr std::int64_t panel_bytes_limit = std::int64_t{1}
                                            << 19;  // Q and O panels of a task in half a megabyte of cache
 
@@ -38,7 +38,7 @@ std::int64_t panels_of_unit(const Problem& problem, const ForwardKernel& kernel,
   std::int64_t panels = std::clamp<std::int64_t>(panel_bytes_limit / bytes, 1, kernel.most_panels);
   const auto units = [&](std::int64_t count) {
     const std::int64_t rows = count * kernel.panel_rows;
-    return problem.batch * problem.heads * ((problem.query_len + rows - 1) / rows);
+    return problem.batch * problem.heads * ceil_div(problem.query_len, rows);
   };
   while (panels > 1 && units(panels) < 4 * threads) {
     panels /= 2;
@@ -88,7 +88,7 @@ class Units {
   }
 
  private:
-  std::int64_t blocks(std::int64_t rows) const { return (rows + rows_ - 1) / rows_; }
+  std::int64_t blocks(std::int64_t rows) const { return ceil_div(rows, rows_); }
 
   const ForwardProblem& problem_;
   std::int64_t rows_;
@@ -118,14 +118,58 @@ void describe_forward(const Problem& problem, Plan& plan) {
   const std::int64_t panels = panels_of_unit(problem, kernel, threads);
   plan.query_block = panels * kernel.panel_rows;
   plan.key_block = kernel.key_block;
-  const std::int64_t blocks = (problem.query_len + plan.query_block - 1) / plan.query_block;
-  plan.tasks = problem.batch * problem.heads * blocks;
+  plan.tasks = problem.batch * problem.heads * ceil_div(problem.query_len, plan.query_block);
   plan.threads = static_cast<int>(std::clamp<std::int64_t>(plan.tasks, 1, threads));
   plan.scratch_bytes = static_cast<double>(kernel.scratch_bytes(scratch_args(problem), panels)) * plan.threads;
-  plan.kernel = "panels of queries in lanes, online softmax";
+  plan.kernel = problem.key_len <= kernel.short_keys ? "panels of queries in lanes, all keys at once"
+                                                     : "panels of queries in lanes, online softmax";
 }
 
 namespace {
+
+// The arguments of one unit after another.
+class UnitArgs {
+ public:
+  UnitArgs(const ForwardProblem& problem, const Units& units) : problem_(problem), units_(units) {}
+
+  // Those of unit `index`; `next` is the one that the thread does afterwards, or -1.
+  const ForwardArgs& at(std::int64_t index, std::int64_t next) {
+    const Units::Unit unit = units_.unit(index);
+    if (unit.b != b_) {
+      b_ = unit.b;
+      sequence_ = sequence(problem_, b_);
+      args_ = forward_args(problem_, sequence_, b_);
+    }
+    set_head(problem_, sequence_, b_, unit.h, args_);
+    args_.row_begin = unit.row_begin;
+    args_.row_end = unit.row_end;
+    announce(next);
+    return args_;
+  }
+
+ private:
+  // Where the next unit reads.
+  void announce(std::int64_t next) {
+    args_.next_query = args_.next_key = args_.next_value = nullptr;
+    if (next < 0) {
+      return;
+    }
+    const Units::Unit unit = units_.unit(next);
+    const std::int64_t g = problem_.kv_head(unit.h);
+    const Sequence after = unit.b == b_ ? sequence_ : sequence(problem_, unit.b);
+    args_.next_query = row_address(problem_.query, unit.b, unit.h, after.query_begin + unit.row_begin);
+    if (const void* key = row_address(problem_.key, unit.b, g, after.key_begin); key != args_.key.data) {
+      args_.next_key = key;
+      args_.next_value = row_address(problem_.value, unit.b, g, after.key_begin);
+    }
+  }
+
+  const ForwardProblem& problem_;
+  const Units& units_;
+  std::int64_t b_ = -1;
+  Sequence sequence_;
+  ForwardArgs args_;
+};
 
 void run_units(const ForwardProblem& problem, const Plan& plan, const ForwardKernel& kernel,
                void (*run)(const ForwardArgs&, void*)) {
@@ -133,20 +177,18 @@ void run_units(const ForwardProblem& problem, const Plan& plan, const ForwardKer
   if (units.count() == 0) {
     return;
   }
-  const double unit_flops = std::max(1.0, plan.flops / static_cast<double>(units.count()));
-  const std::int64_t group = std::clamp<std::int64_t>(static_cast<std::int64_t>(task_flops / unit_flops), 1,
-                                                      (units.count() + plan.threads - 1) / plan.threads);
-  const std::int64_t tasks = (units.count() + group - 1) / group;
+  const std::int64_t group =
+      units_in_task(units.count(), plan.flops / static_cast<double>(units.count()), plan.threads);
+  const std::int64_t tasks = ceil_div(units.count(), group);
   const std::int64_t scratch = kernel.scratch_bytes(scratch_args(problem), plan.query_block / kernel.panel_rows);
   SharedProgress progress(problem.operation, problem.progress, tasks);
   parallel_for(tasks, plan.threads, [&](std::int64_t task, int worker) {
     void* memory = thread_scratch(scratch);
-    for (std::int64_t index = task * group; index < std::min((task + 1) * group, units.count()); ++index) {
-      const Units::Unit unit = units.unit(index);
-      ForwardArgs args = forward_args(problem, unit.b, unit.h);
-      args.row_begin = unit.row_begin;
-      args.row_end = unit.row_end;
-      run(args, memory);
+    const std::int64_t end = std::min((task + 1) * group, units.count());
+    const std::int64_t foreseen = plan.threads == 1 ? units.count() : end;
+    UnitArgs args(problem, units);
+    for (std::int64_t index = task * group; index < end; ++index) {
+      run(args.at(index, index + 1 < foreseen ? index + 1 : -1), memory);
     }
     trim_thread_scratch();
     progress.task_done(worker);

@@ -17,10 +17,12 @@ struct ForwardKernel {
   int panel_rows;   // queries that one panel holds
   int most_panels;  // that share a block of keys with profit
   int key_block;
+  std::int64_t short_keys = 0;  // sequences of up to so many keys are done at once
 };
 
 // kernel/backward_args.h says what each task does and may read.
 struct BackwardKernel {
+  bool (*is_short)(const BackwardArgs& args);  // whether P and dS are kept whole, and no dq partials
   int (*chunk_count)(std::int64_t keys);
   void (*cut)(BackwardArgs& args);  // fills in the chunks
   double (*prepare)(const BackwardArgs& args, const BackwardHead& head, std::int64_t row_begin, std::int64_t row_end);

@@ -12,6 +12,7 @@
 #include "engines/cpu/gemm/args.h"
 #include "engines/cpu/kernels.h"
 #include "engines/cpu/scratch.h"
+#include "engines/cpu/tasks.h"
 #include "headway/threads.h"
 
 namespace headway::cpu {
@@ -23,7 +24,6 @@ constexpr std::int64_t rows_of_copies = 128, columns_of_copies = 1024;
 constexpr std::int64_t rows_in_place = 512;
 constexpr std::int64_t deep = 1024, columns_of_deep = 256;  // sums of several chunks wait in the cache
 constexpr std::int64_t scanned_rows = 256;                  // by a task that only looks at numbers
-constexpr double task_flops = 2e6;                          // about 20 microseconds of one core
 constexpr double bytes_as_rows = 8;  // reading a number of `right` costs as much as 8 rows of FMAs
 
 // ---- Views as lists of rows ----
@@ -48,8 +48,6 @@ ItemRows<Void> matrix_rows(BasicTensorView<Void> matrix) {  // [rows,width]
 std::int64_t row_count(ConstTensorView batch) { return batch.size(1) == 0 ? 0 : batch.size(0) * batch.size(1); }
 
 // ---- One product ----
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 class Product {
  public:

@@ -66,6 +66,8 @@ struct ForwardArgs {
   double sink = 0;
   bool has_sink = false;
   std::int64_t row_begin = 0, row_end = 0;  // the query rows to do now
+  // The first rows of the head that this thread does next, to be fetched; null: not known, or the same ones.
+  const void *next_query = nullptr, *next_key = nullptr, *next_value = nullptr;
 };
 
 }  // namespace headway::cpu

@@ -41,14 +41,12 @@ class Backward {
   static constexpr int width = S::lanes * S::panel_vectors;
 
   // Scratch of a task, in Scalars.
-  static std::int64_t scratch_size(const BackwardArgs& args) { return Layout(args, nullptr).scratch.used; }
+  static std::int64_t scratch_size(const BackwardArgs& args) { return Layout(args, false, nullptr).scratch.used; }
 
-  Backward(const BackwardArgs& args, int chunk, Scalar* scratch) : args_(args), chunk_(chunk), at_(args, scratch) {}
+  Backward(const BackwardArgs& args, int chunk, Scalar* scratch) : Backward(args, chunk, false, scratch) {}
 
   HEADWAY_NOINLINE void run() {
-    for (std::int64_t block = 0; block < block_count(args_); ++block) {
-      at_.blocks[block] = row_block(args_, block);
-    }
+    find_blocks();
     for (std::int64_t k = args_.chunk_begin[chunk_]; k < args_.chunk_begin[chunk_ + 1]; k += group_keys<S>(args_)) {
       group_ = {k, smaller(k + group_keys<S>(args_), args_.chunk_begin[chunk_ + 1])};
       load_group();
@@ -63,6 +61,10 @@ class Backward {
   }
 
  protected:
+  // whole: the tiles of all blocks of queries are kept, dS and P; else dS of one block and P of one tile.
+  Backward(const BackwardArgs& args, int chunk, bool whole, Scalar* scratch)
+      : args_(args), chunk_(chunk), whole_(whole), at_(args, whole, scratch) {}
+
   struct Layout {
     Scratch<Scalar> scratch;
     Scalar *key_panels, *value_panels, *dk_panels, *dv_panels, *dk_totals, *dv_totals, *key_rows;
@@ -71,24 +73,26 @@ class Backward {
     Range* spans;
     RowBlock* blocks;
 
-    Layout(const BackwardArgs& args, Scalar* base) : scratch{base} {
+    Layout(const BackwardArgs& args, bool whole, Scalar* base) : scratch{base} {
       const std::int64_t keys = group_keys<S>(args);
+      const std::int64_t rows = (whole ? block_count(args) : 1) * query_block;
+      const std::int64_t tiles = (whole ? block_count(args) : 1) * group_panels<S>(args);
       const std::int64_t total_keys = block_count(args) * args.head_count > blocks_in_sum ? keys : 0;
       key_panels = scratch.template take<Scalar>(args.head_dim * keys);
       value_panels = scratch.template take<Scalar>(args.value_dim * keys);
-      dk_panels = scratch.template take<Scalar>(args.head_dim * keys);
-      dv_panels = scratch.template take<Scalar>(args.value_dim * keys);
+      dk_panels = scratch.template take<Scalar>(padded<S>(args.head_dim) * keys);
+      dv_panels = scratch.template take<Scalar>(padded<S>(args.value_dim) * keys);
       dk_totals = scratch.template take<Scalar>(args.head_dim * total_keys);
       dv_totals = scratch.template take<Scalar>(args.value_dim * total_keys);
       key_rows = scratch.template take<Scalar>(padded<S>(args.head_dim) * keys);
-      weights = scratch.template take<Scalar>(query_block * width);
-      gradients = scratch.template take<Scalar>(query_block * keys);
+      weights = scratch.template take<Scalar>((whole ? tiles : 1) * query_block * width);
+      gradients = scratch.template take<Scalar>(tiles * query_block * width);
       slopes = scratch.template take<Scalar>(query_block * width);
-      query_copy = scratch.template take<Scalar>(query_block * args.head_dim);
-      grad_out_copy = scratch.template take<Scalar>(query_block * args.value_dim);
-      allowed = scratch.template take<std::uint64_t>(query_block * group_panels<S>(args));
+      query_copy = scratch.template take<Scalar>(rows * padded<S>(args.head_dim));
+      grad_out_copy = scratch.template take<Scalar>(rows * padded<S>(args.value_dim));
+      allowed = scratch.template take<std::uint64_t>(tiles * query_block);
       kept = scratch.template take<std::uint64_t>(query_block);
-      spans = scratch.template take<Range>(query_block / edge_rows * group_panels<S>(args));
+      spans = scratch.template take<Range>(tiles * (query_block / edge_rows));
       blocks = scratch.template take<RowBlock>(block_count(args));
     }
   };
@@ -103,16 +107,24 @@ class Backward {
   int panel_count() const { return static_cast<int>((group_.end - group_.begin + width - 1) / width); }
   int panel_keys(int p) const { return at_most(group_.end - group_.begin - p * width, width); }
   int panel_vectors(int p) const { return (panel_keys(p) + lanes - 1) / lanes; }
-  Scalar* tile_gradients(int p) const { return at_.gradients + p * query_block * width; }
-  std::uint64_t* tile_allowed(int p) const { return at_.allowed + p * query_block; }
-  Range* tile_spans(int p) const { return at_.spans + p * (query_block / edge_rows); }
+  std::int64_t tile(int p) const { return whole_ ? block_ * panel_count() + p : p; }
+  Scalar* tile_weights(int p) const { return at_.weights + (whole_ ? tile(p) : 0) * query_block * width; }
+  Scalar* tile_gradients(int p) const { return at_.gradients + tile(p) * query_block * width; }
+  std::uint64_t* tile_allowed(int p) const { return at_.allowed + tile(p) * query_block; }
+  Range* tile_spans(int p) const { return at_.spans + tile(p) * (query_block / edge_rows); }
+
+  void find_blocks() {
+    for (std::int64_t block = 0; block < block_count(args_); ++block) {
+      at_.blocks[block] = row_block(args_, block);
+    }
+  }
 
   virtual void load_group() {
     clear_sums();
     pack_group();
   }
 
-  HEADWAY_NOINLINE void pack_group() {
+  void pack_panels() {
     const Scalar factor = TileGradients<S>::score_factor(args_.scale, args_.heads[0].modifiers);
     for (int p = 0; p < panel_count(); ++p) {
       for (int v = 0; v < panel_vectors(p); ++v) {
@@ -124,6 +136,10 @@ class Backward {
                                at_.value_panels + p * args_.value_dim * width + v * lanes, width);
       }
     }
+  }
+
+  HEADWAY_NOINLINE void pack_group() {
+    pack_panels();
     const std::int64_t keys = group_.end - group_.begin;
     const std::int64_t ld = padded<S>(args_.head_dim);
     if (ld != args_.head_dim) {
@@ -185,7 +201,7 @@ class Backward {
   // ---- A block of queries ----
 
   const RowBlock& rows() const { return at_.blocks[block_]; }
-  bool wants_dq() const { return head_->dq_partials != nullptr; }
+  bool wants_dq() const { return head_->dq.data != nullptr; }
   bool wants_gradients() const { return wants_dq() || args_.dk.data != nullptr || head_->dbias.data != nullptr; }
 
   void visit() {
@@ -208,6 +224,7 @@ class Backward {
     grad_out_ = block_rows(head_->grad_out, args_.value_dim, at_.grad_out_copy);
     bool forbids = false;
     for (int p = 0; p < panel_count(); ++p) {
+      look_ahead(p);
       forbids |= visit_panel(p);
     }
     if (wants_dq()) {
@@ -230,29 +247,35 @@ class Backward {
 
   // Returns whether the tile has forbidden pairs.
   bool visit_panel(int p) {
-    const ChunkPlace place{rows().begin, rows().count, group_.begin + p * width, panel_keys(p)};
-    const Range keys{place.key_begin, place.key_begin + place.keys};
-    if (!overlap(rows().hull, keys)) {
-      skip_panel(p, keys);
+    if (!overlap(rows().hull, keys_of(p))) {
+      skip_panel(p);
       return false;
     }
+    const bool forbids = compute_tile(p);
+    if (args_.dv.data != nullptr) {
+      add_keys(p, has_edge(keys_of(p)), forbids, tile_weights(p), grad_out_, args_.value_dim, at_.dv_panels);
+    }
+    if (args_.dk.data != nullptr) {
+      add_keys(p, has_edge(keys_of(p)), forbids, tile_gradients(p), query_, args_.head_dim, at_.dk_panels);
+    }
+    return forbids;
+  }
+
+  Range keys_of(int p) const { return {group_.begin + p * width, group_.begin + p * width + panel_keys(p)}; }
+
+  // P and dS of the block and panel p, and the bias's gradient. Returns whether any pair is forbidden.
+  bool compute_tile(int p) {
+    const ChunkPlace place{rows().begin, rows().count, group_.begin + p * width, panel_keys(p)};
     const Tile<S> tile = tile_at<S>(p, place, {query_.data, query_.ld}, {grad_out_.data, grad_out_.ld}, at_.key_panels,
                                     at_.value_panels);
     TileGradients<S> gradients(args_, *head_, tile);
-    const bool edge = has_edge(keys);
-    const bool forbids = gradients.run(edge, wants_gradients());
+    const bool forbids = gradients.run(has_edge(keys_of(p)), wants_gradients());
     if (head_->dbias.data != nullptr) {
       store_as(head_->dbias, head_->dbias_storage, place.row_begin, place.rows, place.key_begin, place.keys,
                tile.gradients, width);
     }
     if (head_->modifiers.softcap != 0) {
       gradients.apply_slopes();
-    }
-    if (args_.dv.data != nullptr) {
-      add_keys(p, edge, forbids, tile.weights, grad_out_, args_.value_dim, at_.dv_panels);
-    }
-    if (args_.dk.data != nullptr) {
-      add_keys(p, edge, forbids, tile.gradients, query_, args_.head_dim, at_.dk_panels);
     }
     return forbids;
   }
@@ -273,27 +296,30 @@ class Backward {
             static_cast<const Scalar*>(head_->delta) + rows().begin,
             key_panels + p * folded<T>(args_.head_dim) * width,
             value_panels + p * folded<T>(args_.value_dim) * width,
-            at_.weights,
+            tile_weights(p),
             tile_gradients(p),
             at_.slopes,
             tile_allowed(p),
             at_.kept,
             tile_spans(p),
-            rows_ahead(head_->query, args_.head_dim, p),
-            rows_ahead(head_->grad_out, args_.value_dim, p),
+            query_ahead_,
+            grad_out_ahead_,
             pairs_ahead(head_->modifiers.mask, 1, p),
             pairs_ahead(head_->modifiers.bias, storage_size(head_->modifiers.bias_storage), p)};
   }
 
-  // The next block's rows, fetched during the last panel.
-  Ahead rows_ahead(const Matrix& matrix, std::int64_t columns, int p) const {
+  // The next block's rows are fetched during the last panel.
+  void look_ahead(int p) {
+    const bool last = p + 1 == panel_count();
+    query_ahead_ = last ? rows_ahead(head_->query, args_.head_dim) : Ahead{};
+    grad_out_ahead_ = last ? rows_ahead(head_->grad_out, args_.value_dim) : Ahead{};
+  }
+
+  Ahead rows_ahead(const Matrix& matrix, std::int64_t columns) const {
     const std::int64_t row = rows().begin + query_block;
-    const auto size = static_cast<std::int64_t>(sizeof(In));
-    if (p + 1 != panel_count() || row >= args_.queries || matrix.column_stride != 1) {
-      return {};
-    }
-    return {static_cast<const char*>(matrix.data) + row * matrix.row_stride * size, matrix.row_stride * size,
-            columns * size, smaller(query_block, args_.queries - row)};
+    const std::int64_t bytes = row * matrix.row_stride * static_cast<std::int64_t>(sizeof(In));
+    return ahead_of<In>(row < args_.queries ? static_cast<const char*>(matrix.data) + bytes : nullptr, matrix,
+                        smaller(query_block, args_.queries - row), columns);
   }
 
   // The rows of a mask or bias that the next tile wants: the next panel's, or the first panel's of the next block.
@@ -308,7 +334,7 @@ class Backward {
             smaller(width, group_.end - key) * size, smaller(query_block, args_.queries - row)};
   }
 
-  void skip_panel(int p, const Range& keys) {
+  void skip_panel(int p) {
     for (int group = 0; group * edge_rows < rows().count; ++group) {
       tile_spans(p)[group] = {0, 0};
     }
@@ -316,7 +342,7 @@ class Backward {
       tile_allowed(p)[r] = 0;
     }
     if (head_->dbias.data != nullptr) {
-      clear_bias(keys);
+      clear_bias(keys_of(p));
     }
   }
 
@@ -346,7 +372,7 @@ class Backward {
     Scalar* target = targets + p * columns * width;
     if (edge) {
       for (int v = 0; v < panel_vectors(p); ++v) {
-        const Range reach = rows_reaching(p, v);
+        const Range reach = rows_reaching(p, {v * lanes, (v + 1) * lanes});
         add_keys_of<T, 1>(pairs + v * lanes, rows_of, reach, columns, target + v * lanes);
       }
       return;
@@ -360,11 +386,11 @@ class Backward {
     }
   }
 
-  // The rows of the block between the first and the last group that reaches vector v of the panel.
-  Range rows_reaching(int p, int v) const {
+  // The rows of the block between the first and the last group that reaches some of the panel's keys.
+  Range rows_reaching(int p, const Range& keys) const {
     Range reach{0, 0};
     for (int group = 0; group * edge_rows < rows().count; ++group) {
-      if (overlap(tile_spans(p)[group], {v * lanes, (v + 1) * lanes})) {
+      if (overlap(tile_spans(p)[group], keys)) {
         reach.begin = reach.begin == reach.end ? group * edge_rows : reach.begin;
         reach.end = smaller((group + 1) * edge_rows, rows().count);
       }
@@ -482,21 +508,26 @@ class Backward {
   HEADWAY_NOINLINE void add_queries_carefully(const Rows<Scalar>& keys) {
     for (int r = 0; r < rows().count; ++r) {
       for (std::int64_t d = 0; d < args_.head_dim; ++d) {
-        Scalar sum = 0;
-        for (std::int64_t key = 0; key < group_.end - group_.begin; ++key) {
-          const auto p = static_cast<int>(key / width);
-          if ((tile_allowed(p)[r] >> (key % width) & 1) != 0) {
-            sum = S::fma_scalar(tile_gradients(p)[r * width + key % width], keys.data[key * keys.ld + d], sum);
-          }
-        }
         Scalar& total = partial()[r * keys.ld + d];
-        total = total + sum;
+        total = total + careful_query_sum(keys, r, d);
       }
     }
   }
 
+  Scalar careful_query_sum(const Rows<Scalar>& keys, int r, std::int64_t d) const {
+    Scalar sum = 0;
+    for (std::int64_t key = 0; key < group_.end - group_.begin; ++key) {
+      const auto p = static_cast<int>(key / width);
+      if ((tile_allowed(p)[r] >> (key % width) & 1) != 0) {
+        sum = S::fma_scalar(tile_gradients(p)[r * width + key % width], keys.data[key * keys.ld + d], sum);
+      }
+    }
+    return sum;
+  }
+
   const BackwardArgs& args_;
   int chunk_;
+  bool whole_;
   Layout at_;
   Range group_{};
   int blocks_summed_ = 0;    // since the last fold
@@ -504,6 +535,7 @@ class Backward {
   const BackwardHead* head_ = nullptr;
   std::int64_t block_ = 0;
   Rows<Scalar> query_{}, grad_out_{};
+  Ahead query_ahead_{}, grad_out_ahead_{};  // for the tile at hand to fetch
 };
 
 }  // namespace

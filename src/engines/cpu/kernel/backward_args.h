@@ -3,7 +3,7 @@
 // are done:
 //   prepare    a head's rows, cut anywhere                 lse and delta, from grad_out, out and lse
 //   gradients  a chunk of keys, all heads of the group     dk, dv, a dq partial per head, dbias where no axis is summed
-//   sum        a head's rows, in multiples of query_block  dq from the partials
+//   sum        a head's rows, in multiples of query_block  dq from the partials; short sequences have none
 //   bias       a region of dbias                           dbias where axes are summed over; needs `prepare` alone
 // The bits depend on the chunks, which key_chunks() derives from the ranges alone, and on no other cut.
 #pragma once
@@ -26,9 +26,10 @@ struct BackwardHead {
   bool has_sink = false;
   void* prepared_lse = nullptr;  // [Sq] in the compute type: lse in the units of the scores
   void* delta = nullptr;         // [Sq] in the compute type: <grad_out, out>
-  void* dq_partials = nullptr;   // [chunks][Sq][padded D] in the compute type, 64-byte aligned; null: dq is not wanted
-  WritableMatrix dq;             // [Sq, D]
-  WritableMatrix dbias;          // [Sq, Sk]; data null: not wanted, or summed over axes
+  void* dq_partials =
+      nullptr;           // [chunks][Sq][padded D] in the compute type, 64-byte aligned; null: not wanted, or short
+  WritableMatrix dq;     // [Sq, D]; data null: not wanted
+  WritableMatrix dbias;  // [Sq, Sk]; data null: not wanted, or summed over axes
   Storage dbias_storage = Storage::f32;
 };
 
@@ -43,6 +44,10 @@ struct BackwardArgs {
   double scale = 1;
   std::int64_t chunk_begin[most_key_chunks + 1] = {};  // chunk c holds keys [chunk_begin[c], chunk_begin[c + 1])
   int chunks = 0;
+  // The first rows of the kv head, and of the first of its query heads, that this thread does next, to be fetched;
+  // null: not known.
+  const void *next_key = nullptr, *next_value = nullptr;
+  const void *next_query = nullptr, *next_grad_out = nullptr, *next_out = nullptr;
 };
 
 // A part of a dbias that has size 1 along the axes to sum over: rows x keys at one (b, h) of dbias, summed over the

@@ -190,6 +190,7 @@ class BackwardPairs : public Backward<S, bfloat16> {
     const OperandRows<T> query = block_pairs(head_->query, args_.head_dim, pairs_at_.query_copy);
     const OperandRows<T> grad_out = block_pairs(head_->grad_out, args_.value_dim, pairs_at_.grad_out_copy);
     for (int p = 0; p < panel_count(); ++p) {
+      this->look_ahead(p);
       add_panel(p, query, grad_out, queries, grad_outs);
     }
     if (this->wants_dq()) {
@@ -209,7 +210,7 @@ class BackwardPairs : public Backward<S, bfloat16> {
     const ChunkPlace place{rows().begin, rows().count, group_.begin + p * width, panel_keys(p)};
     const Range keys{place.key_begin, place.key_begin + place.keys};
     if (!overlap(rows().hull, keys)) {
-      this->skip_panel(p, keys);
+      this->skip_panel(p);
       return;
     }
     Tile<T> tile = this->template tile_at<T>(p, place, query, grad_out, pairs_at_.key_panels, pairs_at_.value_panels);
@@ -260,6 +261,7 @@ std::int64_t gradients_scratch_pairs(const BackwardArgs& args) {
 template <class T, class S>
 constexpr BackwardKernel backward_pairs_kernel() {
   BackwardKernel kernel = backward_kernel<S, bfloat16>();
+  kernel.is_short = [](const BackwardArgs&) { return false; };
   kernel.gradients = run_gradients_pairs<T, S>;
   kernel.scratch_bytes = gradients_scratch_pairs<T, S>;
   return kernel;

@@ -13,18 +13,33 @@
 namespace headway::cpu {
 namespace {
 
+HEADWAY_INLINE bool has_keys(const RangeRule& rule, std::int64_t i) {
+  const Range range = range_of_row(rule, i);
+  return range.begin < range.end;
+}
+
+// lse times `units`, which is 1 or log2 e: with what rounding the factor would lose. -inf stays -inf.
+template <class S>
+HEADWAY_INLINE typename S::Vector in_units(typename S::Vector lse, double units) {
+  using Scalar = typename S::Scalar;
+  const auto factor = static_cast<Scalar>(units);
+  const auto rest = static_cast<Scalar>(units - static_cast<double>(factor));
+  const typename S::Vector product = S::fma(lse, S::set(factor), lse * S::set(rest));
+  return S::select(S::equal(lse, S::set(-static_cast<Scalar>(__builtin_inff()))), lse, product);
+}
+
 // delta of up to S::lanes rows from row `begin` on; rows without keys are not read and get 0.
 template <class S, class In>
 HEADWAY_INLINE typename S::Vector row_deltas(const BackwardArgs& args, const BackwardHead& head, std::int64_t begin,
                                              int rows) {
   using Vector = typename S::Vector;
   Vector sums[S::lanes];
+  const bool all_have_keys = rows_share_range(args.ranges, begin, begin + rows);
   HEADWAY_UNROLL
   for (int r = 0; r < S::lanes; ++r) {
     sums[r] = S::zero();
     const std::int64_t i = begin + r;
-    const Range range = r < rows ? range_of_row(args.ranges, i) : Range{0, 0};
-    if (range.begin == range.end) {
+    if (r >= rows || !(all_have_keys || has_keys(args.ranges, i))) {
       continue;
     }
     const In* grad_out = static_cast<const In*>(head.grad_out.data) + i * head.grad_out.row_stride;
@@ -77,10 +92,11 @@ HEADWAY_NOINLINE double prepare_rows(const BackwardArgs& args, const BackwardHea
   for (std::int64_t i = row_begin; i < row_end; i += S::lanes) {
     const int rows = at_most(row_end - i, S::lanes);
     S::store_first(delta + i, rows, row_deltas<S, In>(args, head, i, rows));
-    for (std::int64_t row = i; row < i + rows; ++row) {
+    S::store_first(prepared_lse + i, rows,
+                   in_units<S>(load_row<S>(lse + i * head.lse_stride, head.lse_stride, 0, rows), units));
+    for (std::int64_t row = i; head.has_sink && row < i + rows; ++row) {
       const Scalar natural = lse[row * head.lse_stride];
-      prepared_lse[row] = static_cast<Scalar>(static_cast<double>(natural) * units);
-      if (head.has_sink && attends(args, head, row, natural, delta[row])) {
+      if (attends(args, head, row, natural, delta[row])) {
         sink_gradient -= __builtin_exp(head.sink - static_cast<double>(natural)) * static_cast<double>(delta[row]);
       }
     }

@@ -67,6 +67,7 @@ class Forward : protected ForwardFinish<S, In> {
     Range all{0, 0};
     for (std::int64_t p = 0; p < panels_; ++p) {
       this->start_panel(p);
+      this->clear_output(p);
       all = Base::joined(all, at_.panel_ranges[p].hull);
     }
     const std::int64_t end = smaller((all.end + fold - 1) / fold * fold, args_.ranges.keys);

@@ -6,6 +6,7 @@
 
 #include "engines/cpu/kernel/exp2.h"
 #include "engines/cpu/kernel/forward_state.h"
+#include "engines/cpu/kernel/log2.h"
 
 namespace headway::cpu {
 namespace {
@@ -61,26 +62,33 @@ class ForwardFinish : public ForwardState<S, In> {
     ++pieces_;
   }
 
- private:
   // What a vector of rows multiplies its unnormalised weights and output by; stores lse.
   void end_rows(std::int64_t p, int v, int rows, Scalar* factors) {
     const Vector sum = S::load(at_.sums + p * width + v * lanes);
     S::store(factors, S::set(1) / sum);
-    for (int r = 0; r < rows; ++r) {
-      const std::int64_t at = p * width + v * lanes + r;
-      double lse = 0;
-      if (args_.has_sink || at_.sums[at] == 0) {
-        lse = end_unusual_row(p, v * lanes + r, factors[r]);
-      } else if (args_.lse != nullptr) {
-        lse = (at_.references[at] * to_log2_ + log2_of(at_.sums[at])) / log2e;
-      }
-      if (args_.lse != nullptr) {
-        static_cast<Scalar*>(args_.lse)[(panel_row(p) + v * lanes + r) * args_.lse_stride] = static_cast<Scalar>(lse);
+    if (args_.lse != nullptr) {
+      const Vector reference = S::load(at_.references + p * width + v * lanes);
+      const Vector natural = S::fma(reference, S::set(static_cast<Scalar>(to_log2_ / log2e)),
+                                    log2<S>(sum) * S::set(static_cast<Scalar>(1 / log2e)));
+      store_row<S>(lse_at(p, v * lanes), args_.lse_stride, 0, rows, natural);
+    }
+    if (args_.has_sink || S::any(S::equal(sum, S::zero()))) {
+      for (int r = 0; r < rows; ++r) {
+        if (args_.has_sink || at_.sums[p * width + v * lanes + r] == 0) {
+          const double unusual = end_unusual_row(p, v * lanes + r, factors[r]);
+          if (args_.lse != nullptr) {
+            *lse_at(p, v * lanes + r) = static_cast<Scalar>(unusual);
+          }
+        }
       }
     }
   }
 
-  static double log2_of(float x) { return __builtin_log2f(x); }
+ private:
+  Scalar* lse_at(std::int64_t p, int r) const {
+    return static_cast<Scalar*>(args_.lse) + (panel_row(p) + r) * args_.lse_stride;
+  }
+
   static double log2_of(double x) { return __builtin_log2(x); }
   static long double log2_of(long double x) { return __builtin_log2l(x); }
 
@@ -117,6 +125,7 @@ class ForwardFinish : public ForwardState<S, In> {
     return false;
   }
 
+ protected:
   // weights(i, j) = P^T(j, i) * 2^(reference then - reference now) / sum, piece by piece; 0 where no piece was.
   HEADWAY_NOINLINE void store_weights(std::int64_t p, const Scalar* factors) {
     for (int v = 0; v < panel_vectors(p); ++v) {
@@ -142,6 +151,7 @@ class ForwardFinish : public ForwardState<S, In> {
     }
   }
 
+ private:
   // Also in a row that is NaN, the weight of a key that may not be attended to is 0.
   void clear_forbidden(std::int64_t p, int r) {
     const std::int64_t row = panel_row(p) + r;

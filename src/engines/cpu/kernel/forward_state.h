@@ -80,7 +80,7 @@ class ForwardState {
       dropped = scratch.take<Scalar>(weights && args.dropout.active ? key_block * width : 0);
       const bool in_place = Packing<S, In>::keys_in_place(args.key, args.head_dim);
       key_copy = scratch.take<Operand>(in_place ? 0 : key_block * folded<S>(args.head_dim));
-      value_copy = scratch.take<Operand>(folded<S>(key_block) * args.value_dim);
+      value_copy = scratch.take<Operand>(folded<S>(key_block) * args.value_dim + lanes);
       ranges = scratch.take<Range>(panels * width);
       panel_ranges = scratch.take<PanelRanges>(panels);
       pieces = scratch.take<Piece>(most_pieces);
@@ -100,40 +100,56 @@ class ForwardState {
   Scalar* output_panel(std::int64_t p) const { return at_.outputs + p * args_.value_dim * width; }
 
   void start_panel(std::int64_t p) {
-    for (int v = 0; v < S::panel_vectors; ++v) {
-      const int rows = at_most(larger(panel_rows(p) - v * lanes, 0), lanes);
-      Packing<S, In>::queries(args_.query, panel_row(p) + v * lanes, rows, args_.head_dim, score_factor_,
-                              query_panel(p) + v * lanes, width);
-    }
-    for (int r = 0; r < width; ++r) {
-      at_.ranges[p * width + r] = r < panel_rows(p) ? range_of_row(args_.ranges, panel_row(p) + r) : Range{0, 0};
-      at_.references[p * width + r] = -infinity;
-      at_.sums[p * width + r] = 0;
-    }
-    Scalar* output = output_panel(p);
-    for (std::int64_t at = 0; at < args_.value_dim * width; at += lanes) {
-      S::store(output + at, S::zero());
+    for (int v = 0; v < panel_vectors(p); ++v) {
+      const std::int64_t at = p * width + v * lanes;
+      Packing<S, In>::queries(args_.query, panel_row(p) + v * lanes, at_most(panel_rows(p) - v * lanes, lanes),
+                              args_.head_dim, score_factor_, query_panel(p) + v * lanes, width);
+      S::store(at_.references + at, S::set(-infinity));
+      S::store(at_.sums + at, S::zero());
     }
     find_panel_ranges(p);
   }
 
+  void clear_output(std::int64_t p) {
+    Scalar* output = output_panel(p);
+    for (std::int64_t at = 0; at < args_.value_dim * width; at += lanes) {
+      S::store(output + at, S::zero());
+    }
+  }
+
   void find_panel_ranges(std::int64_t p) {
     PanelRanges& found = at_.panel_ranges[p];
-    Range core{0, args_.ranges.keys};
-    found.hull = {0, 0};
-    for (int v = 0; v < S::panel_vectors; ++v) {
-      Range& hull = found.vector_hull[v];
-      hull = {0, 0};
-      for (int r = v * lanes; r < (v + 1) * lanes && r < panel_rows(p); ++r) {
-        const Range& range = at_.ranges[p * width + r];
-        hull = joined(hull, range);
-        core = {larger(core.begin, range.begin), smaller(core.end, range.end)};
+    Range* ranges = at_.ranges + p * width;
+    const int rows = panel_rows(p);
+    if (rows_share_range(args_.ranges, panel_row(p), panel_row(p) + rows)) {
+      found.hull = found.core = range_of_row(args_.ranges, panel_row(p));
+      for (int v = 0; v < panel_vectors(p); ++v) {
+        found.vector_hull[v] = found.hull;
       }
-      found.hull = joined(found.hull, hull);
+      for (int r = 0; r < panel_vectors(p) * lanes; ++r) {
+        ranges[r] = r < rows ? found.hull : Range{0, 0};
+      }
+    } else {
+      found.hull = {0, 0};
+      found.core = {0, args_.ranges.keys};
+      for (int v = 0; v < panel_vectors(p); ++v) {
+        Range& hull = found.vector_hull[v];
+        hull = {0, 0};
+        for (int r = v * lanes; r < (v + 1) * lanes; ++r) {
+          ranges[r] = r < rows ? range_of_row(args_.ranges, panel_row(p) + r) : Range{0, 0};
+          if (r < rows) {
+            hull = joined(hull, ranges[r]);
+            found.core = {larger(found.core.begin, ranges[r].begin), smaller(found.core.end, ranges[r].end)};
+          }
+        }
+        found.hull = joined(found.hull, hull);
+      }
     }
     // Pairs of keys stay together: a core starts and ends between pairs.
-    core = {(core.begin + fold - 1) / fold * fold, core.end / fold * fold};
-    found.core = core.begin < core.end ? core : Range{found.hull.end, found.hull.end};
+    found.core = {(found.core.begin + fold - 1) / fold * fold, found.core.end / fold * fold};
+    if (found.core.begin >= found.core.end) {
+      found.core = {found.hull.end, found.hull.end};
+    }
   }
 
   static Range joined(const Range& a, const Range& b) {
@@ -182,23 +198,29 @@ class ForwardState {
       return;
     }
     careful_ = true;
-    Operand* copy = at_.value_copy;
-    if (values_.data != copy) {  // read in place until now
-      for (std::int64_t j = 0; j < folded<S>(block_end_ - block_begin_); ++j) {
-        for (std::int64_t d = 0; d < args_.value_dim; ++d) {
-          copy[j * args_.value_dim + d] = values_.data[j * values_.ld + d];
-        }
-      }
-      values_ = {copy, args_.value_dim};
-    }
+    copy_values();
     for (std::int64_t key = block_begin_; key < block_end_; ++key) {
       for (std::int64_t d = 0; d < args_.value_dim; ++d) {
         if (is_hidden(value_at(key, d))) {
           const std::int64_t j = key - block_begin_;
-          Operands<S>::clear_part(copy + j / fold * args_.value_dim + d, static_cast<int>(j % fold));
+          Operands<S>::clear_part(at_.value_copy + j / fold * args_.value_dim + d, static_cast<int>(j % fold));
         }
       }
     }
+  }
+
+  // Leaves the block's values in scratch, where they may be changed, and read past their end by less than a vector.
+  void copy_values() {
+    Operand* copy = at_.value_copy;
+    if (values_.data == copy) {
+      return;
+    }
+    for (std::int64_t j = 0; j < folded<S>(block_end_ - block_begin_); ++j) {
+      for (std::int64_t d = 0; d < args_.value_dim; ++d) {
+        copy[j * args_.value_dim + d] = values_.data[j * values_.ld + d];
+      }
+    }
+    values_ = {copy, args_.value_dim};
   }
 
   bool values_are_finite(const Range& keys) const {

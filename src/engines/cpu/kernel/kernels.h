@@ -6,7 +6,9 @@
 #include "engines/cpu/kernel/backward_bias.h"
 #include "engines/cpu/kernel/backward_dq.h"
 #include "engines/cpu/kernel/backward_prepare.h"
+#include "engines/cpu/kernel/backward_short.h"
 #include "engines/cpu/kernel/forward.h"
+#include "engines/cpu/kernel/forward_short.h"
 #include "engines/cpu/kernel/scores.h"
 #include "engines/cpu/kernels.h"
 
@@ -15,7 +17,11 @@ namespace {
 
 template <class S, class In>
 void run_forward(const ForwardArgs& args, void* scratch) {
-  Forward<S, In>(args, scratch).run();
+  if (ShortForward<S, In>::suits(args)) {
+    ShortForward<S, In>(args, scratch).run();
+  } else {
+    Forward<S, In>(args, scratch).run();
+  }
 }
 
 template <class S, class In>
@@ -30,18 +36,29 @@ std::int64_t forward_scratch(const ForwardArgs& args, std::int64_t panels) {
 
 template <class S, class In>
 constexpr ForwardKernel forward_kernel() {
-  return {run_forward<S, In>,    run_scores<S, In>,           forward_scratch<S, In>,
-          Forward<S, In>::width, Forward<S, In>::most_panels, Forward<S, In>::key_block};
+  return {run_forward<S, In>,
+          run_scores<S, In>,
+          forward_scratch<S, In>,
+          Forward<S, In>::width,
+          Forward<S, In>::most_panels,
+          Forward<S, In>::key_block,
+          short_keys};
 }
 
 template <class S, class In>
 void run_gradients(const BackwardArgs& args, int chunk, void* scratch) {
-  Backward<S, In>(args, chunk, static_cast<typename S::Scalar*>(scratch)).run();
+  if (ShortBackward<S, In>::suits(args)) {
+    ShortBackward<S, In>(args, static_cast<typename S::Scalar*>(scratch)).run();
+  } else {
+    Backward<S, In>(args, chunk, static_cast<typename S::Scalar*>(scratch)).run();
+  }
 }
 
 template <class S, class In>
 std::int64_t gradients_scratch(const BackwardArgs& args) {
-  return Backward<S, In>::scratch_size(args) * static_cast<std::int64_t>(sizeof(typename S::Scalar));
+  const std::int64_t scalars = ShortBackward<S, In>::suits(args) ? ShortBackward<S, In>::scratch_size(args)
+                                                                 : Backward<S, In>::scratch_size(args);
+  return scalars * static_cast<std::int64_t>(sizeof(typename S::Scalar));
 }
 
 template <class S, class In>
@@ -56,7 +73,8 @@ std::int64_t bias_scratch(const BiasRegion& region) {
 
 template <class S, class In>
 constexpr BackwardKernel backward_kernel() {
-  return {chunk_count<S>,
+  return {ShortBackward<S, In>::suits,
+          chunk_count<S>,
           key_chunks<S>,
           prepare_rows<S, In>,
           run_gradients<S, In>,

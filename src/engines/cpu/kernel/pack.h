@@ -59,10 +59,17 @@ HEADWAY_NOINLINE void pack_transposed(const Matrix& matrix, std::int64_t row_beg
   for (std::int64_t c = 0; c < columns; c += S::lanes) {
     const int count = at_most(columns - c, S::lanes);
     Vector block[S::lanes];
-    HEADWAY_UNROLL
-    for (int r = 0; r < S::lanes; ++r) {
-      block[r] =
-          r < rows ? scale * load_row<S>(first + r * matrix.row_stride, matrix.column_stride, c, count) : S::zero();
+    if (rows == S::lanes && count == S::lanes && matrix.column_stride == 1) {
+      HEADWAY_UNROLL
+      for (int r = 0; r < S::lanes; ++r) {
+        block[r] = scale * S::load_first(first + r * matrix.row_stride + c, S::lanes);
+      }
+    } else {
+      HEADWAY_UNROLL
+      for (int r = 0; r < S::lanes; ++r) {
+        block[r] =
+            r < rows ? scale * load_row<S>(first + r * matrix.row_stride, matrix.column_stride, c, count) : S::zero();
+      }
     }
     S::transpose(block);
     HEADWAY_UNROLL
@@ -94,6 +101,20 @@ HEADWAY_NOINLINE void unpack_transposed(const typename S::Scalar* panel, std::in
       if (r < rows) {
         store_row<S>(first + r * matrix.row_stride, matrix.column_stride, c, count, block[r]);
       }
+    }
+  }
+}
+
+// matrix(row_begin + r, column_begin + c) = numbers[r * ld + c]
+template <class S, class Out>
+HEADWAY_NOINLINE void store_rows(const typename S::Scalar* numbers, std::int64_t ld, const WritableMatrix& matrix,
+                                 std::int64_t row_begin, std::int64_t rows, std::int64_t column_begin,
+                                 std::int64_t columns) {
+  Out* first = static_cast<Out*>(matrix.data) + row_begin * matrix.row_stride + column_begin * matrix.column_stride;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < columns; c += S::lanes) {
+      store_row<S>(first + r * matrix.row_stride, matrix.column_stride, c, at_most(columns - c, S::lanes),
+                   S::load(numbers + r * ld + c));
     }
   }
 }

@@ -30,5 +30,13 @@ HEADWAY_INLINE Range range_of_row(const RangeRule& rule, std::int64_t i) {
   return range.begin < range.end ? range : Range{0, 0};
 }
 
+// Whether rows [begin, end), one or more, are seen at a glance to have the same range. Both ends of a range only grow
+// with the row, so what holds for the first and the last row holds between them, unless their ranges are empty.
+HEADWAY_INLINE bool rows_share_range(const RangeRule& rule, std::int64_t begin, std::int64_t end) {
+  const Range first = range_of_row(rule, begin);
+  const Range last = range_of_row(rule, end - 1);
+  return rule.valid_lens == nullptr && first.begin < first.end && first.begin == last.begin && first.end == last.end;
+}
+
 }  // namespace
 }  // namespace headway::cpu

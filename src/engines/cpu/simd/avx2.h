@@ -67,8 +67,8 @@ struct F32 : Wide {
 
   HEADWAY_INLINE static Vector zero() { return _mm256_setzero_ps(); }
   HEADWAY_INLINE static Vector set(float x) { return _mm256_set1_ps(x); }
-  HEADWAY_INLINE static Vector load(const float* p) { return _mm256_load_ps(p); }
-  HEADWAY_INLINE static void store(float* p, Vector x) { _mm256_store_ps(p, x); }
+  HEADWAY_INLINE static Vector load(const float* p) { return _mm256_loadu_ps(p); }
+  HEADWAY_INLINE static void store(float* p, Vector x) { _mm256_storeu_ps(p, x); }
   HEADWAY_INLINE static Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
   HEADWAY_INLINE static float fma_scalar(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
   HEADWAY_INLINE static Vector max(Vector a, Vector b) { return _mm256_max_ps(a, b); }  // b where one is NaN
@@ -159,8 +159,8 @@ struct F64 : Wide {
 
   HEADWAY_INLINE static Vector zero() { return _mm256_setzero_pd(); }
   HEADWAY_INLINE static Vector set(double x) { return _mm256_set1_pd(x); }
-  HEADWAY_INLINE static Vector load(const double* p) { return _mm256_load_pd(p); }
-  HEADWAY_INLINE static void store(double* p, Vector x) { _mm256_store_pd(p, x); }
+  HEADWAY_INLINE static Vector load(const double* p) { return _mm256_loadu_pd(p); }
+  HEADWAY_INLINE static void store(double* p, Vector x) { _mm256_storeu_pd(p, x); }
   HEADWAY_INLINE static Vector fma(Vector a, Vector b, Vector c) { return _mm256_fmadd_pd(a, b, c); }
   HEADWAY_INLINE static double fma_scalar(double a, double b, double c) { return __builtin_fma(a, b, c); }
   HEADWAY_INLINE static Vector max(Vector a, Vector b) { return _mm256_max_pd(a, b); }

@@ -59,8 +59,8 @@ struct F32 : Wide {
 
   HEADWAY_INLINE static Vector zero() { return _mm512_setzero_ps(); }
   HEADWAY_INLINE static Vector set(float x) { return _mm512_set1_ps(x); }
-  HEADWAY_INLINE static Vector load(const float* p) { return _mm512_load_ps(p); }
-  HEADWAY_INLINE static void store(float* p, Vector x) { _mm512_store_ps(p, x); }
+  HEADWAY_INLINE static Vector load(const float* p) { return _mm512_loadu_ps(p); }
+  HEADWAY_INLINE static void store(float* p, Vector x) { _mm512_storeu_ps(p, x); }
   HEADWAY_INLINE static Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
   HEADWAY_INLINE static float fma_scalar(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
   HEADWAY_INLINE static Vector max(Vector a, Vector b) { return _mm512_max_ps(a, b); }  // b where one is NaN
@@ -171,8 +171,8 @@ struct F64 : Wide {
 
   HEADWAY_INLINE static Vector zero() { return _mm512_setzero_pd(); }
   HEADWAY_INLINE static Vector set(double x) { return _mm512_set1_pd(x); }
-  HEADWAY_INLINE static Vector load(const double* p) { return _mm512_load_pd(p); }
-  HEADWAY_INLINE static void store(double* p, Vector x) { _mm512_store_pd(p, x); }
+  HEADWAY_INLINE static Vector load(const double* p) { return _mm512_loadu_pd(p); }
+  HEADWAY_INLINE static void store(double* p, Vector x) { _mm512_storeu_pd(p, x); }
   HEADWAY_INLINE static Vector fma(Vector a, Vector b, Vector c) { return _mm512_fmadd_pd(a, b, c); }
   HEADWAY_INLINE static double fma_scalar(double a, double b, double c) { return __builtin_fma(a, b, c); }
   HEADWAY_INLINE static Vector max(Vector a, Vector b) { return _mm512_max_pd(a, b); }

@@ -1,0 +1,25 @@
+// What the passes share when they cut work into tasks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace headway::cpu {
+
+// The least that is worth handing to another thread: about 20 microseconds of one core.
+constexpr double task_flops = 2e6;
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+// How many of `units` equal pieces of work make a task: enough to be worth handing out, and where there are many small
+// ones some more, since a thread can fetch ahead only what it knows to be its own.
+inline std::int64_t units_in_task(std::int64_t units, double unit_flops, int threads) {
+  constexpr double most_flops = 20 * task_flops;
+  constexpr std::int64_t tasks_of_a_thread = 32;
+  const auto filling = [&](double flops) { return static_cast<std::int64_t>(flops / std::max(unit_flops, 1.0)); };
+  const std::int64_t many = std::min(units / (tasks_of_a_thread * threads), filling(most_flops));
+  return std::clamp<std::int64_t>(std::max(filling(task_flops), many), 1,
+                                  std::max<std::int64_t>(1, ceil_div(units, threads)));
+}
+
+}  // namespace headway::cpu
