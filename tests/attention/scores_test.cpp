@@ -42,15 +42,16 @@ TEST_P(Scores, follow_the_definition_stage_by_stage_under_every_option) {
 }
 
 TEST_P(Scores, of_the_last_stage_are_the_weights_of_attention) {
-  for (DType type : float_types) {
-    const Inputs inputs = random_inputs({}, type);
-    const AttentionOptions options = on_engine({.causal = Causal::top_left, .softcap = 2.0});
-    const Results results = inputs.call(options).run(true);
-    const Forward exact = forward(spec_of(inputs.q, inputs.k, inputs.v, options));
-    const Tensor matrix = scores(inputs, Stage::weights, options);
-    EXPECT_TRUE(within(matrix, exact.weights.value, error_bound(exact.weights, Kind::weights, type)));
-    EXPECT_TRUE(same_bits(matrix, *results.weights));
-  }
+  for (DType type : float_types)
+    for (const Shape& shape : {Shape{}, Shape{.queries = 2, .keys = 530}}) {
+      const Inputs inputs = random_inputs(shape, type);
+      const AttentionOptions options = on_engine({.causal = Causal::bottom_right, .softcap = 2.0});
+      const Results results = inputs.call(options).run(true);
+      const Forward exact = forward(spec_of(inputs.q, inputs.k, inputs.v, options));
+      const Tensor matrix = scores(inputs, Stage::weights, options);
+      EXPECT_TRUE(within(matrix, exact.weights.value, error_bound(exact.weights, Kind::weights, type)));
+      EXPECT_TRUE(same_bits(matrix, *results.weights));
+    }
 }
 
 TEST_P(Scores, ignore_masks_before_the_biased_stage) {

@@ -16,9 +16,9 @@ struct Lengths {
   std::int64_t queries, keys;
 };
 const std::map<std::string, Lengths> lengths{
-    {"square", {16, 16}}, {"few queries", {5, 23}}, {"few keys", {19, 7}},
-    {"odd", {13, 33}},    {"one query", {1, 17}},   {"one key", {9, 1}},
-    {"one", {1, 1}},      {"long", {67, 131}},      {"longer", {66, 261}},
+    {"square", {16, 16}},   {"few queries", {5, 23}}, {"few keys", {19, 7}}, {"odd", {13, 33}},
+    {"one query", {1, 17}}, {"one key", {9, 1}},      {"one", {1, 1}},       {"long", {67, 131}},
+    {"longer", {66, 261}},  {"many keys", {2, 540}},
 };
 
 struct Widths {

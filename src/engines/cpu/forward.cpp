@@ -8,7 +8,9 @@
 
 #include "core/parallel.h"
 #include "core/progress.h"
+#include "core/text.h"
 #include "engines/cpu/arguments.h"
+#include "engines/cpu/decode.h"
 #include "engines/cpu/kernels.h"
 #include "engines/cpu/scratch.h"
 #include "engines/cpu/tasks.h"
@@ -46,8 +48,8 @@ std::int64_t panels_of_unit(const Problem& problem, const ForwardKernel& kernel,
   return panels;
 }
 
-// Units in a fixed numbering: head by head, and inside a head the last rows first, which reach the most keys when
-// causal.
+// Units in a fixed numbering, of what is not decoded: head by head, and inside a head the last rows first, which reach
+// the most keys when causal.
 class Units {
  public:
   Units(const ForwardProblem& problem, std::int64_t rows) : problem_(problem), rows_(rows) {
@@ -59,7 +61,9 @@ class Units {
     begins_.reserve(static_cast<std::size_t>(problem.batch) + 1);
     for (std::int64_t b = 0; b < problem.batch; ++b) {
       begins_.push_back(count_);
-      count_ += problem.heads * blocks(sequence(problem, b).query_count);
+      const Sequence current = sequence(problem, b);
+      const bool elsewhere = is_decoded(problem, current.query_count, current.key_count);
+      count_ += elsewhere ? 0 : problem.heads * blocks(current.query_count);
     }
     begins_.push_back(count_);
   }
@@ -113,16 +117,26 @@ ForwardArgs scratch_args(const Problem& problem) {
 }  // namespace
 
 void describe_forward(const Problem& problem, Plan& plan) {
+  const Decoded decoded = decoded_sequences(problem);
+  if (decoded.some) {
+    describe_decode(problem, plan);
+  }
+  if (decoded.all) {
+    return;
+  }
   const ForwardKernel& kernel = kernel_for(problem);
   const int threads = plan.flops < task_flops ? 1 : get_threads();
   const std::int64_t panels = panels_of_unit(problem, kernel, threads);
   plan.query_block = panels * kernel.panel_rows;
   plan.key_block = kernel.key_block;
-  plan.tasks = problem.batch * problem.heads * ceil_div(problem.query_len, plan.query_block);
-  plan.threads = static_cast<int>(std::clamp<std::int64_t>(plan.tasks, 1, threads));
-  plan.scratch_bytes = static_cast<double>(kernel.scratch_bytes(scratch_args(problem), panels)) * plan.threads;
-  plan.kernel = problem.key_len <= kernel.short_keys ? "panels of queries in lanes, all keys at once"
-                                                     : "panels of queries in lanes, online softmax";
+  const std::int64_t tasks = problem.batch * problem.heads * ceil_div(problem.query_len, plan.query_block);
+  plan.threads = std::max(plan.threads, static_cast<int>(std::clamp<std::int64_t>(tasks, 1, threads)));
+  const double scratch = static_cast<double>(kernel.scratch_bytes(scratch_args(problem), panels)) * plan.threads;
+  const char* name = problem.key_len <= kernel.short_keys ? "panels of queries in lanes, all keys at once"
+                                                          : "panels of queries in lanes, online softmax";
+  plan.tasks += tasks;
+  plan.scratch_bytes = std::max(plan.scratch_bytes, scratch);
+  plan.kernel = decoded.some ? text(plan.kernel, "; other sequences: ", name) : name;
 }
 
 namespace {
@@ -199,8 +213,14 @@ void run_units(const ForwardProblem& problem, const Plan& plan, const ForwardKer
 }  // namespace
 
 void forward(const ForwardProblem& problem, const Plan& plan) {
-  const ForwardKernel& kernel = kernel_for(problem);
-  run_units(problem, plan, kernel, kernel.run);
+  const Decoded decoded = decoded_sequences(problem);
+  if (decoded.some) {
+    decode(problem);
+  }
+  if (!decoded.all) {
+    const ForwardKernel& kernel = kernel_for(problem);
+    run_units(problem, plan, kernel, kernel.run);
+  }
 }
 
 void scores(const ScoresProblem& problem, const Plan& plan) {
@@ -209,11 +229,12 @@ void scores(const ScoresProblem& problem, const Plan& plan) {
   matrix.out = TensorView(nullptr, problem.dtype(), {problem.batch, problem.heads, problem.query_len, 0});
   matrix.weights = problem.scores;
   matrix.wants_weights = true;
-  const ForwardKernel& kernel = kernel_for(problem);
   if (problem.stage == Stage::weights) {
-    run_units(matrix, plan, kernel, kernel.run);
+    matrix.pass = Pass::forward;  // the same way, and so the same bits, as weights beside an output
+    forward(matrix, plan);
     return;
   }
+  const ForwardKernel& kernel = kernel_for(problem);
   if (problem.stage != Stage::biased) {  // no mask, range or bias yet
     matrix.causal = Causal::none;
     matrix.window_left = matrix.window_right = std::nullopt;

@@ -7,6 +7,7 @@
 #include "engines/cpu/gemm/args.h"
 #include "engines/cpu/kernel/args.h"
 #include "engines/cpu/kernel/backward_args.h"
+#include "engines/cpu/kernel/decode_args.h"
 
 namespace headway::cpu {
 
@@ -18,6 +19,17 @@ struct ForwardKernel {
   int most_panels;  // that share a block of keys with profit
   int key_block;
   std::int64_t short_keys = 0;  // sequences of up to so many keys are done at once
+};
+
+// kernel/decode_args.h says what a chunk is. First run() for every chunk, then finish(), then run_weights() for every
+// chunk where weights are wanted.
+struct DecodeKernel {
+  void (*run)(const DecodeArgs& args, std::int64_t chunk, void* scratch);
+  void (*finish)(const DecodeArgs& args);
+  void (*run_weights)(const DecodeArgs& args, std::int64_t chunk, void* scratch);
+  std::int64_t (*scratch_bytes)(const DecodeArgs& args);
+  std::int64_t (*partial_bytes)(const DecodeArgs& args);
+  int most_queries;  // of a head: with more, panels of queries are faster
 };
 
 // kernel/backward_args.h says what each task does and may read.
@@ -49,6 +61,7 @@ struct GemmKernel {
 struct Kernels {
   const char* name;
   ForwardKernel forward[4];  // by Storage
+  DecodeKernel decode[4];
   BackwardKernel backward[4];
   GemmKernel gemm[4];
 };

@@ -62,4 +62,6 @@ void* shared_scratch(std::int64_t bytes) { return buffers().shared.at_least(byte
 
 void trim_thread_scratch() { buffers().own.trim(); }
 
+void trim_shared_scratch() { buffers().shared.trim(); }
+
 }  // namespace headway::cpu

@@ -11,7 +11,8 @@ void* thread_scratch(std::int64_t bytes);
 // The same from a second buffer: for the thread that makes a call, to share with those that work on it.
 void* shared_scratch(std::int64_t bytes);
 
-// Gives back what is larger than a thread should keep.
+// Give back what is larger than a thread should keep.
 void trim_thread_scratch();
+void trim_shared_scratch();
 
 }  // namespace headway::cpu

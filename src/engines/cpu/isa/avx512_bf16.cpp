@@ -3,6 +3,7 @@
 
 #include "engines/cpu/gemm/pairs.h"
 #include "engines/cpu/kernel/backward_pairs.h"
+#include "engines/cpu/kernel/decode_pairs.h"
 #include "engines/cpu/kernel/forward_pairs.h"
 #include "engines/cpu/kernel/kernels.h"
 
@@ -12,9 +13,11 @@ namespace {
 Kernels with_dot_products() {
   Kernels kernels = avx512_kernels();
   kernels.name = "avx512_bf16";
-  kernels.forward[static_cast<int>(Storage::bf16)] = forward_pairs_kernel<BF16, F32>();
-  kernels.backward[static_cast<int>(Storage::bf16)] = backward_pairs_kernel<BF16, F32>();
-  kernels.gemm[static_cast<int>(Storage::bf16)] = gemm_pairs_kernel<BF16, F32>();
+  constexpr auto bf16 = static_cast<int>(Storage::bf16);
+  kernels.forward[bf16] = forward_pairs_kernel<BF16, F32>();
+  kernels.decode[bf16] = decode_pairs_kernel<BF16, F32>(kernels.decode[bf16]);
+  kernels.backward[bf16] = backward_pairs_kernel<BF16, F32>();
+  kernels.gemm[bf16] = gemm_pairs_kernel<BF16, F32>();
   return kernels;
 }
 

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "engines/cpu/kernel/exp2.h"
 #include "engines/cpu/kernel/forward_state.h"
 #include "engines/cpu/kernel/log2.h"
+#include "engines/cpu/kernel/row_end.h"
 
 namespace headway::cpu {
 namespace {
@@ -74,8 +74,10 @@ class ForwardFinish : public ForwardState<S, In> {
     }
     if (args_.has_sink || S::any(S::equal(sum, S::zero()))) {
       for (int r = 0; r < rows; ++r) {
-        if (args_.has_sink || at_.sums[p * width + v * lanes + r] == 0) {
-          const double unusual = end_unusual_row(p, v * lanes + r, factors[r]);
+        const std::int64_t at = p * width + v * lanes + r;
+        if (args_.has_sink || at_.sums[at] == 0) {
+          const RowSoftmax<Scalar> row{at_.references[at], at_.sums[at], to_log2_};
+          const double unusual = end_unusual_row(args_, panel_row(p) + v * lanes + r, at_.ranges[at], row, factors[r]);
           if (args_.lse != nullptr) {
             *lse_at(p, v * lanes + r) = static_cast<Scalar>(unusual);
           }
@@ -87,42 +89,6 @@ class ForwardFinish : public ForwardState<S, In> {
  private:
   Scalar* lse_at(std::int64_t p, int r) const {
     return static_cast<Scalar*>(args_.lse) + (panel_row(p) + r) * args_.lse_stride;
-  }
-
-  static double log2_of(double x) { return __builtin_log2(x); }
-  static long double log2_of(long double x) { return __builtin_log2l(x); }
-
-  // One type wider than the scores, so that a large sink costs no accuracy.
-  using Wide = std::conditional_t<sizeof(Scalar) == 8, long double, double>;
-  static double exp2_of(double x) { return __builtin_exp2(x); }
-  static long double exp2_of(long double x) { return __builtin_exp2l(x); }
-
-  // A row with a sink, or without a weight; gives its lse.
-  double end_unusual_row(std::int64_t p, int r, Scalar& factor) const {
-    constexpr auto wide_log2e = static_cast<Wide>(1.442695040888963407359924681001892137L);
-    const std::int64_t row = panel_row(p) + r;
-    const Wide reference = at_.references[p * width + r] * (to_log2_ == 1 ? Wide{1} : wide_log2e);
-    const Wide sum = at_.sums[p * width + r];
-    const bool sinks = args_.has_sink && row < args_.ranges.real_queries;
-    if (sum == 0) {  // no key may be attended to; or, without a sink, a key may and every score is -inf
-      const bool lost = !sinks && any_allowed(at_.ranges[p * width + r], row);
-      factor = lost ? static_cast<Scalar>(__builtin_nanf("")) : Scalar{0};
-      return lost ? __builtin_nan("") : sinks ? args_.sink : -static_cast<double>(infinity);
-    }
-    const Wide sink = sinks ? args_.sink * wide_log2e : -static_cast<Wide>(infinity);
-    const Wide highest = sink > reference ? sink : reference;
-    const Wide total = sum * exp2_of(reference - highest) + exp2_of(sink - highest);
-    factor = static_cast<Scalar>(exp2_of(reference - highest) / total);
-    return static_cast<double>((highest + log2_of(total)) / wide_log2e);
-  }
-
-  bool any_allowed(const Range& range, std::int64_t row) const {
-    for (std::int64_t key = range.begin; key < range.end; ++key) {
-      if (is_allowed(args_.modifiers, range, row, key)) {
-        return true;
-      }
-    }
-    return false;
   }
 
  protected:

@@ -7,6 +7,8 @@
 #include "engines/cpu/kernel/backward_dq.h"
 #include "engines/cpu/kernel/backward_prepare.h"
 #include "engines/cpu/kernel/backward_short.h"
+#include "engines/cpu/kernel/decode.h"
+#include "engines/cpu/kernel/decode_finish.h"
 #include "engines/cpu/kernel/forward.h"
 #include "engines/cpu/kernel/forward_short.h"
 #include "engines/cpu/kernel/scores.h"
@@ -43,6 +45,38 @@ constexpr ForwardKernel forward_kernel() {
           Forward<S, In>::most_panels,
           Forward<S, In>::key_block,
           short_keys};
+}
+
+template <class S, class In>
+void run_decode(const DecodeArgs& args, std::int64_t chunk, void* scratch) {
+  Decode<S, In>(args, scratch).run(chunk);
+}
+
+template <class S, class In>
+void finish_decode(const DecodeArgs& args) {
+  DecodeFinish<S, In>(args).run();
+}
+
+template <class S, class In>
+void run_decode_weights(const DecodeArgs& args, std::int64_t chunk, void* scratch) {
+  Decode<S, In>(args, scratch).run_weights(chunk);
+}
+
+template <class S, class In>
+std::int64_t decode_scratch(const DecodeArgs& args) {
+  return Decode<S, In>::scratch_bytes(args);
+}
+
+template <class S>
+std::int64_t decode_partials(const DecodeArgs& args) {
+  return PartialSoftmaxes<S>(args).bytes;
+}
+
+// A panel fills lanes with queries, so it is measured to win once about half of a vector's lanes have one.
+template <class S, class In>
+constexpr DecodeKernel decode_kernel() {
+  return {run_decode<S, In>,     finish_decode<S, In>, run_decode_weights<S, In>,
+          decode_scratch<S, In>, decode_partials<S>,   S::lanes > 4 ? S::lanes / 2 : 2};
 }
 
 template <class S, class In>
@@ -103,6 +137,8 @@ constexpr Kernels make_kernels(const char* name) {
   return {name,
           {forward_kernel<F32, float>(), forward_kernel<F64, double>(), forward_kernel<F32, bfloat16>(),
            forward_kernel<F32, float16>()},
+          {decode_kernel<F32, float>(), decode_kernel<F64, double>(), decode_kernel<F32, bfloat16>(),
+           decode_kernel<F32, float16>()},
           {backward_kernel<F32, float>(), backward_kernel<F64, double>(), backward_kernel<F32, bfloat16>(),
            backward_kernel<F32, float16>()},
           {gemm_kernel<F32, float>(), gemm_kernel<F64, double>(), gemm_kernel<F32, bfloat16>(),

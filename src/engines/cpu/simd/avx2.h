@@ -40,7 +40,7 @@ struct Wide {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(ones_then_zeros + 8 - n));
   }
   HEADWAY_INLINE static __m256d load_doubles(const double* p, int n) {
-    return _mm256_maskload_pd(p, first_words(2 * n));
+    return n == 4 ? _mm256_loadu_pd(p) : _mm256_maskload_pd(p, first_words(2 * n));
   }
   // The first n of `count` half numbers, 4 or 8.
   template <int count, class Half>
@@ -92,7 +92,9 @@ struct F32 : Wide {
   }
 
   // The first n elements of a row, n from 0 to lanes; the rest is 0 and not read.
-  HEADWAY_INLINE static Vector load_first(const float* p, int n) { return _mm256_maskload_ps(p, first_words(n)); }
+  HEADWAY_INLINE static Vector load_first(const float* p, int n) {
+    return n == lanes ? _mm256_loadu_ps(p) : _mm256_maskload_ps(p, first_words(n));
+  }
   HEADWAY_INLINE static Vector load_first(const float16* p, int n) { return _mm256_cvtph_ps(load_halves<8>(p, n)); }
   HEADWAY_INLINE static Vector load_first(const bfloat16* p, int n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_halves<8>(p, n)), 16));

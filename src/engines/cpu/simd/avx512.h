@@ -103,6 +103,20 @@ struct F32 : Wide {
     const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
   }
+  // 32 elements, those at even places and those at odd ones; merging puts numbers so split in order again. Optional:
+  // one instruction a vector where converting in order takes two.
+  HEADWAY_INLINE static void load_alternating(const bfloat16* p, Vector& even, Vector& odd) {
+    const __m512i both = _mm512_loadu_si512(p);
+    even = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+    odd = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  }
+  HEADWAY_INLINE static void merge_alternating(Vector& even, Vector& odd) {
+    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    const Vector front = _mm512_permutex2var_ps(even, low, odd);
+    odd = _mm512_permutex2var_ps(even, high, odd);
+    even = front;
+  }
   HEADWAY_INLINE static void store_first(float* p, int n, Vector x) { _mm512_mask_storeu_ps(p, first(n), x); }
   HEADWAY_INLINE static void store_first(float16* p, int n, Vector x) {
     _mm256_mask_storeu_epi16(p, first(n), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -147,6 +161,23 @@ struct F32 : Wide {
       r[c] = _mm512_shuffle_f32x4(t[c], t[8 + c], 0x88);
       r[8 + c] = _mm512_shuffle_f32x4(t[c], t[8 + c], 0xdd);
     }
+  }
+
+  // Lane l is the sum of r[l]'s lanes. Optional: less work than a transposition and sums of vectors.
+  HEADWAY_INLINE static Vector lane_sums(Vector (&r)[lanes]) {
+    Vector quarters[4];  // the four 128-bit parts of quarters[q] sum those parts of r[4q] .. r[4q + 3]
+    HEADWAY_UNROLL
+    for (int q = 0; q < 4; ++q) {
+      const Vector front = _mm512_unpacklo_ps(r[4 * q], r[4 * q + 1]) + _mm512_unpackhi_ps(r[4 * q], r[4 * q + 1]);
+      const Vector back =
+          _mm512_unpacklo_ps(r[4 * q + 2], r[4 * q + 3]) + _mm512_unpackhi_ps(r[4 * q + 2], r[4 * q + 3]);
+      quarters[q] = join_low(front, back) + join_high(front, back);
+    }
+    const Vector low =
+        _mm512_shuffle_f32x4(quarters[0], quarters[1], 0x44) + _mm512_shuffle_f32x4(quarters[0], quarters[1], 0xee);
+    const Vector high =
+        _mm512_shuffle_f32x4(quarters[2], quarters[3], 0x44) + _mm512_shuffle_f32x4(quarters[2], quarters[3], 0xee);
+    return _mm512_shuffle_f32x4(low, high, 0x88) + _mm512_shuffle_f32x4(low, high, 0xdd);
   }
 
  private:

@@ -1,0 +1,222 @@
+// The CPU engine's decode pass. A unit is one chunk of keys of one kv head; a task is some consecutive units, enough to
+// be worth handing out. When all are done, each kv head's chunks are merged in a fixed order.
+#include "engines/cpu/decode.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/parallel.h"
+#include "core/progress.h"
+#include "engines/cpu/arguments.h"
+#include "engines/cpu/kernels.h"
+#include "engines/cpu/scratch.h"
+#include "headway/threads.h"
+
+namespace headway::cpu {
+namespace {
+
+// From here on the decode kernel was measured faster than the panel kernel, by up to 5 times.
+constexpr std::int64_t least_keys = 32;
+
+// How the keys of a sequence are cut: for long ones chunks that memory streams well to, for shorter ones smaller
+// chunks, so that a single head still occupies several threads; and never more than most_chunks, which bounds the
+// partials.
+constexpr std::int64_t usual_chunk = 2048;
+constexpr std::int64_t least_chunk = 512;
+constexpr std::int64_t wanted_chunks = 4;
+constexpr std::int64_t most_chunks = 64;
+
+constexpr double task_bytes = 2e5;     // about 20 microseconds of one core's reading
+constexpr double flops_per_byte = 10;  // that a core does in the time that it takes to read a byte
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+std::int64_t chunk_keys_of(std::int64_t keys) {
+  const std::int64_t wanted = ceil_div(ceil_div(keys, wanted_chunks), least_chunk) * least_chunk;
+  const std::int64_t needed = ceil_div(ceil_div(keys, most_chunks), usual_chunk) * usual_chunk;
+  return std::max(std::min(wanted, usual_chunk), needed);
+}
+
+const DecodeKernel& kernel_for(const Problem& problem) {
+  return chosen_kernels().decode[static_cast<int>(storage_of(problem.dtype()))];
+}
+
+// Kv heads and their chunks in a fixed numbering: sequence by sequence, head by head, chunk by chunk. Also what they
+// need: partials, one kv head's after the other's, and scratch of a thread.
+class Heads {
+ public:
+  Heads(const Problem& problem, const DecodeKernel& kernel) : problem_(problem) {
+    for (std::int64_t b = 0; b < problem.batch; ++b) {
+      const Sequence current = sequence(problem, b);
+      if (is_decoded(problem, current.query_count, current.key_count)) {
+        add(b, current, kernel);
+      }
+    }
+  }
+
+  std::int64_t count() const { return static_cast<std::int64_t>(items_.size()) * problem_.kv_heads; }
+  std::int64_t units() const { return units_; }
+  std::int64_t partial_bytes() const { return partial_bytes_; }
+  std::int64_t scratch_bytes() const { return argument_bytes() + kernel_scratch_; }
+  const DecodeArgs& first() const { return items_.front().args; }
+
+  struct Unit {
+    std::int64_t head, chunk;
+  };
+  Unit unit(std::int64_t index) const {
+    const auto after = std::upper_bound(items_.begin(), items_.end(), index,
+                                        [](std::int64_t unit, const Item& item) { return unit < item.first_unit; });
+    const Item& item = *(after - 1);
+    const std::int64_t inside = index - item.first_unit;
+    return {(after - 1 - items_.begin()) * problem_.kv_heads + inside / item.args.chunks, inside % item.args.chunks};
+  }
+
+  // A kv head with its query heads' arguments, which take the front of a thread's scratch.
+  DecodeArgs arguments(const ForwardProblem& problem, std::int64_t index, char* partials, char* scratch) const {
+    const Item& item = items_[static_cast<std::size_t>(index / problem_.kv_heads)];
+    const std::int64_t g = index % problem_.kv_heads;
+    auto* query_heads = reinterpret_cast<ForwardArgs*>(scratch);
+    for (std::int64_t h = 0; h < item.args.group; ++h) {
+      query_heads[h] = forward_args(problem, item.b, g * item.args.group + h);
+    }
+    DecodeArgs args = item.args;
+    args.heads = query_heads;
+    args.partials = partials + item.first_partial + g * item.partial_bytes;
+    return args;
+  }
+
+  // Where the kernel's scratch begins: behind the arguments.
+  std::int64_t argument_bytes() const {
+    return ceil_div(group() * static_cast<std::int64_t>(sizeof(ForwardArgs)), 64) * 64;
+  }
+
+ private:
+  struct Item {
+    std::int64_t b, first_unit, first_partial, partial_bytes;
+    DecodeArgs args;  // without data
+  };
+
+  std::int64_t group() const { return problem_.heads / problem_.kv_heads; }
+
+  void add(std::int64_t b, const Sequence& current, const DecodeKernel& kernel) {
+    ForwardArgs dimensions;
+    dimensions.head_dim = problem_.head_dim;
+    dimensions.value_dim = problem_.value_dim;
+    DecodeArgs args;
+    args.heads = &dimensions;
+    args.group = group();
+    args.queries = current.query_count;
+    args.chunk_keys = chunk_keys_of(current.key_count);
+    args.chunks = ceil_div(current.key_count, args.chunk_keys);
+    kernel_scratch_ = std::max(kernel_scratch_, kernel.scratch_bytes(args));
+    const std::int64_t bytes = kernel.partial_bytes(args);
+    args.heads = nullptr;
+    items_.push_back({b, units_, partial_bytes_, bytes, args});
+    units_ += problem_.kv_heads * args.chunks;
+    partial_bytes_ += problem_.kv_heads * bytes;
+  }
+
+  const Problem& problem_;
+  std::vector<Item> items_;
+  std::int64_t units_ = 0;
+  std::int64_t partial_bytes_ = 0;
+  std::int64_t kernel_scratch_ = 0;
+};
+
+// Bytes of keys and values, or what takes as long.
+double work_of(const Problem& problem) {
+  const double group = static_cast<double>(problem.heads) / static_cast<double>(problem.kv_heads);
+  const double elements = static_cast<double>(problem.head_dim + problem.value_dim);
+  double work = 0;
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const Sequence current = sequence(problem, b);
+    if (is_decoded(problem, current.query_count, current.key_count)) {
+      const double flops = 2 * group * static_cast<double>(current.query_count);
+      work += static_cast<double>(problem.kv_heads) * static_cast<double>(current.key_count) * elements *
+              std::max(static_cast<double>(size_of(problem.dtype())), flops / flops_per_byte);
+    }
+  }
+  return work;
+}
+
+int threads_for(double work, std::int64_t units) {
+  return work < 2 * task_bytes ? 1 : static_cast<int>(std::clamp<std::int64_t>(units, 1, get_threads()));
+}
+
+}  // namespace
+
+bool is_decoded(const Problem& problem, std::int64_t queries, std::int64_t keys) {
+  return problem.pass == Pass::forward && problem.heads > 0 && queries > 0 &&
+         queries <= kernel_for(problem).most_queries && keys >= least_keys;
+}
+
+Decoded decoded_sequences(const Problem& problem) {
+  if (!problem.packed()) {
+    const bool decoded = problem.batch > 0 && is_decoded(problem, problem.query_len, problem.key_len);
+    return {decoded, decoded};
+  }
+  Decoded result{false, true};
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const Sequence current = sequence(problem, b);
+    const bool decoded = is_decoded(problem, current.query_count, current.key_count);
+    result = {result.some || decoded, result.all && decoded};
+  }
+  return {result.some, result.some && result.all};
+}
+
+void describe_decode(const Problem& problem, Plan& plan) {
+  const Heads heads(problem, kernel_for(problem));
+  plan.query_block = heads.first().rows();
+  plan.key_block = heads.first().chunk_keys;
+  plan.tasks = heads.units();
+  plan.threads = threads_for(work_of(problem), plan.tasks);
+  plan.scratch_bytes =
+      static_cast<double>(heads.scratch_bytes()) * plan.threads + static_cast<double>(heads.partial_bytes());
+  plan.kernel = "few queries, chunks of keys merged by lse";
+}
+
+void decode(const ForwardProblem& problem) {
+  const DecodeKernel& kernel = kernel_for(problem);
+  const Heads heads(problem, kernel);
+  const double work = work_of(problem);
+  const int threads = threads_for(work, heads.units());
+  const double units_per_task = std::min(task_bytes * static_cast<double>(heads.units()) / work, 1e9);
+  const std::int64_t group =
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(units_per_task), 1, ceil_div(heads.units(), threads));
+  const std::int64_t tasks = ceil_div(heads.units(), group);
+  auto* partials = static_cast<char*>(shared_scratch(heads.partial_bytes()));
+
+  SharedProgress progress(problem.operation, problem.progress, problem.weights ? 2 * tasks : tasks);
+  const auto each_unit = [&](void (*run)(const DecodeArgs&, std::int64_t, void*)) {
+    parallel_for(tasks, threads, [&](std::int64_t task, int worker) {
+      auto* scratch = static_cast<char*>(thread_scratch(heads.scratch_bytes()));
+      DecodeArgs args;
+      std::int64_t head = -1;
+      for (std::int64_t index = task * group; index < std::min((task + 1) * group, heads.units()); ++index) {
+        const Heads::Unit unit = heads.unit(index);
+        if (unit.head != head) {
+          head = unit.head;
+          args = heads.arguments(problem, head, partials, scratch);
+        }
+        run(args, unit.chunk, scratch + heads.argument_bytes());
+      }
+      trim_thread_scratch();
+      progress.task_done(worker);
+    });
+  };
+  each_unit(kernel.run);
+  const std::int64_t mergers = std::min<std::int64_t>(heads.count(), threads);
+  parallel_for(mergers, threads, [&](std::int64_t task, int) {
+    auto* scratch = static_cast<char*>(thread_scratch(heads.argument_bytes()));
+    for (std::int64_t head = task; head < heads.count(); head += mergers) {
+      kernel.finish(heads.arguments(problem, head, partials, scratch));
+    }
+  });
+  if (problem.weights) {
+    each_unit(kernel.run_weights);
+  }
+  trim_shared_scratch();
+  progress.finish();
+}
+
+}  // namespace headway::cpu

@@ -1,0 +1,22 @@
+// What the decode kernel is told: the few query rows that share one kv head, and how its keys are cut. A chunk is what
+// one task does; inside it keys stream in blocks. The numbers of a row come from its own problem's lengths alone.
+#pragma once
+
+#include <cstdint>
+
+#include "engines/cpu/kernel/args.h"
+
+namespace headway::cpu {
+
+struct DecodeArgs {
+  const ForwardArgs* heads = nullptr;  // the query heads that share the kv head
+  std::int64_t group = 0;              // how many they are
+  std::int64_t queries = 0;            // rows of each of them
+  std::int64_t chunk_keys = 0;
+  std::int64_t chunks = 0;
+  void* partials = nullptr;  // what each chunk leaves of each row, for the merge
+
+  std::int64_t rows() const { return group * queries; }
+};
+
+}  // namespace headway::cpu

@@ -1,0 +1,213 @@
+// What a decode task holds: its rows' queries and key ranges, the block of keys at hand, and the partial softmaxes that
+// chunks leave for the merge.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "engines/cpu/kernel/decode_args.h"
+#include "engines/cpu/kernel/exp2.h"
+#include "engines/cpu/kernel/key_lanes.h"
+#include "engines/cpu/kernel/operands.h"
+#include "engines/cpu/kernel/pack.h"
+#include "engines/cpu/kernel/ranges.h"
+#include "engines/cpu/kernel/scratch.h"
+
+namespace headway::cpu {
+namespace {
+
+constexpr std::int64_t stream_keys = 2048;  // of K, then of V: memory streams well from about 1024 on
+constexpr std::int64_t decode_rows = 32;  // that pass over a block together: its scores stay in the second-level cache
+constexpr std::int64_t packed_keys = 64;  // copied at once where a layout cannot be read in place
+
+// The softmax of some keys of a row, unnormalised: 2^(score - reference), summed, and times V.
+template <class S>
+struct PartialSoftmaxes {
+  using Scalar = typename S::Scalar;
+  using Vector = typename S::Vector;
+
+  std::int64_t rows, ld;
+  Scalar *references, *sums, *outputs;
+  std::int64_t bytes;
+
+  PartialSoftmaxes(std::int64_t chunks, std::int64_t row_count, std::int64_t value_dim, void* memory)
+      : rows(row_count), ld(padded<S>(value_dim)) {
+    Scratch<char> scratch{static_cast<char*>(memory)};
+    references = scratch.take<Scalar>(chunks * rows);
+    sums = scratch.take<Scalar>(chunks * rows);
+    outputs = scratch.take<Scalar>(chunks * rows * ld);
+    bytes = scratch.used;
+  }
+  explicit PartialSoftmaxes(const DecodeArgs& args)
+      : PartialSoftmaxes(args.chunks, args.rows(), args.heads->value_dim, args.partials) {}
+
+  std::int64_t at(std::int64_t chunk, std::int64_t row) const { return chunk * rows + row; }
+
+  void clear(std::int64_t which) const {
+    references[which] = -static_cast<Scalar>(__builtin_inff());
+    sums[which] = 0;
+    for (std::int64_t d = 0; d < ld; d += S::lanes) {
+      S::store(outputs + which * ld + d, S::zero());
+    }
+  }
+
+  // Adds other keys of the same row. `to_log2` turns the references' units into those of exp2.
+  HEADWAY_NOINLINE void absorb(std::int64_t which, Scalar reference, Scalar sum, const Scalar* output,
+                               double to_log2) const {
+    const Scalar highest = references[which] > reference ? references[which] : reference;
+    const Scalar subtract = highest == -static_cast<Scalar>(__builtin_inff()) ? Scalar{0} : highest;
+    const Vector units = S::set(static_cast<Scalar>(to_log2));
+    const Vector kept = exp2<S>((S::set(references[which]) - S::set(subtract)) * units);
+    const Vector added = exp2<S>((S::set(reference) - S::set(subtract)) * units);
+    references[which] = highest;
+    alignas(64) Scalar total[S::lanes];
+    S::store(total, S::fma(S::set(sums[which]), kept, S::set(sum) * added));
+    sums[which] = total[0];
+    for (std::int64_t d = 0; d < ld; d += S::lanes) {
+      Scalar* at = outputs + which * ld + d;
+      S::store(at, S::fma(S::load(at), kept, S::load(output + d) * added));
+    }
+  }
+};
+
+// Rows in the stored type, consecutive in d.
+template <class In>
+struct StoredRows {
+  const In* data;
+  std::int64_t ld;
+};
+
+template <class S, class In>
+class DecodeState {
+ public:
+  using Scalar = typename S::Scalar;
+  using Vector = typename S::Vector;
+  using Operand = typename Operands<S>::Scalar;
+  static constexpr int lanes = S::lanes;
+  static constexpr int fold = Operands<S>::fold;
+  static constexpr int tile = S::lanes * S::panel_vectors;  // keys that one word of allowed pairs covers
+
+  static std::int64_t scratch_bytes(const DecodeArgs& args) { return Layout(args, nullptr).bytes; }
+
+ protected:
+  DecodeState(const DecodeArgs& args, void* scratch)
+      : args_(args),
+        head_(args.heads[0]),
+        to_log2_(head_.modifiers.any ? log2e : 1),
+        score_factor_(head_.scale * (head_.modifiers.softcap != 0 ? 1 / head_.modifiers.softcap : log2e / to_log2_)),
+        at_(args, scratch) {}
+
+  struct Layout {
+    std::int64_t bytes, query_ld, score_ld, word_ld, output_ld;
+    Operand* queries;                // [rows][D], zeros up to a whole vector
+    Scalar *scores, *slopes;         // scores, then weights: [rows][keys of the block]
+    Scalar *outputs, *part_outputs;  // [rows][Dv] of the block, and of a part of it
+    Scalar *references, *sums;       // of the block
+    std::uint64_t* allowed;          // [rows][tiles of the block]
+    Range* ranges;                   // of the rows
+    bool* forbids;                   // whether the row may not attend to some of the block's hull
+    In* copy;                        // of keys or values that cannot be read in place
+
+    Layout(const DecodeArgs& args, void* memory) {
+      const ForwardArgs& head = args.heads[0];
+      const std::int64_t rows = smaller(args.rows(), decode_rows);
+      const std::int64_t tiles = (smaller(args.chunk_keys, stream_keys) + tile - 1) / tile;
+      Scratch<char> scratch{static_cast<char*>(memory)};
+      query_ld = padded<S>(folded<S>(head.head_dim));
+      score_ld = (tiles + 1) * tile;  // whole vectors of scores may be stored past the last key
+      word_ld = tiles;
+      output_ld = padded<S>(head.value_dim);
+      queries = scratch.take<Operand>(rows * query_ld);
+      scores = scratch.take<Scalar>(rows * padded<S>(score_ld));
+      slopes = scratch.take<Scalar>(tile);
+      outputs = scratch.take<Scalar>(rows * output_ld);
+      part_outputs = scratch.take<Scalar>(rows * output_ld);
+      references = scratch.take<Scalar>(rows);
+      sums = scratch.take<Scalar>(rows);
+      allowed = scratch.take<std::uint64_t>(rows * word_ld);
+      ranges = scratch.take<Range>(rows);
+      forbids = scratch.take<bool>(rows);
+      copy = scratch.take<In>(packed_keys * larger(head.head_dim, head.value_dim));
+      bytes = scratch.used;
+    }
+  };
+
+  static constexpr Scalar infinity = __builtin_inff();
+
+  // ---- Rows: those of one query head after the other ----
+
+  const ForwardArgs& head_of(int r) const { return args_.heads[(row_begin_ + r) / args_.queries]; }
+  std::int64_t query_of(int r) const { return (row_begin_ + r) % args_.queries; }
+
+  void start_rows(std::int64_t begin) {
+    row_begin_ = begin;
+    rows_ = at_most(args_.rows() - begin, decode_rows);
+    hull_ = {0, 0};
+    for (int r = 0; r < rows_; ++r) {
+      pack_query(head_of(r).query, query_of(r), at_.queries + r * at_.query_ld);
+      at_.ranges[r] = range_of_row(head_.ranges, query_of(r));
+      const Range& range = at_.ranges[r];
+      if (range.begin < range.end) {
+        hull_ =
+            hull_.begin < hull_.end ? Range{smaller(hull_.begin, range.begin), larger(hull_.end, range.end)} : range;
+      }
+    }
+  }
+
+  void pack_query(const Matrix& query, std::int64_t i, Operand* packed) const {
+    const In* row = static_cast<const In*>(query.data) + i * query.row_stride;
+    if constexpr (fold == 1) {
+      for (std::int64_t d = 0; d < head_.head_dim; d += lanes) {
+        S::store(packed + d, load_row<S>(row, query.column_stride, d, at_most(head_.head_dim - d, lanes)));
+      }
+    } else {
+      auto* halves = reinterpret_cast<In*>(packed);
+      for (std::int64_t d = 0; d < fold * at_.query_ld; ++d) {
+        halves[d] = d < head_.head_dim ? row[d * query.column_stride] : In{};
+      }
+    }
+  }
+
+  // ---- The block of keys at hand ----
+
+  // Rows [begin, begin + count) of K or V, in place where d is consecutive. With a set of allowed pairs the others'
+  // rows become 0.
+  HEADWAY_INLINE StoredRows<In> stored_rows(const Matrix& matrix, std::int64_t begin, std::int64_t count,
+                                            std::int64_t dim, const std::uint64_t* allowed = nullptr) const {
+    const In* first = static_cast<const In*>(matrix.data) + begin * matrix.row_stride;
+    if (matrix.column_stride == 1 && allowed == nullptr) {
+      return {first, matrix.row_stride};
+    }
+    return copied_rows(matrix, begin, count, dim, allowed);
+  }
+
+  HEADWAY_NOINLINE StoredRows<In> copied_rows(const Matrix& matrix, std::int64_t begin, std::int64_t count,
+                                              std::int64_t dim, const std::uint64_t* allowed) const {
+    const In* first = static_cast<const In*>(matrix.data) + begin * matrix.row_stride;
+    for (std::int64_t j = 0; j < count; ++j) {
+      const std::int64_t key = begin + j - block_.begin;
+      const bool hidden = allowed != nullptr && (allowed[key / tile] >> (key % tile) & 1) == 0;
+      for (std::int64_t d = 0; d < dim; ++d) {
+        at_.copy[j * dim + d] = hidden ? In{} : first[j * matrix.row_stride + d * matrix.column_stride];
+      }
+    }
+    return {at_.copy, dim};
+  }
+
+  Range hull_inside(const Range& keys) const { return {larger(hull_.begin, keys.begin), smaller(hull_.end, keys.end)}; }
+  Scalar* scores_of(int r) const { return at_.scores + r * at_.score_ld; }
+  std::uint64_t* allowed_of(int r) const { return at_.allowed + r * at_.word_ld; }
+
+  const DecodeArgs& args_;
+  const ForwardArgs& head_;  // the first; keys, values, ranges and kinds of modifiers are the same for all
+  double to_log2_;           // from the units of the scores to those of the exponential
+  double score_factor_;
+  Layout at_;
+  std::int64_t row_begin_ = 0;
+  int rows_ = 0;
+  Range hull_{0, 0};   // the keys that some row may attend to
+  Range block_{0, 0};  // begins at a multiple of stream_keys after the chunk's begin
+};
+
+}  // namespace
+}  // namespace headway::cpu

@@ -1,0 +1,230 @@
+// The two register tiles of decode, both with features in lanes: dot products of keys with queries, and weighted sums
+// of values.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "engines/cpu/kernel/operands.h"
+#include "engines/cpu/kernel/pack.h"
+#include "engines/cpu/kernel/ranges.h"
+#include "engines/cpu/kernel/strips.h"
+#include "engines/cpu/simd/common.h"
+
+namespace headway::cpu {
+namespace {
+
+// Lane l of the result is the sum of x[l]'s lanes, each sum in the same order.
+template <class S>
+HEADWAY_INLINE typename S::Vector lane_sums(typename S::Vector (&x)[S::lanes]) {
+  if constexpr (requires { S::lane_sums(x); }) {
+    return S::lane_sums(x);
+  } else {
+    S::transpose(x);
+    HEADWAY_UNROLL
+    for (int half = S::lanes / 2; half > 0; half /= 2) {
+      HEADWAY_UNROLL
+      for (int l = 0; l < half; ++l) {
+        x[l] = x[l] + x[l + half];
+      }
+    }
+    return x[0];
+  }
+}
+
+// What a dot product multiplies at once: a vector of the compute type or, for a vocabulary that multiplies pairs, a
+// vector of pairs. A stored row is read where it lies; behind its end are zeros.
+template <class S, class In, int fold = Operands<S>::fold>
+struct DotOperand {
+  static constexpr int size = S::lanes;
+  HEADWAY_INLINE static auto load(const In* p) { return S::load_first(p, S::lanes); }
+  HEADWAY_INLINE static auto load_part(const In* p, int count) { return S::load_first(p, count); }
+};
+
+template <class S, class In>
+struct DotOperand<S, In, 2> {
+  static constexpr int size = 2 * S::lanes;
+  using Pair = typename Operands<S>::Scalar;
+  HEADWAY_INLINE static auto load(const In* p) { return Operands<S>::load(reinterpret_cast<const Pair*>(p)); }
+  HEADWAY_INLINE static auto load_part(const In* p, int count) {
+    const PaddedRow<size, In> row = padded_row<size>(p, count);
+    return load(row.elements);
+  }
+};
+
+// How many keys pass together and how many vectors of each at once. Memory streams best to whole rows one after the
+// other: two rows of floats at a time halved its speed. Keys of half types, whose rows are shorter, may come four at a
+// time, which saves most loads of queries.
+template <class S, class In, int NR>
+struct KeyTile {
+  static constexpr int wanted = NR > 1 && sizeof(In) == 2 ? 4 : 1;
+  static constexpr int together = wanted < S::lanes / NR ? wanted : S::lanes / NR;
+  static constexpr int vectors = together == 1 ? 8 : 1;
+};
+
+// products[r * NK + k] holds the products of query r and key k, still to be summed over lanes, for NR queries and
+// `together` keys.
+template <class S, class In, int NR, int NK, int together>
+HEADWAY_INLINE void dot_keys(const typename Operands<S>::Scalar* queries, std::int64_t query_ld,
+                             const In* const (&keys)[together], std::int64_t dim, typename S::Vector* products) {
+  using Dot = DotOperand<S, In>;
+  using Operand = Operands<S>;
+  typename S::Vector acc[NR][together];
+  HEADWAY_UNROLL
+  for (int r = 0; r < NR; ++r) {
+    HEADWAY_UNROLL
+    for (int n = 0; n < together; ++n) {
+      acc[r][n] = S::zero();
+    }
+  }
+  const auto strip = [&]<int NV>(Strip<NV>, std::int64_t d, const auto& load) HEADWAY_LAMBDA {
+    typename Operand::Vector x[together][NV];
+    HEADWAY_UNROLL
+    for (int n = 0; n < together; ++n) {
+      HEADWAY_UNROLL
+      for (int v = 0; v < NV; ++v) {
+        x[n][v] = load(keys[n] + d + v * Dot::size);
+      }
+    }
+    HEADWAY_UNROLL
+    for (int v = 0; v < NV; ++v) {
+      HEADWAY_UNROLL
+      for (int r = 0; r < NR; ++r) {
+        const typename Operand::Vector q = Operand::load(queries + r * query_ld + d / Operand::fold + v * S::lanes);
+        HEADWAY_UNROLL
+        for (int n = 0; n < together; ++n) {
+          acc[r][n] = Operand::multiply_add(q, x[n][v], acc[r][n]);
+        }
+      }
+    }
+  };
+  const auto whole = [](const In* p) HEADWAY_LAMBDA { return Dot::load(p); };
+  constexpr int vectors = KeyTile<S, In, NR>::vectors;
+  std::int64_t d = 0;
+  for (; d + vectors * Dot::size <= dim; d += vectors * Dot::size) {
+    strip(Strip<vectors>{}, d, whole);
+  }
+  for (; d + Dot::size <= dim; d += Dot::size) {
+    strip(Strip<1>{}, d, whole);
+  }
+  if (d < dim) {
+    const int count = static_cast<int>(dim - d);
+    strip(Strip<1>{}, d, [count](const In* p) HEADWAY_LAMBDA { return Dot::load_part(p, count); });
+  }
+  HEADWAY_UNROLL
+  for (int r = 0; r < NR; ++r) {
+    HEADWAY_UNROLL
+    for (int n = 0; n < together; ++n) {
+      products[r * NK + n] = acc[r][n];
+    }
+  }
+}
+
+// scores[r][k] = factor * <query r, key k> for NR queries and `lanes` keys; past the key `last` it repeats. NR * NK
+// vectors of products make one of sums.
+template <class S, class In, int NR>
+HEADWAY_INLINE void dot_tile(const typename Operands<S>::Scalar* queries, std::int64_t query_ld, const In* keys,
+                             std::int64_t key_ld, std::int64_t last, std::int64_t dim, typename S::Vector factor,
+                             typename S::Scalar* scores, std::int64_t score_ld) {
+  constexpr int NK = S::lanes / NR;
+  constexpr int together = KeyTile<S, In, NR>::together;
+  for (int part = 0; part < NR; ++part) {
+    typename S::Vector products[S::lanes];
+    const auto some_keys = [&](int k) HEADWAY_LAMBDA {
+      const In* rows[together];
+      HEADWAY_UNROLL
+      for (int n = 0; n < together; ++n) {
+        rows[n] = keys + smaller(part * NK + k + n, last) * key_ld;
+      }
+      dot_keys<S, In, NR, NK, together>(queries, query_ld, rows, dim, products + k);
+    };
+    if constexpr (NR == 4) {
+      HEADWAY_UNROLL
+      for (int k = 0; k < NK; k += together) {
+        some_keys(k);
+      }
+    } else {
+      _Pragma("GCC unroll 1") for (int k = 0; k < NK; k += together) { some_keys(k); }
+    }
+    alignas(64) typename S::Scalar sums[S::lanes];
+    S::store(sums, lane_sums<S>(products) * factor);
+    HEADWAY_UNROLL
+    for (int r = 0; r < NR; ++r) {
+      std::memcpy(scores + r * score_ld + part * NK, sums + r * NK, NK * sizeof(typename S::Scalar));
+    }
+  }
+}
+
+// Where a tile of sums goes: the first of a part replaces what is there.
+enum class Sum : bool { starts, continues };
+
+// acc[r][v] += sum over k of weights[r][k] * values[k][d], for NR rows and NV vectors of d, of which `count` elements
+// exist in the last.
+template <class S, class In, int NR, int NV>
+HEADWAY_INLINE void add_weighted(typename S::Vector (&acc)[NR][NV], const typename S::Scalar* weights,
+                                 std::int64_t weight_ld, const In* values, std::int64_t value_ld, std::int64_t keys,
+                                 int count) {
+  using Vector = typename S::Vector;
+  constexpr bool in_pairs = NV % 2 == 0 && requires(Vector & x) { S::load_alternating(values, x, x); };
+  constexpr int step = in_pairs ? 2 : 1;
+  for (std::int64_t k = 0; k < keys; ++k) {
+    Vector p[NR];
+    HEADWAY_UNROLL
+    for (int r = 0; r < NR; ++r) {
+      p[r] = S::set(weights[r * weight_ld + k]);
+    }
+    HEADWAY_UNROLL
+    for (int v = 0; v < NV; v += step) {
+      Vector x[step];
+      const In* at = values + k * value_ld + v * S::lanes;
+      if constexpr (in_pairs) {
+        S::load_alternating(at, x[0], x[1]);
+      } else {
+        x[0] = S::load_first(at, NV == 1 ? count : S::lanes);
+      }
+      HEADWAY_UNROLL
+      for (int r = 0; r < NR; ++r) {
+        HEADWAY_UNROLL
+        for (int n = 0; n < step; ++n) {
+          acc[r][v + n] = S::fma(p[r], x[n], acc[r][v + n]);
+        }
+      }
+    }
+  }
+  if constexpr (in_pairs) {
+    HEADWAY_UNROLL
+    for (int r = 0; r < NR; ++r) {
+      HEADWAY_UNROLL
+      for (int v = 0; v < NV; v += 2) {
+        S::merge_alternating(acc[r][v], acc[r][v + 1]);
+      }
+    }
+  }
+}
+
+// output[r][d] (+)= sum over k of weights[r][k] * values[k][d].
+template <class S, class In, int NR, int NV>
+HEADWAY_INLINE void value_tile(const typename S::Scalar* weights, std::int64_t weight_ld, const In* values,
+                               std::int64_t value_ld, std::int64_t keys, int count, typename S::Scalar* output,
+                               std::int64_t output_ld, Sum sum) {
+  typename S::Vector acc[NR][NV];
+  HEADWAY_UNROLL
+  for (int r = 0; r < NR; ++r) {
+    HEADWAY_UNROLL
+    for (int v = 0; v < NV; ++v) {
+      acc[r][v] = S::zero();
+    }
+  }
+  add_weighted<S, In, NR, NV>(acc, weights, weight_ld, values, value_ld, keys, count);
+  HEADWAY_UNROLL
+  for (int r = 0; r < NR; ++r) {
+    HEADWAY_UNROLL
+    for (int v = 0; v < NV; ++v) {
+      typename S::Scalar* at = output + r * output_ld + v * S::lanes;
+      S::store(at, sum == Sum::starts ? acc[r][v] : S::load(at) + acc[r][v]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace headway::cpu
