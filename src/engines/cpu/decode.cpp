@@ -10,6 +10,7 @@
 #include "engines/cpu/arguments.h"
 #include "engines/cpu/kernels.h"
 #include "engines/cpu/scratch.h"
+#include "engines/cpu/tasks.h"
 #include "headway/threads.h"
 
 namespace headway::cpu {
@@ -28,8 +29,6 @@ constexpr std::int64_t most_chunks = 64;
 
 constexpr double task_bytes = 2e5;     // about 20 microseconds of one core's reading
 constexpr double flops_per_byte = 10;  // that a core does in the time that it takes to read a byte
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 std::int64_t chunk_keys_of(std::int64_t keys) {
   const std::int64_t wanted = ceil_div(ceil_div(keys, wanted_chunks), least_chunk) * least_chunk;
@@ -76,8 +75,11 @@ class Heads {
     const Item& item = items_[static_cast<std::size_t>(index / problem_.kv_heads)];
     const std::int64_t g = index % problem_.kv_heads;
     auto* query_heads = reinterpret_cast<ForwardArgs*>(scratch);
+    const Sequence current = sequence(problem, item.b);
+    const ForwardArgs shared = forward_args(problem, current, item.b);
     for (std::int64_t h = 0; h < item.args.group; ++h) {
-      query_heads[h] = forward_args(problem, item.b, g * item.args.group + h);
+      query_heads[h] = shared;
+      set_head(problem, current, item.b, g * item.args.group + h, query_heads[h]);
     }
     DecodeArgs args = item.args;
     args.heads = query_heads;
