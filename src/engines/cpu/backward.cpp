@@ -113,7 +113,7 @@ class BackwardRun {
       places_.push_back(place);
     }
     sink_parts_.assign(problem_.sinks ? static_cast<std::size_t>(sink_parts) : 0, 0.0);
-    memory_ = Tensor::uninitialized({scalars * kernel_.scalar_bytes}, DType::b8);
+    memory_.at_least(scalars * kernel_.scalar_bytes);
   }
 
   char* memory_at(std::int64_t scalars) { return static_cast<char*>(memory_.data()) + scalars * kernel_.scalar_bytes; }
@@ -348,7 +348,7 @@ class BackwardRun {
   std::vector<Place> places_;
   std::vector<Chunk> chunks_;
   std::vector<double> sink_parts_;
-  Tensor memory_;
+  CallMemory memory_;
 };
 
 }  // namespace

@@ -4,11 +4,13 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <utility>
 
 namespace headway::cpu {
 namespace {
 
 constexpr std::int64_t kept_bytes = std::int64_t{8} << 20;
+constexpr std::int64_t kept_call_bytes = std::int64_t{64} << 20;
 
 struct Free {
   void operator()(void* memory) const noexcept { std::free(memory); }
@@ -63,5 +65,40 @@ void* shared_scratch(std::int64_t bytes) { return buffers().shared.at_least(byte
 void trim_thread_scratch() { buffers().own.trim(); }
 
 void trim_shared_scratch() { buffers().shared.trim(); }
+
+struct CallMemory::Kept {
+  std::unique_ptr<void, Free> memory;
+  std::int64_t bytes = 0;
+};
+
+CallMemory::Kept& CallMemory::kept() {
+  thread_local Kept memory;
+  return memory;
+}
+
+CallMemory::CallMemory() : memory_(std::move(kept().memory)), bytes_(std::exchange(kept().bytes, 0)) {}
+
+CallMemory::~CallMemory() {
+  if (bytes_ <= kept_call_bytes && bytes_ > kept().bytes) {
+    kept().memory = std::move(memory_);
+    kept().bytes = bytes_;
+  }
+}
+
+void* CallMemory::at_least(std::int64_t bytes) {
+  if (bytes_ < bytes) {
+    memory_.reset();
+    bytes_ = 0;
+    const std::int64_t rounded = (bytes + 4095) / 4096 * 4096;
+    memory_.reset(std::aligned_alloc(64, static_cast<std::size_t>(rounded)));
+    if (memory_ == nullptr) {
+      throw std::bad_alloc();
+    }
+    bytes_ = rounded;
+  }
+  return memory_.get();
+}
+
+void CallMemory::Free::operator()(void* memory) const noexcept { std::free(memory); }
 
 }  // namespace headway::cpu
