@@ -12,8 +12,8 @@
 namespace headway {
 
 struct AnalysisRequest {
-  std::int64_t top = 8;  // how many keys of each row to name; 0 for none
-  Window near = {64, 64};  // around the diagonal, whose share is wanted
+  std::int64_t top = 8;      // how many keys of each row to name; 0 for none
+  Window near = {64, 64};    // around the diagonal, whose share is wanted
   std::int64_t cells = 256;  // along each side of the maps, at most; 0 to 512, 0 for no maps
 };
 
@@ -26,7 +26,7 @@ struct Analysis {
   Tensor distance;     // [B,H,Sq]     sum_j p |i + offset - j|
   Tensor first;        // [B,H,Sq]     the weight of key 0
   Tensor diagonal;     // [B,H,Sq]     the weight of key i + offset
-  Tensor near;    // [B,H,Sq]     the weights inside the request's `near`
+  Tensor near;         // [B,H,Sq]     the weights inside the request's `near`
   Tensor received;     // [B,H,Sk]     sum_i p: what each key got
   Tensor top_keys;     // [B,H,Sq,top] i64, the largest weight first, then the smaller key; -1 where no weight is left
   Tensor top_weights;  // [B,H,Sq,top] 0 there

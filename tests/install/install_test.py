@@ -50,8 +50,18 @@ def install(args, prefix):
         run(args.cmake, "--build", build, "--parallel", "2")
     run(args.cmake, "--install", build, "--prefix", prefix)
     check_headers(args, prefix)
+    check_visibility(prefix)
     if args.library == "shared":
         check_symbols(prefix)
+
+
+def check_visibility(prefix):
+    """What a public header declares leaves a shared library."""
+    for header in sorted((prefix / "include/headway").glob("*.h")):
+        text = header.read_text()
+        declares = "namespace headway {" in text and header.name != "version.h"
+        if declares and "#pragma GCC visibility push(default)" not in text:
+            fail(f"{header.name} declares names that a shared library would hide: it has no visibility pragma")
 
 
 def check_symbols(prefix):
