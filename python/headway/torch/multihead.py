@@ -251,7 +251,7 @@ class _Masks:
 
 def _only_forbids(padding: Tensor) -> bool:
     """Whether a floating mask (N, 1, 1, S) is a bool one in disguise, as torch's encoder makes them."""
-    if padding.requires_grad or is_watched():
+    if padding.requires_grad or padding.device.type != "cpu" or is_watched():  # where looking is free
         return False
     return bool(((padding == 0) | (padding == -math.inf)).all())
 
