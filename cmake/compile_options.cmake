@@ -1,10 +1,12 @@
 # Warnings and sanitizers, as one target that every target of the project links privately.
 add_library(headway_compile_options INTERFACE)
+# Of CUDA sources nvcc compiles most itself, and what it hands to the host compiler is full of its own code.
 target_compile_options(headway_compile_options INTERFACE
-  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion>
   # The contract forbids changing what the source says about floating point; contraction into FMA is used by name only.
-  -ffp-contract=off
-  $<$<BOOL:${HEADWAY_WARNINGS_AS_ERRORS}>:-Werror>)
+  $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
+  $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false>
+  $<$<BOOL:${HEADWAY_WARNINGS_AS_ERRORS}>:$<IF:$<COMPILE_LANGUAGE:CUDA>,-Werror=all-warnings,-Werror>>)
 if(HEADWAY_SANITIZE)
   target_compile_options(headway_compile_options INTERFACE -fsanitize=${HEADWAY_SANITIZE} -fno-sanitize-recover=all
                                                            -fno-omit-frame-pointer -g)

@@ -33,7 +33,7 @@ struct Window {
 };
 
 // Called now and then from the calling thread with the share of the work done, 0 to 1. False stops the call, which then
-// throws Cancelled and leaves its outputs unfinished.
+// throws Cancelled and leaves its outputs unfinished. CUDA work is queued, not waited for: there it is called once, with 0.
 using Progress = std::function<bool(double)>;
 
 struct AttentionOptions {
@@ -41,6 +41,8 @@ struct AttentionOptions {
   std::optional<ConstTensorView> bias = {};  // any float type, broadcasts to [B,H,Sq,Sk]; -inf forbids
   Causal causal = Causal::none;
   std::optional<Window> window = {};
+  // Lengths may lie in host memory also where the other tensors do not. Lengths on a device are not checked, since
+  // reading them would wait for the device: the kernels cut them to what is legal.
   std::optional<ConstTensorView> valid_lens = {};    // integers [B] or [B,Sq]: allows j < valid_lens
   std::optional<ConstTensorView> query_lens = {};    // integers [B]: rows from there on are padding
   std::optional<double> scale = {};                  // 1/sqrt(D) when absent
@@ -51,6 +53,11 @@ struct AttentionOptions {
   std::optional<std::uint64_t> seed = {};
   Engine engine = Engine::automatic;
   Progress progress = {};
+  // CUDA tensors: the cudaStream_t that the work is queued on (null: the default stream). The call returns before the
+  // work is done; memory that it views must stay until then.
+  void* stream = nullptr;
+  // CUDA tensors: an item's bits do not depend on what else is in the batch. On the CPU they never do.
+  bool batch_invariant = false;
 };
 
 // What attention writes besides out, for those who ask.

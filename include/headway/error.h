@@ -37,6 +37,12 @@ class Unsupported : public Error {
   using Error::Error;
 };
 
+// What a device or its driver reported: a failed launch, a lost device. The text holds the driver's own words.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
 // A file that cannot be read, cannot be written, or is not what its format says.
 class FileError : public Error {
  public:

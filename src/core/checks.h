@@ -69,14 +69,22 @@ struct Layout {
   }
 };
 
-inline void check_storage(const Problem& problem, const char* name, ConstTensorView view) {
+inline void check_device(const Problem& problem, const char* name, ConstTensorView view) {
   if (view.device() != problem.query.device()) {
     invalid(problem, name, " is on ", view.device(), ", query is on ", problem.query.device());
   }
+}
+
+inline void check_alignment(const Problem& problem, const char* name, ConstTensorView view) {
   if (reinterpret_cast<std::uintptr_t>(view.data()) % size_of(view.dtype()) != 0) {
     invalid(problem, name, " must be aligned to its element's ", size_of(view.dtype()), " bytes, found address ",
             view.data());
   }
+}
+
+inline void check_storage(const Problem& problem, const char* name, ConstTensorView view) {
+  check_device(problem, name, view);
+  check_alignment(problem, name, view);
 }
 
 inline void check_same_type(const Problem& problem, const char* name, ConstTensorView view) {

@@ -13,61 +13,51 @@ std::int64_t entry(const ConstTensorView& lengths, std::int64_t index) {
   return load_integer(lengths, index * lengths.stride(0));
 }
 
-std::int64_t valid_len(const Problem& problem, std::int64_t b, std::int64_t i) {
+bool readable(const std::optional<ConstTensorView>& lengths) { return lengths && lengths->device() == Device{}; }
+
+std::int64_t valid_len(const Problem& problem, const Sequence& sequence, std::int64_t b, std::int64_t i) {
+  if (!readable(problem.valid_lens)) {
+    return sequence.key_count;
+  }
   const ConstTensorView& lens = *problem.valid_lens;
   return load_integer(lens, b * lens.stride(0) + i * lens.stride(1));
 }
 
-std::int64_t alignment_offset(const Problem& problem, const Sequence& sequence, std::int64_t b) {
-  if (problem.offset) {
-    return *problem.offset;
-  }
-  if (problem.causal == Causal::top_left) {
-    return 0;
-  }
-  if (problem.causal == Causal::none) {
-    return sequence.key_count - sequence.query_count;
-  }
-  const std::int64_t real_keys = problem.valid_lens_per_batch ? valid_len(problem, b, 0) : sequence.key_count;
-  return real_keys - sequence.real_queries;
-}
-
 }  // namespace
+
+RangeRule range_rule(const Problem& problem) {
+  RangeRule rule;
+  rule.alignment = problem.causal == Causal::none       ? Alignment::all_ends
+                   : problem.causal == Causal::top_left ? Alignment::starts
+                                                        : Alignment::real_ends;
+  if (problem.offset) {
+    rule.alignment = Alignment::given;
+    rule.offset = *problem.offset;
+  }
+  rule.left = problem.window_left.value_or(RangeRule::unlimited);
+  rule.right = problem.causal != Causal::none ? 0 : problem.window_right.value_or(RangeRule::unlimited);
+  return rule;
+}
 
 Sequence sequence(const Problem& problem, std::int64_t b) {
   Sequence result;
   result.query_count = problem.query_len;
   result.key_count = problem.key_len;
-  if (problem.packed()) {
+  if (readable(problem.cu_seqlens_q) && readable(problem.cu_seqlens_k)) {
     result.query_begin = entry(*problem.cu_seqlens_q, b);
     result.query_count = entry(*problem.cu_seqlens_q, b + 1) - result.query_begin;
     result.key_begin = entry(*problem.cu_seqlens_k, b);
     result.key_count = entry(*problem.cu_seqlens_k, b + 1) - result.key_begin;
   }
-  result.real_queries = problem.query_lens ? entry(*problem.query_lens, b) : result.query_count;
-  result.offset = alignment_offset(problem, result, b);
+  result.real_queries = readable(problem.query_lens) ? entry(*problem.query_lens, b) : result.query_count;
+  const std::int64_t real_keys =
+      problem.valid_lens_per_batch ? valid_len(problem, result, b, 0) : result.key_count;
+  result.offset = alignment_offset(range_rule(problem), result, real_keys);
   return result;
 }
 
 KeyRange key_range(const Problem& problem, const Sequence& sequence, std::int64_t b, std::int64_t i) {
-  if (i >= sequence.real_queries) {
-    return {0, 0};
-  }
-  const std::int64_t position = i + sequence.offset;
-  KeyRange range{0, sequence.key_count};
-  if (problem.causal != Causal::none) {
-    range.end = std::min(range.end, position + 1);
-  }
-  if (problem.window_left) {
-    range.begin = std::max(range.begin, position - *problem.window_left);
-  }
-  if (problem.window_right) {
-    range.end = std::min(range.end, position + *problem.window_right + 1);
-  }
-  if (problem.valid_lens) {
-    range.end = std::min(range.end, valid_len(problem, b, i));
-  }
-  return range.begin < range.end ? range : KeyRange{0, 0};
+  return key_range(range_rule(problem), sequence, i, valid_len(problem, sequence, b, i));
 }
 
 namespace {
@@ -76,8 +66,7 @@ namespace {
 // through i + offset, the count is linear in i between a few corners.
 double pairs_between_corners(const Problem& problem, const Sequence& sequence, std::int64_t b) {
   const std::int64_t rows = sequence.real_queries;
-  const std::int64_t keys =
-      problem.valid_lens ? std::min(valid_len(problem, b, 0), sequence.key_count) : sequence.key_count;
+  const std::int64_t keys = std::min(valid_len(problem, sequence, b, 0), sequence.key_count);
   const std::int64_t left = problem.window_left.value_or(0);
   std::int64_t right = problem.window_right.value_or(0);
   if (problem.causal != Causal::none) {
@@ -117,7 +106,7 @@ double visited_pairs(const Problem& problem) {
   }
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Sequence current = sequence(problem, b);
-    if (!problem.valid_lens || problem.valid_lens_per_batch) {
+    if (!readable(problem.valid_lens) || problem.valid_lens_per_batch) {
       pairs += pairs_between_corners(problem, current, b);
       continue;
     }

@@ -4,25 +4,14 @@
 #include <cstdint>
 
 #include "core/problem.h"
+#include "core/range_rule.h"
 
 namespace headway {
 
-// One batch item, or one packed sequence: where its rows lie and how its queries align with its keys.
-struct Sequence {
-  std::int64_t query_begin = 0;  // first row on the S axis: 0 unless packed
-  std::int64_t query_count = 0;
-  std::int64_t key_begin = 0;
-  std::int64_t key_count = 0;
-  std::int64_t real_queries = 0;  // rows from here on are padding
-  std::int64_t offset = 0;        // query i stands at key position i + offset
-};
+// What a Problem's options say about ranges, for every sequence alike.
+RangeRule range_rule(const Problem& problem);
 
-struct KeyRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-  std::int64_t count() const { return end - begin; }
-};
-
+// Lengths that lie on a device are not read: the sequence then has the longest that they allow.
 Sequence sequence(const Problem& problem, std::int64_t batch_index);
 
 // The keys that row i may attend to, before masks: [begin, end), begin <= end, counted inside the sequence.

@@ -5,6 +5,8 @@
 #include <array>
 #include <cstdint>
 
+#include "core/host_device.h"
+
 namespace headway {
 
 struct Philox4x32 {
@@ -12,7 +14,7 @@ struct Philox4x32 {
   static constexpr int rounds = 10;
 
   // The four random words of a counter under a 64-bit key (low word first).
-  static constexpr Counter words(Counter counter, std::uint64_t key) {
+  HEADWAY_HOST_DEVICE static constexpr Counter words(Counter counter, std::uint64_t key) {
     auto key_low = static_cast<std::uint32_t>(key);
     auto key_high = static_cast<std::uint32_t>(key >> 32);
     for (int round = 0; round < rounds; ++round) {

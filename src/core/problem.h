@@ -50,6 +50,8 @@ struct Problem {
   bool wants_weights = false;
   Engine engine = Engine::automatic;  // what the user asked for
   Progress progress;
+  void* stream = nullptr;  // a cudaStream_t
+  bool batch_invariant = false;
 
   DType dtype() const { return query.dtype(); }
   bool packed() const { return cu_seqlens_q.has_value(); }

@@ -51,6 +51,19 @@ void check_input_types(const Problem& problem, const Call& call) {
   }
 }
 
+// Lengths may lie in host memory whatever the device; those on the device are not read here.
+bool on_host(ConstTensorView lens) { return lens.device() == Device{}; }
+
+void check_integers(const Problem& problem, const char* name, ConstTensorView lens) {
+  if (!is_integer(lens.dtype())) {
+    mismatch(problem, name, " has type ", lens.dtype(), ", expected i32 or i64");
+  }
+  if (!on_host(lens)) {
+    check_device(problem, name, lens);
+  }
+  check_alignment(problem, name, lens);
+}
+
 // The checked number of sequences, and the length of the longest.
 struct Packing {
   std::int64_t sequences = 0;
@@ -58,14 +71,15 @@ struct Packing {
 };
 
 Packing check_cu_seqlens(const Problem& problem, const char* name, ConstTensorView lens, std::int64_t total) {
-  if (!is_integer(lens.dtype())) {
-    mismatch(problem, name, " has type ", lens.dtype(), ", expected i32 or i64");
-  }
-  check_storage(problem, name, lens);
+  check_integers(problem, name, lens);
   if (lens.rank() != 1 || lens.size(0) < 1) {
     invalid(problem, name, " must have shape (sequences + 1,), found ", lens.sizes());
   }
   Packing packing{lens.size(0) - 1, 0};
+  if (!on_host(lens)) {
+    packing.longest = total;
+    return packing;
+  }
   std::int64_t previous = load_integer(lens, 0);
   if (previous != 0) {
     invalid(problem, name, "[0] is ", previous, ", expected 0");
@@ -89,6 +103,10 @@ void place_packed(Problem& problem, const Call& call, Layout& layout) {
   const Packing keys = check_cu_seqlens(problem, "cu_seqlens_k", *call.cu_seqlens_k, call.key.size(0));
   if (queries.sequences != keys.sequences) {
     invalid(problem, "cu_seqlens_k has ", keys.sequences, " sequences, cu_seqlens_q has ", queries.sequences);
+  }
+  if (call.cu_seqlens_q->device() != call.cu_seqlens_k->device()) {
+    invalid(problem, "cu_seqlens_k is on ", call.cu_seqlens_k->device(), ", cu_seqlens_q is on ",
+            call.cu_seqlens_q->device());
   }
   layout.batch = queries.sequences;
   problem.cu_seqlens_q = call.cu_seqlens_q;
@@ -156,6 +174,9 @@ void place_inputs(Problem& problem, const Call& call, Layout& layout) {
 // Each entry of lens [B] or [B,Sq] must lie in 0 .. limit(b).
 template <class Limit>
 void check_lens(const Problem& problem, const char* name, ConstTensorView lens, const Limit& limit) {
+  if (!on_host(lens)) {
+    return;
+  }
   for (std::int64_t b = 0; b < lens.size(0); ++b) {
     const std::int64_t rows = lens.rank() == 2 ? lens.size(1) : 1;
     for (std::int64_t i = 0; i < rows; ++i) {
@@ -166,13 +187,6 @@ void check_lens(const Problem& problem, const char* name, ConstTensorView lens, 
       }
     }
   }
-}
-
-void check_integers(const Problem& problem, const char* name, ConstTensorView lens) {
-  if (!is_integer(lens.dtype())) {
-    mismatch(problem, name, " has type ", lens.dtype(), ", expected i32 or i64");
-  }
-  check_storage(problem, name, lens);
 }
 
 void resolve_valid_lens(Problem& problem, ConstTensorView lens, const Layout& layout) {
@@ -212,6 +226,9 @@ void resolve_causal(Problem& problem, Causal causal) {
     return;
   }
   problem.causal = Causal::top_left;
+  if (problem.packed() && !on_host(*problem.cu_seqlens_q)) {
+    return;
+  }
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Sequence current = sequence(problem, b);
     if (current.query_count != current.key_count) {
@@ -309,6 +326,8 @@ Layout resolve(Problem& problem, const Call& call, Pass pass) {
   resolve_modifiers(problem, call.options, layout);
   problem.engine = call.options.engine;
   problem.progress = call.options.progress;
+  problem.stream = call.options.stream;
+  problem.batch_invariant = call.options.batch_invariant;
   return layout;
 }
 

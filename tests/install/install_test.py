@@ -45,6 +45,7 @@ def install(args, prefix):
             "-DHEADWAY_BUILD_CLI=OFF",
             "-DHEADWAY_BUILD_TESTS=OFF",
             "-DHEADWAY_BUILD_EXAMPLES=OFF",
+            "-DHEADWAY_CUDA=OFF",
             f"-DCMAKE_INSTALL_LIBDIR={UNUSUAL_LIBDIR}",
         )
         run(args.cmake, "--build", build, "--parallel", "2")

@@ -1,0 +1,128 @@
+#include "engines/cuda/arguments.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/elements.h"
+#include "core/key_range.h"
+#include "engines/cuda/device.h"
+#include "engines/cuda/problem_arguments.h"
+#include "engines/cuda/upload.h"
+
+namespace headway::cuda {
+namespace {
+
+// Whether whole 16-byte chunks of each row may be copied: features side by side, every row's beginning aligned.
+bool in_chunks(const ConstTensorView& view) {
+  const auto element = static_cast<std::int64_t>(size_of(view.dtype()));
+  if (view.stride(3) != 1 || reinterpret_cast<std::uintptr_t>(view.data()) % 16 != 0) {
+    return false;
+  }
+  for (int axis = 0; axis < 3; ++axis) {
+    if (view.size(axis) > 1 && view.stride(axis) * element % 16 != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void* address(const ConstTensorView& view) { return const_cast<void*>(view.data()); }
+
+Matrix matrix_or_none(const std::optional<ConstTensorView>& view) { return view ? matrix_of(*view) : Matrix{}; }
+
+PerHead per_head_or_none(const std::optional<ConstTensorView>& view) {
+  return view ? PerHead{address(*view), view->stride(0), view->dtype()} : PerHead{};
+}
+
+bool in_host_memory(const std::optional<ConstTensorView>& lengths) {
+  return lengths && lengths->device() == Device{};
+}
+
+// The entries that a kernel may read: all of [B] or [B+1], and of [B,Sq] too.
+std::vector<std::int64_t> values_of(const ConstTensorView& lengths) {
+  std::vector<std::int64_t> values;
+  const std::int64_t rows = lengths.rank() == 2 && lengths.stride(1) != 0 ? lengths.size(1) : 1;
+  values.reserve(static_cast<std::size_t>(lengths.size(0) * rows));
+  for (std::int64_t b = 0; b < lengths.size(0); ++b) {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      values.push_back(
+          load_integer(lengths, b * lengths.stride(0) + (rows > 1 ? i * lengths.stride(1) : 0)));
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+Rows rows_of(const ConstTensorView& view) {
+  return {address(view), view.stride(0), view.stride(1), view.stride(2), view.stride(3), in_chunks(view)};
+}
+
+Rows row_values_of(const ConstTensorView& view) {
+  return {address(view), view.stride(0), view.stride(1), view.stride(2), 0, false};
+}
+
+Matrix matrix_of(const ConstTensorView& view) {
+  return {address(view), view.stride(0), view.stride(1), view.stride(2), view.stride(3), view.dtype()};
+}
+
+Arguments arguments_of(const Problem& problem) {
+  Arguments result{};
+  result.batch = problem.batch;
+  result.heads = problem.heads;
+  result.kv_heads = problem.kv_heads;
+  result.group = problem.kv_heads > 0 ? problem.heads / problem.kv_heads : 1;
+  result.query_len = problem.query_len;
+  result.key_len = problem.key_len;
+  result.total_queries = problem.query.size(2);
+  result.total_keys = problem.key.size(2);
+  result.head_dim = problem.head_dim;
+  result.value_dim = problem.value_dim;
+  result.query = rows_of(problem.query);
+  result.key = rows_of(problem.key);
+  result.value = rows_of(problem.value);
+  result.rule = range_rule(problem);
+  result.valid_lens_per_batch = problem.valid_lens_per_batch;
+  result.scale = problem.scale;
+  result.softcap = problem.softcap.value_or(0.0);
+  result.bias = matrix_or_none(problem.bias);
+  result.mask = matrix_or_none(problem.mask);
+  result.slopes = per_head_or_none(problem.alibi_slopes);
+  result.sinks = per_head_or_none(problem.sinks);
+  result.dropout = {problem.dropout.seed, problem.dropout.threshold, problem.dropout.kept_scale,
+                    problem.dropout.active()};
+  return result;
+}
+
+std::size_t lengths_bytes(const Problem& problem) {
+  std::size_t bytes = 0;
+  for (const auto& lengths : {problem.cu_seqlens_q, problem.cu_seqlens_k, problem.valid_lens, problem.query_lens}) {
+    if (in_host_memory(lengths)) {
+      bytes += Workspace::rounded(sizeof(std::int64_t) * static_cast<std::size_t>(lengths->elements()));
+    }
+  }
+  return bytes;
+}
+
+void place_lengths(const Problem& problem, Arguments& arguments, Workspace& workspace, cudaStream_t stream) {
+  const auto place = [&](const std::optional<ConstTensorView>& lengths, Lengths& placed) {
+    if (!lengths) {
+      return;
+    }
+    const bool per_row = lengths->rank() == 2 && lengths->stride(1) != 0;
+    if (!in_host_memory(lengths)) {
+      placed = {lengths->data(), lengths->stride(0), per_row ? lengths->stride(1) : 0, lengths->dtype() == DType::i64};
+      return;
+    }
+    const std::vector<std::int64_t> values = values_of(*lengths);
+    auto* target = workspace.take_as<std::int64_t>(static_cast<std::size_t>(lengths->elements()));
+    check(upload(values.data(), values.size(), target, stream), problem.operation, "sending the lengths");
+    placed = {target, per_row ? lengths->size(1) : 1, per_row ? 1 : 0, true};
+  };
+  place(problem.cu_seqlens_q, arguments.cu_seqlens_q);
+  place(problem.cu_seqlens_k, arguments.cu_seqlens_k);
+  place(problem.valid_lens, arguments.valid_lens);
+  place(problem.query_lens, arguments.query_lens);
+}
+
+}  // namespace headway::cuda

@@ -1,0 +1,75 @@
+// One attention call as a kernel reads it: a plain struct with device pointers, strides in elements and resolved
+// options, passed by value. arguments.cpp makes it from a Problem; key_range.cuh and modifiers.cuh read it.
+#pragma once
+
+#include <cstdint>
+
+#include "core/range_rule.h"
+#include "headway/dtype.h"
+
+namespace headway::cuda {
+
+// A [B,H,S,D] view; of lse and other [B,H,S] values only the first three strides count.
+struct Rows {
+  void* data = nullptr;
+  std::int64_t batch = 0, head = 0, row = 0, feature = 0;
+  bool chunks = false;  // 16-byte chunks of a row lie together and aligned: they may be copied whole
+};
+
+// A [B,H,Sq,Sk] view of any float type, or of bools.
+struct Matrix {
+  void* data = nullptr;  // null: the call has none
+  std::int64_t batch = 0, head = 0, query = 0, key = 0;
+  DType dtype = DType::f32;
+};
+
+// [H], any float type.
+struct PerHead {
+  void* data = nullptr;
+  std::int64_t stride = 0;
+  DType dtype = DType::f32;
+};
+
+// Integer lengths [B] or [B,Sq] in device memory.
+struct Lengths {
+  const void* data = nullptr;
+  std::int64_t batch = 0, row = 0;
+  bool wide = false;  // i64, else i32
+};
+
+struct DropoutArguments {
+  std::uint64_t seed = 0;
+  std::uint64_t threshold = 0;  // see core/dropout.h
+  double kept_scale = 1.0;
+  bool active = false;
+};
+
+struct Arguments {
+  std::int64_t batch, heads, kv_heads, group;  // group = heads / kv_heads
+  std::int64_t query_len, key_len;             // of the longest sequence
+  std::int64_t total_queries, total_keys;      // of the S axes: what packed sequences must stay inside
+  std::int64_t head_dim, value_dim;
+  Rows query, key, value;
+
+  RangeRule rule;
+  Lengths cu_seqlens_q, cu_seqlens_k, valid_lens, query_lens;
+  bool valid_lens_per_batch;
+
+  double scale, softcap;  // softcap 0: none
+  Matrix bias, mask;
+  PerHead slopes, sinks;
+  DropoutArguments dropout;
+};
+
+struct ForwardArguments : Arguments {
+  Rows out;
+  Rows lse;  // without data: not asked for
+};
+
+struct ScoresArguments : Arguments {
+  Rows lse;       // of the softmax, for stage weights
+  Matrix scores;  // in the inputs' type
+  std::uint8_t stage;
+};
+
+}  // namespace headway::cuda

@@ -1,0 +1,126 @@
+#include "engines/cuda/device.h"
+
+#include <mutex>
+#include <vector>
+
+#include "core/text.h"
+#include "headway/error.h"
+
+namespace headway::cuda {
+
+void check(cudaError_t result, std::string_view operation, std::string_view what) {
+  if (result == cudaSuccess) {
+    return;
+  }
+  cudaGetLastError();  // so that the next call does not find this one's error
+  const std::string message =
+      text(operation, ": ", what, ": CUDA says ", cudaGetErrorName(result), ", ", cudaGetErrorString(result));
+  if (result == cudaErrorMemoryAllocation) {
+    throw OutOfMemory(message);
+  }
+  throw DeviceError(message);
+}
+
+DeviceScope::DeviceScope(int device, std::string_view operation) {
+  check(cudaGetDevice(&before_), operation, "asking for the current device");
+  if (before_ != device) {
+    check(cudaSetDevice(device), operation, text("making cuda:", device, " current"));
+    changed_ = true;
+  }
+}
+
+DeviceScope::~DeviceScope() {
+  if (changed_) {
+    cudaSetDevice(before_);
+  }
+}
+
+int device_count() {
+  static const int count = [] {
+    int found = 0;
+    if (cudaGetDeviceCount(&found) != cudaSuccess) {
+      cudaGetLastError();
+      return 0;
+    }
+    return found;
+  }();
+  return count;
+}
+
+const DeviceProperties& device_properties(int device) {
+  static const std::vector<DeviceProperties> all = [] {
+    std::vector<DeviceProperties> list(static_cast<std::size_t>(device_count()));
+    for (int d = 0; d < device_count(); ++d) {
+      DeviceProperties& one = list[static_cast<std::size_t>(d)];
+      cudaDeviceGetAttribute(&one.major, cudaDevAttrComputeCapabilityMajor, d);
+      cudaDeviceGetAttribute(&one.minor, cudaDevAttrComputeCapabilityMinor, d);
+      cudaDeviceGetAttribute(&one.multiprocessors, cudaDevAttrMultiProcessorCount, d);
+      cudaDeviceGetAttribute(&one.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, d);
+    }
+    return list;
+  }();
+  return all[static_cast<std::size_t>(device)];
+}
+
+namespace {
+
+// One pool a device, never destroyed: a stream may still give memory back while the process ends.
+cudaMemPool_t pool(int device, std::string_view operation) {
+  static std::mutex mutex;
+  static std::vector<cudaMemPool_t>& pools =
+      *new std::vector<cudaMemPool_t>(static_cast<std::size_t>(device_count()), nullptr);
+  const std::lock_guard lock(mutex);
+  cudaMemPool_t& one = pools[static_cast<std::size_t>(device)];
+  if (one == nullptr) {
+    cudaMemPoolProps properties{};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location = {cudaMemLocationTypeDevice, device};
+    cudaMemPool_t made = nullptr;
+    check(cudaMemPoolCreate(&made, &properties), operation, "creating the workspace's memory pool");
+    std::uint64_t keep = std::uint64_t{256} << 20;
+    check(cudaMemPoolSetAttribute(made, cudaMemPoolAttrReleaseThreshold, &keep), operation, "setting up the workspace");
+    one = made;
+  }
+  return one;
+}
+
+}  // namespace
+
+Workspace::Workspace(std::size_t bytes, int device, cudaStream_t stream, std::string_view operation) : stream_(stream) {
+  if (bytes > 0) {
+    void* memory = nullptr;
+    check(cudaMallocFromPoolAsync(&memory, bytes, pool(device, operation), stream), operation,
+          text("allocating ", bytes, " bytes of workspace on cuda:", device));
+    memory_ = static_cast<std::byte*>(memory);
+  }
+}
+
+Workspace::~Workspace() {
+  if (memory_ != nullptr) {
+    cudaFreeAsync(memory_, stream_);
+  }
+}
+
+void* Workspace::take(std::size_t bytes) {
+  void* piece = memory_ + used_;
+  used_ += rounded(bytes);
+  return piece;
+}
+
+KernelResources kernel_resources(const void* kernel) {
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
+    cudaGetLastError();
+    return {};
+  }
+  return {attributes.numRegs, static_cast<int>(attributes.sharedSizeBytes)};
+}
+
+void allow_shared(const void* kernel, std::size_t bytes, std::string_view operation) {
+  if (bytes > std::size_t{48} << 10) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), operation,
+          text("asking for ", bytes, " bytes of shared memory"));
+  }
+}
+
+}  // namespace headway::cuda

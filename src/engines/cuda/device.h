@@ -1,0 +1,73 @@
+// The host side's dealings with the CUDA runtime: errors with its own words, the current device put back, properties
+// read once, workspace that lives in stream order.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "headway/tensor.h"
+
+namespace headway::cuda {
+
+// Throws OutOfMemory or DeviceError: "attention: launching mma_forward: CUDA says ...".
+void check(cudaError_t result, std::string_view operation, std::string_view what);
+
+// Makes a device current for a scope.
+class DeviceScope {
+ public:
+  DeviceScope(int device, std::string_view operation);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+struct DeviceProperties {
+  int major = 0, minor = 0;
+  int multiprocessors = 0;
+  int shared_bytes = 0;  // the most that one block may ask for
+};
+
+int device_count();  // 0 without a driver or a device
+const DeviceProperties& device_properties(int device);
+
+// Device memory in stream order: taken from a pool of the library's own that keeps what it has, given back on the stream
+// when the scope ends. No synchronisation, and legal while a stream is captured into a graph.
+class Workspace {
+ public:
+  Workspace(std::size_t bytes, int device, cudaStream_t stream, std::string_view operation);
+  ~Workspace();
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  // The next piece, 256-byte aligned. The pieces must fit into what was asked for, each rounded up to 256.
+  void* take(std::size_t bytes);
+  template <class T>
+  T* take_as(std::size_t count) {
+    return static_cast<T*>(take(count * sizeof(T)));
+  }
+  static std::size_t rounded(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+ private:
+  cudaStream_t stream_;
+  std::byte* memory_ = nullptr;
+  std::size_t used_ = 0;
+};
+
+// What a kernel was compiled to, for plans.
+struct KernelResources {
+  int registers = 0;
+  int static_shared = 0;
+};
+KernelResources kernel_resources(const void* kernel);
+
+// Lets a kernel have this much dynamic shared memory on the current device.
+void allow_shared(const void* kernel, std::size_t bytes, std::string_view operation);
+
+}  // namespace headway::cuda

@@ -1,0 +1,193 @@
+// Forward in exact f32 or f64 arithmetic, for every option, size and stride.
+//
+// A block owns a tile of queries (128 in f32) of one head and one span of value features, and walks over the keys of its
+// rows' ranges, 64 at a time, with an online softmax. Q is read once; K and V once for each query tile, mostly from L2. A
+// tile costs 2 rows keys (D + Dv) multiply-adds against (D + Dv) keys loads: the multiply-add units bound it, next the
+// reads of shared memory (4 loads of 16 bytes for 64 multiply-adds).
+//
+// A forbidden pair has weight 0, and 0 * NaN would be NaN. The first walk does not care; only where its result holds a NaN
+// are the keys walked again, leaving out forbidden pairs one by one. Rows that attend to no NaN get the same bits both times.
+#pragma once
+
+#include "engines/cuda/kernels/simt_scores.cuh"
+#include "engines/cuda/kernels/softmax.cuh"
+
+namespace headway::cuda {
+
+// Width: value features of a block, 64 or 128.
+template <class T, int Width>
+class SimtForward {
+ public:
+  using Real = RealOf<T>;
+  using Shape = SimtShape<Real>;
+  static constexpr int M = Shape::M, N = Shape::N, W = Width / 8;
+  static constexpr int value_stride = Width + simt_pad;
+
+  __host__ static std::size_t shared_bytes(std::int64_t head_dim) {
+    return sizeof(Real) * static_cast<std::size_t>(Shape::own_size(head_dim) + Shape::other_size() +
+                                                   Shape::keys * (Shape::row_stride + value_stride));
+  }
+
+  __device__ SimtForward(const ForwardArguments& arguments, Real* shared)
+      : args_(arguments),
+        product_{shared, shared + Shape::own_size(arguments.head_dim)},
+        weights_(product_.other + Shape::other_size()),
+        values_(weights_ + Shape::keys * Shape::row_stride) {}
+
+  // The tile-th block of rows of head h of item b, value features from `feature` on.
+  __device__ void run(std::int64_t b, std::int64_t h, std::int64_t tile, std::int64_t feature) {
+    b_ = b, h_ = h, g_ = h / args_.group, first_ = tile * Shape::rows, feature_ = feature;
+    sequence_ = sequence_of(args_, b);
+    if (first_ >= sequence_.query_count) {
+      return;
+    }
+    range_ = tile_range(args_, sequence_, b, first_, Shape::rows);
+    const RowSource<T> queries(args_.query, b, h, sequence_.query_begin, first_, sequence_.query_count);
+    __syncthreads();  // the tile before has been read
+    if (static_cast<int>(threadIdx.x) < Shape::rows) {
+      ranges()[threadIdx.x] = row_range(args_, sequence_, b, first_ + threadIdx.x);
+    }
+    product_.fill_own(queries, args_.head_dim);
+    walk(queries, false);
+    bool nan = false;
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int w = 0; w < W; ++w) {
+        nan |= out_[m][w] != out_[m][w];
+      }
+    }
+    if (__syncthreads_or(nan)) {
+      walk(queries, true);
+    }
+    store();
+  }
+
+ private:
+  __device__ KeyRange* ranges() {
+    __shared__ KeyRange ranges[Shape::rows];
+    return ranges;
+  }
+
+  __device__ void walk(const RowSource<T>& queries, bool careful) {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      rows_[m] = {};
+#pragma unroll
+      for (int w = 0; w < W; ++w) {
+        out_[m][w] = 0;
+      }
+    }
+    const Modifiers<Real> modifiers(args_, sequence_, b_, h_);
+    for (std::int64_t key = range_.begin / Shape::keys * Shape::keys; key < range_.end; key += Shape::keys) {
+      __syncthreads();  // weights and values of the step before have been read
+      const RowSource<T> values(args_.value, b_, g_, sequence_.key_begin, key, sequence_.key_count);
+      const RowSource<T> keys(args_.key, b_, g_, sequence_.key_begin, key, sequence_.key_count);
+      fill_rows(values, Shape::keys, feature_, Width, args_.value_dim, values_, value_stride);
+      Real scores[M][N];  // S = Q K^T  [rows, keys]
+      product_.run(thread_, queries, keys, args_.head_dim, scores);
+      modify_tile(thread_, modifiers, is_plain(range_, key, Shape::keys, modifiers.only_scale()), ranges(), first_, key,
+                  weights_, scores);
+      weigh(key, careful, scores);
+      __syncthreads();
+      // O += P V  [rows, features]
+      if (careful) {
+        multiply<true>(thread_, weights_, Shape::row_stride, values_, value_stride, Shape::keys, out_);
+      } else {
+        multiply<false>(thread_, weights_, Shape::row_stride, values_, value_stride, Shape::keys, out_);
+      }
+    }
+  }
+
+  // Scores become weights relative to the row's highest score, in shared memory as [keys][rows]. A careful walk marks
+  // forbidden pairs by the sign of their 0.
+  __device__ void weigh(std::int64_t key, bool careful, Real (&scores)[M][N]) {
+    const std::uint64_t kept =
+        args_.dropout.active ? kept_bits<M, N>(thread_, args_.dropout, b_, h_, first_, key) : ~std::uint64_t{0};
+    __syncthreads();  // every thread has its scores out of what becomes weights_
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      Real highest = -infinity<Real>();
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        highest = higher(highest, scores[m][n]);
+      }
+      const Real factor = rows_[m].raise(row_maximum(highest));
+      const Real base = reference(rows_[m].highest);
+      Real sum = 0;
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const bool marked = careful && scores[m][n] == -infinity<Real>();
+        const Real weight = exponential(scores[m][n] - base);
+        sum += weight;
+        const Real dropped = (kept >> (m * N + n) & 1) != 0 ? weight : Real(0);
+        scores[m][n] = marked ? -Real(0) : dropped;
+      }
+      rows_[m].total += row_sum(sum);
+#pragma unroll
+      for (int w = 0; w < W; ++w) {
+        out_[m][w] *= factor;
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+      for (int m = 0; m < M; m += 4) {
+        store_four(weights_ + thread_.col_of(n) * Shape::row_stride + thread_.row_of(m), scores[m][n], scores[m + 1][n],
+                   scores[m + 2][n], scores[m + 3][n]);
+      }
+    }
+  }
+
+  __device__ void store() {
+    const Real sink = sink_of<Real>(args_, h_);
+    const Real kept_scale = static_cast<Real>(args_.dropout.kept_scale);
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      const std::int64_t i = first_ + thread_.row_of(m);
+      if (i >= sequence_.query_count) {
+        continue;
+      }
+      const RowEnd<Real> end = close_row(rows_[m], sink, i >= sequence_.real_queries);
+      const std::int64_t row = sequence_.query_begin + i;
+      T* out = head_of<T>(args_.out, b_, h_) + row * args_.out.row;
+#pragma unroll
+      for (int w = 0; w < W; ++w) {
+        const std::int64_t d = feature_ + thread_.col_of(w);
+        if (d < args_.value_dim) {
+          out[d * args_.out.feature] = element<T>(rows_[m].empty() ? Real(0) : out_[m][w] * end.factor * kept_scale);
+        }
+      }
+      if (args_.lse.data != nullptr && feature_ == 0 && thread_.col == 0) {
+        head_of<Real>(args_.lse, b_, h_)[row * args_.lse.row] = end.lse;
+      }
+    }
+  }
+
+  const ForwardArguments& args_;
+  SimtProduct<T> product_;
+  Real* weights_;  // [keys][rows]
+  Real* values_;   // [keys][Width]
+  SimtThread thread_;
+  std::int64_t b_, h_, g_, first_, feature_;
+  Sequence sequence_;
+  TileRange range_;
+  RowSoftmax<Real> rows_[M];
+  Real out_[M][W];
+};
+
+template <class T, int Width>
+__global__ void __launch_bounds__(simt_threads, 2)
+    simt_forward(const __grid_constant__ ForwardArguments arguments, std::int64_t row_tiles, std::int64_t spans) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  using Forward = SimtForward<T, Width>;
+  Forward forward(arguments, reinterpret_cast<typename Forward::Real*>(shared));
+  const std::int64_t tasks = arguments.batch * arguments.heads * row_tiles * spans;
+  for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const std::int64_t span = task % spans, tile = task / spans % row_tiles, head = task / spans / row_tiles;
+    // Late rows see the most keys when causal: they start first.
+    forward.run(head / arguments.heads, head % arguments.heads, row_tiles - 1 - tile, span * Width);
+  }
+}
+
+}  // namespace headway::cuda

@@ -1,0 +1,144 @@
+// The first half of every exact kernel: the scores of a tile of queries against a tile of keys.
+#pragma once
+
+#include "engines/cuda/dropout.cuh"
+#include "engines/cuda/key_range.cuh"
+#include "engines/cuda/kernels/simt_tile.cuh"
+#include "engines/cuda/modifiers.cuh"
+
+namespace headway::cuda {
+
+// Register blocks: f32 has tiles of 128 rows x 64 keys, f64 64 x 32.
+template <class Real>
+struct SimtShape {
+  static constexpr int M = sizeof(Real) == 4 ? 8 : 4;
+  static constexpr int N = sizeof(Real) == 4 ? 8 : 4;
+  static constexpr int rows = 16 * M;
+  static constexpr int keys = 8 * N;
+  static constexpr int depth = 64;      // features in shared memory at a time
+  static constexpr int resident = 128;  // up to here a tile's own rows stay in shared memory
+  static constexpr int row_stride = rows + simt_pad;
+  static constexpr int key_stride = keys + simt_pad;
+
+  __host__ __device__ static int padded(std::int64_t width) { return static_cast<int>((width + 3) / 4 * 4); }
+  __host__ __device__ static bool stays(std::int64_t width) { return width <= resident; }
+  // Numbers of shared memory for the rows' own features.
+  __host__ __device__ static int own_size(std::int64_t width) {
+    return (stays(width) ? padded(width) : depth) * row_stride;
+  }
+  __host__ __device__ static int other_size() { return depth * key_stride; }
+};
+
+// One product tile over all features: `own` [rows] against `other` [keys], both read through shared memory. The own side is
+// filled once when it stays there. Every thread calls it; the shared memory may be reused after the next barrier.
+template <class T, class Real = RealOf<T>>
+struct SimtProduct {
+  using Shape = SimtShape<Real>;
+  Real* own;
+  Real* other;
+
+  __device__ void fill_own(const RowSource<T>& rows, std::int64_t width) const {
+    if (Shape::stays(width)) {
+      fill_columns(rows, Shape::rows, 0, Shape::padded(width), width, own, Shape::row_stride);
+    }
+  }
+
+  // c = own other^T. Begins with a barrier, so that what shared memory held before has been read.
+  __device__ void run(const SimtThread& thread, const RowSource<T>& rows, const RowSource<T>& keys, std::int64_t width,
+                      Real (&c)[Shape::M][Shape::N]) const {
+#pragma unroll
+    for (int m = 0; m < Shape::M; ++m) {
+#pragma unroll
+      for (int n = 0; n < Shape::N; ++n) {
+        c[m][n] = 0;
+      }
+    }
+    for (std::int64_t d = 0; d < width; d += Shape::depth) {
+      const int depth = Shape::padded(smaller(width - d, Shape::depth));
+      __syncthreads();
+      if (!Shape::stays(width)) {
+        fill_columns(rows, Shape::rows, d, depth, width, own, Shape::row_stride);
+      }
+      fill_columns(keys, Shape::keys, d, depth, width, other, Shape::key_stride);
+      __syncthreads();
+      const Real* own_part = own + (Shape::stays(width) ? static_cast<int>(d) * Shape::row_stride : 0);
+      multiply<false>(thread, own_part, Shape::row_stride, other, Shape::key_stride, depth, c);
+    }
+  }
+};
+
+// Products become scores, -inf where forbidden. A tile that every row sees whole and that has no modifier is scaled in
+// registers. Any other takes one row of the block after another through `scratch` [M * N][threads], each thread in its own
+// column: a loop, because unrolling every modifier for every element would be most of the kernel's code.
+template <int M, int N, class Real>
+__device__ inline void modify_tile(const SimtThread& thread, const Modifiers<Real>& modifiers, bool plain,
+                                   const KeyRange* ranges, std::int64_t first_row, std::int64_t first_key, Real* scratch,
+                                   Real (&scores)[M][N]) {
+  Real* own = scratch + threadIdx.x;
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      if (plain) {
+        scores[m][n] = modifiers.scaled(scores[m][n]);
+      } else {
+        own[(m * N + n) * simt_threads] = scores[m][n];
+      }
+    }
+  }
+  if (plain) {
+    return;
+  }
+#pragma unroll 1
+  for (int m = 0; m < M; ++m) {
+    Real row[N];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      row[n] = own[(m * N + n) * simt_threads];
+    }
+    const int r = thread.row_of(m);
+    const KeyRange range = ranges[r];
+    modifiers.apply(row, [&](int n) {
+      const std::int64_t j = first_key + thread.col_of(n);
+      return Pair{first_row + r, j, j >= range.begin && j < range.end};
+    });
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      own[(m * N + n) * simt_threads] = row[n];
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      scores[m][n] = own[(m * N + n) * simt_threads];
+    }
+  }
+}
+
+// Bit m * N + n says whether dropout keeps element (m, n) of the block.
+template <int M, int N>
+__device__ inline std::uint64_t kept_bits(const SimtThread& thread, const DropoutArguments& dropout, std::int64_t b,
+                                          std::int64_t h, std::int64_t first_row, std::int64_t first_key) {
+  static_assert(M * N <= 64);
+  std::uint64_t bits = 0;
+#pragma unroll 1
+  for (int m = 0; m < M; ++m) {
+#pragma unroll
+    for (int n = 0; n < N; n += 4) {
+      const auto words = dropout_words(dropout, b, h, first_row + thread.row_of(m), (first_key + thread.col_of(n)) / 4);
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        bits |= std::uint64_t{is_kept(dropout, words[x])} << (m * N + n + x);
+      }
+    }
+  }
+  return bits;
+}
+
+// What of a tile's masking is needed: inside every row's range and without a modifier only the scale remains.
+__device__ inline bool is_plain(const TileRange& range, std::int64_t key, int keys, bool only_scale) {
+  return only_scale && key >= range.full_begin && key + keys <= range.full_end;
+}
+
+}  // namespace headway::cuda

@@ -1,0 +1,159 @@
+// Tiles of exact f32 or f64 arithmetic: plain fused multiply-adds on register blocks, operands in shared memory.
+//
+// 128 threads form a grid of 16 x 8. A product tile C[rows, cols] += A[rows, depth] B[depth, cols] reads A as columns
+// ([depth][rows]) and B as rows ([depth][cols]), so that a thread's operands of one step are 4 neighbours each: for an 8
+// x 8 block 4 loads of 16 bytes feed 64 multiply-adds. Thread (r, c) has the rows 4 r + 0..3 of each span of 64, and the
+// columns 4 c + 0..3 of each span of 32.
+#pragma once
+
+#include "engines/cuda/elements.cuh"
+
+namespace headway::cuda {
+
+constexpr int simt_threads = 128;
+constexpr int simt_pad = 4;  // keeps 16-byte alignment, and neighbours in other banks
+
+struct SimtThread {
+  int row, col;  // 0..15, 0..7
+  __device__ SimtThread() : row(static_cast<int>(threadIdx.x) / 8), col(static_cast<int>(threadIdx.x) % 8) {}
+  __device__ int row_of(int m) const { return m / 4 * 64 + row * 4 + m % 4; }
+  __device__ int col_of(int n) const { return n / 4 * 32 + col * 4 + n % 4; }
+};
+
+// Four neighbours from shared memory.
+template <class Real>
+__device__ inline void load_four(const Real* from, Real* to) {
+  if constexpr (sizeof(Real) == 4) {
+    const float4 four = *reinterpret_cast<const float4*>(from);
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+  } else {
+    const double2 low = *reinterpret_cast<const double2*>(from), high = *reinterpret_cast<const double2*>(from + 2);
+    to[0] = low.x, to[1] = low.y, to[2] = high.x, to[3] = high.y;
+  }
+}
+
+template <class Real>
+__device__ inline void store_four(Real* to, Real a, Real b, Real c, Real d) {
+  if constexpr (sizeof(Real) == 4) {
+    *reinterpret_cast<float4*>(to) = {a, b, c, d};
+  } else {
+    reinterpret_cast<double2*>(to)[0] = {a, b};
+    reinterpret_cast<double2*>(to)[1] = {c, d};
+  }
+}
+
+// c[M][N] += a[depth][rows]^T b[depth][cols]. `Skip` leaves out the terms whose a has its sign bit set (a is a weight,
+// and that marks a forbidden pair), so that what b holds there cannot matter; every other result keeps its bits.
+template <bool Skip, int M, int N, class Real>
+__device__ inline void multiply(const SimtThread& thread, const Real* a, int a_row, const Real* b, int b_row, int depth,
+                                Real (&c)[M][N]) {
+#pragma unroll 4
+  for (int k = 0; k < depth; ++k) {
+    Real left[M], right[N];
+#pragma unroll
+    for (int m = 0; m < M; m += 4) {
+      load_four(a + k * a_row + thread.row_of(m), left + m);
+    }
+#pragma unroll
+    for (int n = 0; n < N; n += 4) {
+      load_four(b + k * b_row + thread.col_of(n), right + n);
+    }
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        if constexpr (Skip) {
+          c[m][n] = signbit(left[m]) ? c[m][n] : fma(left[m], right[n], c[m][n]);
+        } else {
+          c[m][n] = fma(left[m], right[n], c[m][n]);
+        }
+      }
+    }
+  }
+}
+
+// The rows of one head's view from `first` on; those at or past `end` read as 0.
+template <class T>
+struct RowSource {
+  const T* data;
+  std::int64_t row, feature;
+  std::int64_t first, end;
+  bool chunks;
+
+  __device__ RowSource(const Rows& view, std::int64_t b, std::int64_t h, std::int64_t begin, std::int64_t from,
+                       std::int64_t count)
+      : data(head_of<T>(view, b, h) + begin * view.row),
+        row(view.row),
+        feature(view.feature),
+        first(from),
+        end(count),
+        chunks(view.chunks && sizeof(T) == 4) {}
+
+  // Elements d to d + 3 of a row; 0 from `width` on.
+  template <class Real>
+  __device__ void four(int r, std::int64_t d, std::int64_t width, Real* to) const {
+    const std::int64_t at = first + r;
+    if (at >= end) {
+      to[0] = to[1] = to[2] = to[3] = 0;
+      return;
+    }
+    const T* from = data + at * row + d * feature;
+    if (chunks && d + 4 <= width) {
+      load_four(reinterpret_cast<const Real*>(from), to);
+      return;
+    }
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+      to[x] = d + x < width ? number<Real>(from[x * feature]) : Real(0);
+    }
+  }
+};
+
+// to[depth][stride] = features [d, d + depth) of `rows` rows, transposed: neighbouring threads take neighbouring rows,
+// and store without bank conflicts.
+template <class T, class Real>
+__device__ inline void fill_columns(const RowSource<T>& source, int rows, std::int64_t d, int depth, std::int64_t width,
+                                    Real* to, int stride) {
+  for (int task = static_cast<int>(threadIdx.x); task < rows * (depth / 4); task += simt_threads) {
+    const int r = task % rows, k = task / rows * 4;
+    Real four[4];
+    source.four(r, d + k, width, four);
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+      to[(k + x) * stride + r] = four[x];
+    }
+  }
+}
+
+// to[rows][stride] = features [d, d + cols) of `rows` rows.
+template <class T, class Real>
+__device__ inline void fill_rows(const RowSource<T>& source, int rows, std::int64_t d, int cols, std::int64_t width,
+                                 Real* to, int stride) {
+  for (int task = static_cast<int>(threadIdx.x); task < rows * (cols / 4); task += simt_threads) {
+    const int r = task / (cols / 4), k = task % (cols / 4) * 4;
+    Real four[4];
+    source.four(r, d + k, width, four);
+    store_four(to + r * stride + k, four[0], four[1], four[2], four[3]);
+  }
+}
+
+// Sums and maxima over the 8 threads that share rows.
+template <class Real>
+__device__ inline Real row_sum(Real value) {
+#pragma unroll
+  for (int lanes = 1; lanes < 8; lanes *= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, lanes);
+  }
+  return value;
+}
+template <class Real>
+__device__ inline Real row_maximum(Real value) {
+#pragma unroll
+  for (int lanes = 1; lanes < 8; lanes *= 2) {
+    const Real other = __shfl_xor_sync(0xffffffffu, value, lanes);
+    value = value > other ? value : other;
+  }
+  return value;
+}
+
+}  // namespace headway::cuda
