@@ -33,7 +33,8 @@ struct Window {
 };
 
 // Called now and then from the calling thread with the share of the work done, 0 to 1. False stops the call, which then
-// throws Cancelled and leaves its outputs unfinished. CUDA work is queued, not waited for: there it is called once, with 0.
+// throws Cancelled and leaves its outputs unfinished. CUDA work is queued, not waited for: there it is called once,
+// with 0.
 using Progress = std::function<bool(double)>;
 
 struct AttentionOptions {

@@ -135,6 +135,12 @@ std::ostream& operator<<(std::ostream& stream, const Plan& plan) {
          << with_unit(plan.flops, "FLOP") << ", " << with_unit(plan.bytes, "B") << " in and out\n"
          << "  runs as  " << plan.tasks << (plan.tasks == 1 ? " task on " : " tasks on ") << plan.threads
          << (plan.threads == 1 ? " thread, " : " threads, ") << with_unit(plan.scratch_bytes, "B") << " of scratch\n";
+  if (plan.registers > 0) {
+    stream << "  each     " << plan.registers << " registers a thread, "
+           << with_unit(static_cast<double>(plan.shared_bytes), "B") << " of shared memory, " << plan.stages
+           << (plan.stages == 1 ? " stage, " : " stages, ") << plan.splits
+           << (plan.splits == 1 ? " split of the keys\n" : " splits of the keys\n");
+  }
   for (const Plan::PassedOver& passed : plan.passed_over) {
     stream << "  not on   " << name(passed.engine) << ": " << passed.reason << '\n';
   }

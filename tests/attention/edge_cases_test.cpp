@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "support/inputs.h"
+#include "support/run.h"
 
 namespace headway::test {
 namespace {
@@ -173,7 +174,7 @@ TEST_P(EdgeCases, denormals_are_kept_and_the_environment_is_not_changed) {
   const double denormal = std::numeric_limits<float>::denorm_min() * 100.0;
   Tensor q({1, 1, 1, 1}), k({1, 1, 2, 1}), v = filled({1, 1, 2, 1}, DType::f32, denormal), out({1, 1, 1, 1});
   const int rounding = std::fegetround();
-  attention(q, k, v, out, on_engine());
+  run_attention(q, k, v, out, on_engine());
   EXPECT_EQ(out.at<float>({0, 0, 0, 0}), static_cast<float>(denormal));
   EXPECT_EQ(std::fegetround(), rounding);
   volatile float smallest = std::numeric_limits<float>::min();
@@ -182,7 +183,7 @@ TEST_P(EdgeCases, denormals_are_kept_and_the_environment_is_not_changed) {
     const double tiny = type == DType::f16 ? 0x3p-24 : type == DType::bf16 ? 0x3p-133 : 0x3p-1074;
     const Tensor q1({1, 1}, type), v1 = filled({1, 1}, type, tiny);
     Tensor out1({1, 1}, type);
-    attention(q1, q1, v1, out1, on_engine());
+    run_attention(q1, q1, v1, out1, on_engine());
     EXPECT_EQ(get(out1, {0, 0}), tiny);
   }
 }
@@ -193,7 +194,7 @@ TEST_P(EdgeCases, denormal_queries_and_keys_still_score) {
   const Tensor q = filled({1, 1}, DType::f32, denormal);
   const Tensor k = Tensor::of<float>({2, 1}, {0, 0x1p100f}), v = Tensor::of<float>({2, 1}, {4, 8});
   Tensor out({1, 1});
-  attention(q, k, v, out, on_engine({.scale = 0x1p40 * std::log(3.0)}));
+  run_attention(q, k, v, out, on_engine({.scale = 0x1p40 * std::log(3.0)}));
   EXPECT_NEAR(out.at<float>({0, 0}), 7.0f, 1e-5);
 }
 
@@ -298,8 +299,8 @@ TEST_P(EdgeCases, key_counts_past_32_bits_work_through_zero_strides) {
   const Tensor one_key = filled({1, 1, 1, 4}, DType::f32, 0.5), q = filled({1, 1, 2, 4}, DType::f32, 1);
   const ConstTensorView keys = one_key.view().expand({1, 1, huge, 4});
   Tensor out({1, 1, 2, 4}), lse({1, 1, 2});
-  attention(q, keys, keys, out, on_engine({.causal = Causal::bottom_right, .window = Window{3, 0}}),
-            {.lse = lse, .weights = {}});
+  run_attention(q, keys, keys, out, on_engine({.causal = Causal::bottom_right, .window = Window{3, 0}}),
+                {.lse = lse, .weights = {}});
   EXPECT_TRUE(all_equal(out, 0.5));
   EXPECT_NEAR(lse.at<float>({0, 0, 0}), 1 + std::log(4.0), 1e-6);  // scale 1/2, <q,k> 2, four keys
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "support/inputs.h"
+#include "support/run.h"
 
 namespace headway::test {
 namespace {
@@ -49,7 +50,7 @@ TEST_P(ByHand, the_scale_defaults_to_one_over_the_root_of_head_dim) {
   const Tensor k = Tensor::of<double>({2, 4}, {0, 0, 0, 0, ln3, 0, ln3, 0});
   const Tensor v = Tensor::of<double>({2, 1}, {4, 8});
   Tensor out({1, 1}, DType::f64);
-  attention(q, k, v, out, on_engine());
+  run_attention(q, k, v, out, on_engine());
   EXPECT_NEAR(out.at<double>({0, 0}), 7, tolerance);
 }
 
@@ -112,7 +113,7 @@ TEST_P(ByHand, query_heads_share_kv_heads_in_order) {
   const Tensor q({1, 4, 1, 1}, DType::f64), k({1, 2, 1, 1}, DType::f64);
   const Tensor v = Tensor::of<double>({1, 2, 1, 1}, {10, 20});
   Tensor out({1, 4, 1, 1}, DType::f64);
-  attention(q, k, v, out, on_engine());
+  run_attention(q, k, v, out, on_engine());
   EXPECT_TRUE(same_bits(out, Tensor::of<double>({1, 4, 1, 1}, {10, 10, 20, 20})));
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "support/inputs.h"
+#include "support/run.h"
 
 namespace headway::test {
 namespace {
@@ -81,7 +82,7 @@ TEST_P(Layouts, a_packed_qkv_buffer_is_three_views_and_out_may_be_its_fourth) {
   Tensor buffer = normal({2, 6, 4, 3, 8}, DType::f32, random);
   const auto part = [&](std::int64_t n) { return buffer.view().select(2, n).transpose(1, 2); };
   const Tensor q = convert(part(0), DType::f32), k = convert(part(1), DType::f32), v = convert(part(2), DType::f32);
-  attention(part(0), part(1), part(2), part(3), on_engine());
+  run_attention(part(0), part(1), part(2), part(3), on_engine());
   EXPECT_TRUE(same_bits(part(3), Call{q, k, v, on_engine(), {}}.run().out));
   EXPECT_TRUE(same_bits(part(0), q) && same_bits(part(1), k) && same_bits(part(2), v));
 }
@@ -92,7 +93,7 @@ TEST_P(Layouts, interleaved_but_disjoint_elements_are_legal) {
   const TensorView pairs = buffer.view().unflatten(1, {8, 2});
   const TensorView odd = pairs.select(2, 1), even = pairs.select(2, 0);
   const Tensor q = convert(odd, DType::f32);
-  attention(odd, odd, odd, even, on_engine());
+  run_attention(odd, odd, odd, even, on_engine());
   EXPECT_TRUE(same_bits(even, Call{q, q, q, on_engine(), {}}.run().out));
 }
 
@@ -100,15 +101,15 @@ TEST_P(Layouts, an_output_may_follow_an_input_without_a_gap) {
   Random random(7);
   Tensor buffer = normal({10, 4}, DType::f64, random);
   const TensorView first = buffer.view().slice(0, 0, 5), second = buffer.view().slice(0, 5, 10);
-  EXPECT_NO_THROW(attention(first, first, first, second, on_engine()));
-  EXPECT_NO_THROW(attention(second.flip(0), second, second, first.flip(0), on_engine()));
+  EXPECT_NO_THROW(run_attention(first, first, first, second, on_engine()));
+  EXPECT_NO_THROW(run_attention(second.flip(0), second, second, first.flip(0), on_engine()));
 }
 
 TEST_P(Layouts, an_output_axis_of_size_one_may_have_any_stride) {
   const Tensor q({1, 1, 3, 4});
   Tensor memory({12});
   const TensorView out(memory.as<float>(), {1, 1, 3, 4}, {0, 0, 4, 1});
-  EXPECT_NO_THROW(attention(q, q, q, out, on_engine()));
+  EXPECT_NO_THROW(run_attention(q, q, q, out, on_engine()));
 }
 
 ON_EVERY_ENGINE(Layouts);

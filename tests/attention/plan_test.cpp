@@ -81,7 +81,7 @@ TEST_P(Plans, without_weights_need_no_matrix) {
   EXPECT_EQ(plan.bytes, 2048.0 * (8 + 8 + 6 + 6) * sizeof(float));
 }
 
-ON_EVERY_ENGINE(Plans);
+ON_EVERY_HOST_ENGINE(Plans);
 
 TEST(Engines, always_end_with_the_reference) {
   const std::vector<Engine> there = engines();

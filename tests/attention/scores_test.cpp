@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "support/inputs.h"
+#include "support/run.h"
 
 namespace headway::test {
 namespace {
@@ -13,7 +14,7 @@ class Scores : public EngineTest {
   // The matrix as the engine gives it, into memory that holds NaN before.
   Tensor scores(const Inputs& inputs, Stage stage, const AttentionOptions& options) const {
     Tensor result = filled(Call{inputs.q, inputs.k, inputs.v, {}, {}}.weights_sizes(), inputs.q.dtype(), NAN);
-    attention_scores(inputs.q, inputs.k, result, stage, on_engine(options));
+    run_attention_scores(inputs.q, inputs.k, result, stage, on_engine(options));
     return result;
   }
 };
@@ -76,10 +77,10 @@ TEST_P(Scores, take_lower_ranks_and_strided_output) {
   Random random(6);
   const Tensor q = normal({5, 3}, DType::f64, random), k = normal({4, 3}, DType::f64, random);
   Tensor plain({5, 4}, DType::f64);
-  attention_scores(q, k, plain, Stage::scaled, on_engine());
+  run_attention_scores(q, k, plain, Stage::scaled, on_engine());
   for (Layout layout : {Layout::gaps, Layout::reversed, Layout::heads_inside, Layout::misaligned}) {
     Strided strided({5, 4}, DType::f64, layout);
-    attention_scores(q, k, strided.view(), Stage::scaled, on_engine());
+    run_attention_scores(q, k, strided.view(), Stage::scaled, on_engine());
     EXPECT_TRUE(same_bits(strided.view(), plain));
     EXPECT_TRUE(strided.surroundings_intact());
   }

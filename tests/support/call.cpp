@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "support/run.h"
 #include "support/strided.h"
 
 namespace headway::test {
@@ -47,16 +48,16 @@ Dims Call::lse_sizes() const { return packing ? Dims{q.size(1), q.size(0)} : lea
 Dims Call::weights_sizes() const { return leading(q.sizes(), {k.size(k.rank() - 2)}); }
 
 void Call::forward(TensorView out, const AttentionOutputs& outputs) const {
-  if (!packing) return attention(q, k, v, out, options, outputs);
+  if (!packing) return run_attention(q, k, v, out, options, outputs);
   const Tensor starts_q = starts_tensor(packing->starts_q), starts_k = starts_tensor(packing->starts_k);
-  attention_varlen(q, k, v, starts_q, starts_k, out, options, outputs);
+  run_attention_varlen(q, k, v, starts_q, starts_k, out, options, outputs);
 }
 
 void Call::backward(ConstTensorView grad_out, ConstTensorView out, ConstTensorView lse,
                     const AttentionGradients& gradients) const {
-  if (!packing) return attention_backward(grad_out, q, k, v, out, lse, gradients, options);
+  if (!packing) return run_attention_backward(grad_out, q, k, v, out, lse, gradients, options);
   const Tensor starts_q = starts_tensor(packing->starts_q), starts_k = starts_tensor(packing->starts_k);
-  attention_varlen_backward(grad_out, q, k, v, out, lse, starts_q, starts_k, gradients, options);
+  run_attention_varlen_backward(grad_out, q, k, v, out, lse, starts_q, starts_k, gradients, options);
 }
 
 Results Call::run(bool weights) const {

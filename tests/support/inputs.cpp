@@ -127,6 +127,8 @@ std::vector<OptionSet> all_kinds(const Shape& shape) {
   return kinds;
 }
 
+std::vector<Engine> tested_engines() { return engines(); }
+
 std::vector<Engine> host_engines() {
   const Tensor one({1, 1, 1, 1});
   std::vector<Engine> result;

@@ -42,8 +42,9 @@ std::vector<OptionSet> all_kinds(const Shape& shape);
 
 inline const std::vector<DType> float_types{DType::f32, DType::f64, DType::bf16, DType::f16};
 
-// The engines that take tensors in host memory.
+// The engines that take tensors in host memory; and all of them (run.h brings tensors to where an engine reads).
 std::vector<Engine> host_engines();
+std::vector<Engine> tested_engines();
 
 class EngineTest : public testing::TestWithParam<Engine> {
  protected:
@@ -55,6 +56,8 @@ class EngineTest : public testing::TestWithParam<Engine> {
 
 }  // namespace headway::test
 
-#define ON_EVERY_ENGINE(Suite)                                                               \
-  INSTANTIATE_TEST_SUITE_P(Engines, Suite, testing::ValuesIn(headway::test::host_engines()), \
+#define ON_ENGINES(Suite, list)                                                      \
+  INSTANTIATE_TEST_SUITE_P(Engines, Suite, testing::ValuesIn(headway::test::list()), \
                            [](const testing::TestParamInfo<headway::Engine>& one) { return name(one.param); })
+#define ON_EVERY_ENGINE(Suite) ON_ENGINES(Suite, tested_engines)
+#define ON_EVERY_HOST_ENGINE(Suite) ON_ENGINES(Suite, host_engines)

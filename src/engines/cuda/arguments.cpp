@@ -6,6 +6,7 @@
 #include "core/elements.h"
 #include "core/key_range.h"
 #include "engines/cuda/device.h"
+#include "engines/cuda/kernels/kernels.h"
 #include "engines/cuda/problem_arguments.h"
 #include "engines/cuda/upload.h"
 
@@ -34,9 +35,9 @@ PerHead per_head_or_none(const std::optional<ConstTensorView>& view) {
   return view ? PerHead{address(*view), view->stride(0), view->dtype()} : PerHead{};
 }
 
-bool in_host_memory(const std::optional<ConstTensorView>& lengths) {
-  return lengths && lengths->device() == Device{};
-}
+bool is_half_type(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
+
+bool in_host_memory(const std::optional<ConstTensorView>& lengths) { return lengths && lengths->device() == Device{}; }
 
 // The entries that a kernel may read: all of [B] or [B+1], and of [B,Sq] too.
 std::vector<std::int64_t> values_of(const ConstTensorView& lengths) {
@@ -45,8 +46,7 @@ std::vector<std::int64_t> values_of(const ConstTensorView& lengths) {
   values.reserve(static_cast<std::size_t>(lengths.size(0) * rows));
   for (std::int64_t b = 0; b < lengths.size(0); ++b) {
     for (std::int64_t i = 0; i < rows; ++i) {
-      values.push_back(
-          load_integer(lengths, b * lengths.stride(0) + (rows > 1 ? i * lengths.stride(1) : 0)));
+      values.push_back(load_integer(lengths, b * lengths.stride(0) + (rows > 1 ? i * lengths.stride(1) : 0)));
     }
   }
   return values;
@@ -64,6 +64,10 @@ Rows row_values_of(const ConstTensorView& view) {
 
 Matrix matrix_of(const ConstTensorView& view) {
   return {address(view), view.stride(0), view.stride(1), view.stride(2), view.stride(3), view.dtype()};
+}
+
+bool fits_tensor_cores(const Problem& problem) {
+  return is_half_type(problem.dtype()) && std::max(problem.head_dim, problem.value_dim) <= mma_widest;
 }
 
 Arguments arguments_of(const Problem& problem) {

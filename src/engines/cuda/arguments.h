@@ -61,15 +61,52 @@ struct Arguments {
   DropoutArguments dropout;
 };
 
+enum class Stage : std::uint8_t { scaled, capped, biased, weights };
+
 struct ForwardArguments : Arguments {
   Rows out;
   Rows lse;  // without data: not asked for
 };
 
+// Few queries over many keys: the keys are split over blocks, and what those find is merged.
+struct DecodeArguments : ForwardArguments {
+  std::int64_t splits;
+  std::int64_t split_keys;  // keys of a split; 0: each sequence's own range divided evenly
+  float* sums;              // [B, Hkv, splits, 16, Dv], relative to the highest score of the split
+  float* statistics;        // [B, Hkv, splits, 16, 2]: highest score, sum of weights
+};
+
+// The score matrix after a stage of the definition.
 struct ScoresArguments : Arguments {
-  Rows lse;       // of the softmax, for stage weights
   Matrix scores;  // in the inputs' type
-  std::uint8_t stage;
+  Stage stage;
+};
+
+// What a gradient kernel accumulates.
+enum class GradientOf : std::uint8_t { query, key, value, key_and_value };
+
+struct GradientArguments : Arguments {
+  Rows grad_out;
+  Rows lse, delta;      // f64 for f64 inputs, f32 otherwise
+  Rows gradient;        // of query or key
+  Rows value_gradient;  // without data: not asked for, and so above
+  GradientOf of;
+};
+
+// delta(i) = <grad_out(i), out(i)>
+struct DeltaArguments : Arguments {
+  Rows grad_out, out, delta;
+};
+
+struct BiasGradientArguments : Arguments {
+  Rows grad_out, lse, delta;
+  Matrix gradient;  // size 1, and stride 0, along the axes to sum over
+  bool sums[4];     // over b, h, i, j
+};
+
+struct SinkGradientArguments : Arguments {
+  Rows lse, delta;
+  PerHead gradient;
 };
 
 }  // namespace headway::cuda

@@ -1,8 +1,11 @@
-// The CUDA engine: tensors in the memory of an NVIDIA GPU, from compute capability 8.0 on. It takes every problem there.
+// The CUDA engine: tensors in the memory of an NVIDIA GPU, from compute capability 8.0 on. It takes every problem
+// there.
 #include "core/engine.h"
 #include "core/text.h"
+#include "engines/cuda/backward.h"
 #include "engines/cuda/device.h"
 #include "engines/cuda/forward.h"
+#include "engines/cuda/scores.h"
 
 namespace headway {
 namespace {
@@ -26,9 +29,6 @@ class CudaEngine final : public EngineBase {
     if (device.index < 0 || device.index >= cuda::device_count()) {
       return text("there is no ", device, ": CUDA has ", cuda::device_count(), " here");
     }
-    if (problem.pass != Pass::forward || problem.wants_weights) {
-      return "it has the forward pass without weights only";
-    }
     const cuda::DeviceProperties& properties = cuda::device_properties(device.index);
     if (properties.major < 8) {
       return text(device, " has compute capability ", properties.major, ".", properties.minor,
@@ -42,14 +42,22 @@ class CudaEngine final : public EngineBase {
     const cuda::DeviceProperties& properties = cuda::device_properties(device.index);
     plan.instruction_set = text("compute capability ", properties.major, ".", properties.minor);
     const cuda::DeviceScope scope(device.index, problem.operation);
-    cuda::describe_forward(problem, plan);
+    switch (problem.pass) {
+      case Pass::forward: return cuda::describe_forward(problem, plan);
+      case Pass::backward: return cuda::describe_backward(problem, plan);
+      case Pass::scores: return cuda::describe_scores(problem, plan);
+    }
   }
 
   void forward(const ForwardProblem& problem, const Plan&) const override {
     start(problem, [&] { cuda::forward(problem); });
   }
-  void backward(const BackwardProblem&, const Plan&) const override {}
-  void scores(const ScoresProblem&, const Plan&) const override {}
+  void backward(const BackwardProblem& problem, const Plan&) const override {
+    start(problem, [&] { cuda::backward(problem); });
+  }
+  void scores(const ScoresProblem& problem, const Plan&) const override {
+    start(problem, [&] { cuda::scores(problem); });
+  }
 
  private:
   // Queued work reports no progress; a caller may still stop it before it begins.

@@ -1,6 +1,8 @@
 #include "engines/cuda/device.h"
 
+#include <map>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "core/text.h"
@@ -107,19 +109,50 @@ void* Workspace::take(std::size_t bytes) {
   return piece;
 }
 
+namespace {
+
+// What the runtime was asked about a kernel on a device: asking takes microseconds, and every call would.
+struct KernelState {
+  KernelResources resources;
+  std::size_t allowed_shared = std::size_t{48} << 10;
+};
+
+KernelState& kernel_state(const void* kernel) {
+  static std::map<std::pair<const void*, int>, KernelState>& states =
+      *new std::map<std::pair<const void*, int>, KernelState>;
+  int device = 0;
+  cudaGetDevice(&device);
+  return states[{kernel, device}];
+}
+
+std::mutex& kernel_mutex() {
+  static std::mutex& mutex = *new std::mutex;
+  return mutex;
+}
+
+}  // namespace
+
 KernelResources kernel_resources(const void* kernel) {
-  cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
-    cudaGetLastError();
-    return {};
+  const std::lock_guard lock(kernel_mutex());
+  KernelResources& known = kernel_state(kernel).resources;
+  if (known.registers == 0) {
+    cudaFuncAttributes attributes{};
+    if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) {
+      cudaGetLastError();
+      return {};
+    }
+    known = {attributes.numRegs, static_cast<int>(attributes.sharedSizeBytes)};
   }
-  return {attributes.numRegs, static_cast<int>(attributes.sharedSizeBytes)};
+  return known;
 }
 
 void allow_shared(const void* kernel, std::size_t bytes, std::string_view operation) {
-  if (bytes > std::size_t{48} << 10) {
+  const std::lock_guard lock(kernel_mutex());
+  std::size_t& allowed = kernel_state(kernel).allowed_shared;
+  if (bytes > allowed) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), operation,
           text("asking for ", bytes, " bytes of shared memory"));
+    allowed = bytes;
   }
 }
 

@@ -86,4 +86,17 @@ __device__ inline T* head_of(const Rows& rows, std::int64_t b, std::int64_t h) {
   return static_cast<T*>(rows.data) + b * rows.batch + h * rows.head;
 }
 
+template <int M, int N, class Real>
+__device__ inline bool holds_nan(const Real (&c)[M][N]) {
+  bool nan = false;
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      nan |= c[m][n] != c[m][n];
+    }
+  }
+  return nan;
+}
+
 }  // namespace headway::cuda

@@ -65,8 +65,7 @@ __device__ inline TileRange tile_range(const Arguments& arguments, const Sequenc
     return {0, 0, 0, 0};
   }
   const bool own_ends = arguments.valid_lens.data != nullptr && !arguments.valid_lens_per_batch;
-  const std::int64_t valid =
-      own_ends ? sequence.key_count : valid_len(arguments, sequence, b, 0);
+  const std::int64_t valid = own_ends ? sequence.key_count : valid_len(arguments, sequence, b, 0);
   const std::int64_t low = first + sequence.offset, high = real - 1 + sequence.offset;
   TileRange tile;
   tile.begin = larger(low - arguments.rule.left, 0);
@@ -81,6 +80,24 @@ __device__ inline TileRange tile_range(const Arguments& arguments, const Sequenc
     return {0, 0, 0, 0};
   }
   return tile;
+}
+
+// The queries that may see some key of [first, first + keys).
+struct QueryRange {
+  std::int64_t begin, end;
+};
+
+__device__ inline QueryRange query_range(const Arguments& arguments, const Sequence& sequence, std::int64_t b,
+                                         std::int64_t first, std::int64_t keys) {
+  const bool own_ends = arguments.valid_lens.data != nullptr && !arguments.valid_lens_per_batch;
+  const std::int64_t valid = own_ends ? sequence.key_count : valid_len(arguments, sequence, b, 0);
+  const std::int64_t last = smaller(first + keys, valid);
+  if (first >= last) {
+    return {0, 0};
+  }
+  const QueryRange range{larger(first - arguments.rule.right - sequence.offset, 0),
+                         smaller(last + arguments.rule.left - sequence.offset, sequence.real_queries)};
+  return range.begin < range.end ? range : QueryRange{0, 0};
 }
 
 }  // namespace headway::cuda

@@ -32,7 +32,9 @@ class Modifiers {
   }
 
   // Whether a score is its product times scale, and nothing else.
-  __device__ bool only_scale() const { return softcap_ == 0 && bias_.data == nullptr && mask_.data == nullptr && !alibi_; }
+  __device__ bool only_scale() const {
+    return softcap_ == 0 && bias_.data == nullptr && mask_.data == nullptr && !alibi_;
+  }
   __device__ Real scale() const { return scale_; }
 
   __device__ Real scaled(Real product) const { return product * scale_; }
@@ -130,8 +132,8 @@ class Modifiers {
 
   __device__ static bool is_finite(Real x) { return x >= -Limits<Real>::highest && x <= Limits<Real>::highest; }
 
-  // Finite numbers have a finite result: what passes the type's range stays at its end, so that an allowed pair is never
-  // taken for a forbidden one.
+  // Finite numbers have a finite result: what passes the type's range stays at its end, so that an allowed pair is
+  // never taken for a forbidden one.
   __device__ static Real held(Real result, bool from_finite) {
     constexpr Real highest = Limits<Real>::highest;
     if (from_finite && result > highest) {
@@ -139,9 +141,7 @@ class Modifiers {
     }
     return from_finite && result < -highest ? -highest : result;
   }
-  __device__ static Real sum(Real a, Real b) {
-    return held(a + b, is_finite(a) && is_finite(b));
-  }
+  __device__ static Real sum(Real a, Real b) { return held(a + b, is_finite(a) && is_finite(b)); }
 
   Real scale_, softcap_, slope_ = 0;
   bool alibi_ = false;

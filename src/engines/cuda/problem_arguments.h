@@ -11,6 +11,9 @@ Rows rows_of(const ConstTensorView& view);
 Rows row_values_of(const ConstTensorView& view);  // [B,H,S]
 Matrix matrix_of(const ConstTensorView& view);
 
+// Whether the tensor core kernels take it: a half type, and heads that are not too wide.
+bool fits_tensor_cores(const Problem& problem);
+
 // Everything but the lengths.
 Arguments arguments_of(const Problem& problem);
 

@@ -1,5 +1,5 @@
-// The kernels as the host side calls them: what to launch, with how much shared memory, and the launches themselves. Each
-// function is instantiated in the .cu file of its kernel, and nowhere else.
+// The kernels as the host side calls them: what to launch, with how much shared memory, and the launches themselves.
+// Each function is instantiated in the .cu file of its kernel, and nowhere else.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,9 +21,35 @@ struct Launch {
   std::int64_t row_tiles = 0;  // of the longest sequence
   std::int64_t spans = 1;      // value features are split over this many blocks
   std::int64_t tasks = 0;
+  std::int64_t splits = 1;  // of the keys, over blocks whose results are merged
+  int stages = 1;           // key tiles in flight
 };
 
+// Exact f32 or f64 arithmetic: every type, size and stride. Forward and backward kernels take the same parameters
+// whatever their arithmetic, so that one function launches them.
 Launch simt_forward_launch(const ForwardArguments& arguments, DType dtype);
-cudaError_t launch_simt_forward(const Launch& launch, const ForwardArguments& arguments, cudaStream_t stream);
+Launch simt_gradient_launch(const GradientArguments& arguments, DType dtype);
+Launch simt_bias_gradient_launch(const BiasGradientArguments& arguments, DType dtype);
+Launch simt_matrix_launch(const ScoresArguments& arguments, DType dtype);
+
+// Tensor cores: bf16 and f16 with head dims up to mma_widest.
+constexpr std::int64_t mma_widest = 256;
+constexpr std::int64_t mma_both_widest = 128;  // up to here one kernel has the gradients of key and value
+Launch mma_forward_launch(const ForwardArguments& arguments, DType dtype);
+Launch mma_gradient_launch(const GradientArguments& arguments, DType dtype);
+
+// Decoding: at most decode_rows query rows (times grouped heads) share a kv head; no mask, bias, ALiBi or dropout.
+constexpr std::int64_t decode_rows = 16;
+constexpr std::int64_t decode_keys = 64;  // of a tile
+Launch decode_launch(const ForwardArguments& arguments, DType dtype, std::int64_t splits);
+cudaError_t launch_decode(const Launch& launch, const DecodeArguments& arguments, DType dtype, cudaStream_t stream);
+
+cudaError_t launch_forward(const Launch& launch, const ForwardArguments& arguments, cudaStream_t stream);
+cudaError_t launch_gradient(const Launch& launch, const GradientArguments& arguments, cudaStream_t stream);
+cudaError_t launch_bias_gradient(const Launch& launch, const BiasGradientArguments& arguments, cudaStream_t stream);
+cudaError_t launch_matrix(const Launch& launch, const ScoresArguments& arguments, cudaStream_t stream);
+
+cudaError_t launch_row_deltas(const DeltaArguments& arguments, DType dtype, cudaStream_t stream);
+cudaError_t launch_sink_gradients(const SinkGradientArguments& arguments, DType dtype, cudaStream_t stream);
 
 }  // namespace headway::cuda

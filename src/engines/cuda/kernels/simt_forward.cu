@@ -32,7 +32,7 @@ Launch simt_forward_launch(const ForwardArguments& arguments, DType dtype) {
   }
 }
 
-cudaError_t launch_simt_forward(const Launch& launch, const ForwardArguments& arguments, cudaStream_t stream) {
+cudaError_t launch_forward(const Launch& launch, const ForwardArguments& arguments, cudaStream_t stream) {
   ForwardArguments copy = arguments;
   std::int64_t row_tiles = launch.row_tiles, spans = launch.spans;
   void* parameters[] = {&copy, &row_tiles, &spans};

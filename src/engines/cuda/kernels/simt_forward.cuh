@@ -1,12 +1,13 @@
 // Forward in exact f32 or f64 arithmetic, for every option, size and stride.
 //
-// A block owns a tile of queries (128 in f32) of one head and one span of value features, and walks over the keys of its
-// rows' ranges, 64 at a time, with an online softmax. Q is read once; K and V once for each query tile, mostly from L2. A
-// tile costs 2 rows keys (D + Dv) multiply-adds against (D + Dv) keys loads: the multiply-add units bound it, next the
-// reads of shared memory (4 loads of 16 bytes for 64 multiply-adds).
+// A block owns a tile of queries (128 in f32) of one head and one span of value features, and walks over the keys of
+// its rows' ranges, 64 at a time, with an online softmax. Q is read once; K and V once for each query tile, mostly from
+// L2. A tile costs 2 rows keys (D + Dv) multiply-adds against (D + Dv) keys loads: the multiply-add units bound it,
+// next the reads of shared memory (4 loads of 16 bytes for 64 multiply-adds).
 //
-// A forbidden pair has weight 0, and 0 * NaN would be NaN. The first walk does not care; only where its result holds a NaN
-// are the keys walked again, leaving out forbidden pairs one by one. Rows that attend to no NaN get the same bits both times.
+// A forbidden pair has weight 0, and 0 * NaN would be NaN. The first walk does not care; only where its result holds a
+// NaN are the keys walked again, leaving out forbidden pairs one by one. Rows that attend to no NaN get the same bits
+// both times.
 #pragma once
 
 #include "engines/cuda/kernels/simt_scores.cuh"
@@ -48,17 +49,12 @@ class SimtForward {
       ranges()[threadIdx.x] = row_range(args_, sequence_, b, first_ + threadIdx.x);
     }
     product_.fill_own(queries, args_.head_dim);
-    walk(queries, false);
-    bool nan = false;
-#pragma unroll
-    for (int m = 0; m < M; ++m) {
-#pragma unroll
-      for (int w = 0; w < W; ++w) {
-        nan |= out_[m][w] != out_[m][w];
+#pragma unroll 1  // one copy of the code for both walks
+    for (int careful = 0; careful < 2; ++careful) {
+      walk(queries, careful != 0);
+      if (!__syncthreads_or(holds_nan(out_))) {
+        break;
       }
-    }
-    if (__syncthreads_or(nan)) {
-      walk(queries, true);
     }
     store();
   }
@@ -83,11 +79,15 @@ class SimtForward {
       __syncthreads();  // weights and values of the step before have been read
       const RowSource<T> values(args_.value, b_, g_, sequence_.key_begin, key, sequence_.key_count);
       const RowSource<T> keys(args_.key, b_, g_, sequence_.key_begin, key, sequence_.key_count);
-      fill_rows(values, Shape::keys, feature_, Width, args_.value_dim, values_, value_stride);
+      fill_rows<Shape::keys, Width>(values, feature_, args_.value_dim, values_, value_stride);
       Real scores[M][N];  // S = Q K^T  [rows, keys]
       product_.run(thread_, queries, keys, args_.head_dim, scores);
-      modify_tile(thread_, modifiers, is_plain(range_, key, Shape::keys, modifiers.only_scale()), ranges(), first_, key,
-                  weights_, scores);
+      const auto where = [&](int r, int c) {
+        const KeyRange range = ranges()[r];
+        return Pair{first_ + r, key + c, key + c >= range.begin && key + c < range.end};
+      };
+      modify_tile(thread_, modifiers, is_plain(range_, key, Shape::keys, modifiers.only_scale()), where, weights_,
+                  static_cast<Real*>(nullptr), scores);
       weigh(key, careful, scores);
       __syncthreads();
       // O += P V  [rows, features]
@@ -165,7 +165,7 @@ class SimtForward {
   }
 
   const ForwardArguments& args_;
-  SimtProduct<T> product_;
+  SimtProduct<T, Shape> product_;
   Real* weights_;  // [keys][rows]
   Real* values_;   // [keys][Width]
   SimtThread thread_;

@@ -2,16 +2,16 @@
 #pragma once
 
 #include "engines/cuda/dropout.cuh"
-#include "engines/cuda/key_range.cuh"
 #include "engines/cuda/kernels/simt_tile.cuh"
+#include "engines/cuda/key_range.cuh"
 #include "engines/cuda/modifiers.cuh"
 
 namespace headway::cuda {
 
-// Register blocks: f32 has tiles of 128 rows x 64 keys, f64 64 x 32.
-template <class Real>
+// Register blocks of M x N: f32 has tiles of 128 (or 64) rows x 64 keys, f64 64 x 32.
+template <class Real, int Block = sizeof(Real) == 4 ? 8 : 4>
 struct SimtShape {
-  static constexpr int M = sizeof(Real) == 4 ? 8 : 4;
+  static constexpr int M = Block;
   static constexpr int N = sizeof(Real) == 4 ? 8 : 4;
   static constexpr int rows = 16 * M;
   static constexpr int keys = 8 * N;
@@ -29,17 +29,18 @@ struct SimtShape {
   __host__ __device__ static int other_size() { return depth * key_stride; }
 };
 
-// One product tile over all features: `own` [rows] against `other` [keys], both read through shared memory. The own side is
-// filled once when it stays there. Every thread calls it; the shared memory may be reused after the next barrier.
-template <class T, class Real = RealOf<T>>
+// One product tile over all features: `own` [rows] against `other` [keys], both read through shared memory. The own
+// side is filled once when it stays there. Every thread calls it; the shared memory may be reused after the next
+// barrier.
+template <class T, class Shape>
 struct SimtProduct {
-  using Shape = SimtShape<Real>;
+  using Real = RealOf<T>;
   Real* own;
   Real* other;
 
   __device__ void fill_own(const RowSource<T>& rows, std::int64_t width) const {
     if (Shape::stays(width)) {
-      fill_columns(rows, Shape::rows, 0, Shape::padded(width), width, own, Shape::row_stride);
+      fill_columns<Shape::rows>(rows, 0, Shape::padded(width), width, own, Shape::row_stride);
     }
   }
 
@@ -57,9 +58,9 @@ struct SimtProduct {
       const int depth = Shape::padded(smaller(width - d, Shape::depth));
       __syncthreads();
       if (!Shape::stays(width)) {
-        fill_columns(rows, Shape::rows, d, depth, width, own, Shape::row_stride);
+        fill_columns<Shape::rows>(rows, d, depth, width, own, Shape::row_stride);
       }
-      fill_columns(keys, Shape::keys, d, depth, width, other, Shape::key_stride);
+      fill_columns<Shape::keys>(keys, d, depth, width, other, Shape::key_stride);
       __syncthreads();
       const Real* own_part = own + (Shape::stays(width) ? static_cast<int>(d) * Shape::row_stride : 0);
       multiply<false>(thread, own_part, Shape::row_stride, other, Shape::key_stride, depth, c);
@@ -68,12 +69,13 @@ struct SimtProduct {
 };
 
 // Products become scores, -inf where forbidden. A tile that every row sees whole and that has no modifier is scaled in
-// registers. Any other takes one row of the block after another through `scratch` [M * N][threads], each thread in its own
-// column: a loop, because unrolling every modifier for every element would be most of the kernel's code.
-template <int M, int N, class Real>
+// registers. Any other takes one row of the block after another through `scratch` [M * N][threads], each thread in its
+// own column: a loop, because unrolling every modifier for every element would be most of the kernel's code. where(r,
+// c) is the Pair of the tile's row r and column c. `slopes`, if given, is filled like `scratch` with d(capped) /
+// d(scaled).
+template <int M, int N, class Real, class Where>
 __device__ inline void modify_tile(const SimtThread& thread, const Modifiers<Real>& modifiers, bool plain,
-                                   const KeyRange* ranges, std::int64_t first_row, std::int64_t first_key, Real* scratch,
-                                   Real (&scores)[M][N]) {
+                                   const Where& where, Real* scratch, Real* slopes, Real (&scores)[M][N]) {
   Real* own = scratch + threadIdx.x;
 #pragma unroll
   for (int m = 0; m < M; ++m) {
@@ -91,20 +93,20 @@ __device__ inline void modify_tile(const SimtThread& thread, const Modifiers<Rea
   }
 #pragma unroll 1
   for (int m = 0; m < M; ++m) {
-    Real row[N];
+    Real row[N], row_slopes[N];
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       row[n] = own[(m * N + n) * simt_threads];
     }
     const int r = thread.row_of(m);
-    const KeyRange range = ranges[r];
-    modifiers.apply(row, [&](int n) {
-      const std::int64_t j = first_key + thread.col_of(n);
-      return Pair{first_row + r, j, j >= range.begin && j < range.end};
-    });
+    modifiers.apply(
+        row, [&](int n) { return where(r, thread.col_of(n)); }, row_slopes);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       own[(m * N + n) * simt_threads] = row[n];
+      if (slopes != nullptr) {
+        slopes[(m * N + n) * simt_threads + threadIdx.x] = row_slopes[n];
+      }
     }
   }
 #pragma unroll
@@ -116,7 +118,7 @@ __device__ inline void modify_tile(const SimtThread& thread, const Modifiers<Rea
   }
 }
 
-// Bit m * N + n says whether dropout keeps element (m, n) of the block.
+// Bit m * N + n says whether dropout keeps element (m, n) of a block whose rows are queries.
 template <int M, int N>
 __device__ inline std::uint64_t kept_bits(const SimtThread& thread, const DropoutArguments& dropout, std::int64_t b,
                                           std::int64_t h, std::int64_t first_row, std::int64_t first_key) {
@@ -130,6 +132,28 @@ __device__ inline std::uint64_t kept_bits(const SimtThread& thread, const Dropou
 #pragma unroll
       for (int x = 0; x < 4; ++x) {
         bits |= std::uint64_t{is_kept(dropout, words[x])} << (m * N + n + x);
+      }
+    }
+  }
+  return bits;
+}
+
+// The same for a block whose rows are keys and whose columns are queries.
+template <int M, int N>
+__device__ inline std::uint64_t kept_bits_transposed(const SimtThread& thread, const DropoutArguments& dropout,
+                                                     std::int64_t b, std::int64_t h, std::int64_t first_key,
+                                                     std::int64_t first_query) {
+  static_assert(M * N <= 64);
+  std::uint64_t bits = 0;
+#pragma unroll 1
+  for (int n = 0; n < N; ++n) {
+#pragma unroll
+    for (int m = 0; m < M; m += 4) {
+      const auto words =
+          dropout_words(dropout, b, h, first_query + thread.col_of(n), (first_key + thread.row_of(m)) / 4);
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        bits |= std::uint64_t{is_kept(dropout, words[x])} << ((m + x) * N + n);
       }
     }
   }

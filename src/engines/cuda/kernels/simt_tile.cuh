@@ -1,9 +1,9 @@
 // Tiles of exact f32 or f64 arithmetic: plain fused multiply-adds on register blocks, operands in shared memory.
 //
 // 128 threads form a grid of 16 x 8. A product tile C[rows, cols] += A[rows, depth] B[depth, cols] reads A as columns
-// ([depth][rows]) and B as rows ([depth][cols]), so that a thread's operands of one step are 4 neighbours each: for an 8
-// x 8 block 4 loads of 16 bytes feed 64 multiply-adds. Thread (r, c) has the rows 4 r + 0..3 of each span of 64, and the
-// columns 4 c + 0..3 of each span of 32.
+// ([depth][rows]) and B as rows ([depth][cols]), so that a thread's operands of one step are 4 neighbours each: for an
+// 8 x 8 block 4 loads of 16 bytes feed 64 multiply-adds. Thread (r, c) has the rows 4 r + 0..3 of each span of 64, and
+// the columns 4 c + 0..3 of each span of 32.
 #pragma once
 
 #include "engines/cuda/elements.cuh"
@@ -42,8 +42,14 @@ __device__ inline void store_four(Real* to, Real a, Real b, Real c, Real d) {
   }
 }
 
-// c[M][N] += a[depth][rows]^T b[depth][cols]. `Skip` leaves out the terms whose a has its sign bit set (a is a weight,
-// and that marks a forbidden pair), so that what b holds there cannot matter; every other result keeps its bits.
+// A forbidden pair's coefficient is -0. Those of allowed pairs never are: adding +0 turns -0 into +0.
+template <class Real>
+__device__ inline bool is_marked(Real coefficient) {
+  return coefficient == 0 && signbit(coefficient);
+}
+
+// c[M][N] += a[depth][rows]^T b[depth][cols]. `Skip` leaves out the terms whose a is marked as forbidden, so that what
+// b holds there cannot matter; every other result keeps its bits.
 template <bool Skip, int M, int N, class Real>
 __device__ inline void multiply(const SimtThread& thread, const Real* a, int a_row, const Real* b, int b_row, int depth,
                                 Real (&c)[M][N]) {
@@ -63,7 +69,7 @@ __device__ inline void multiply(const SimtThread& thread, const Real* a, int a_r
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         if constexpr (Skip) {
-          c[m][n] = signbit(left[m]) ? c[m][n] : fma(left[m], right[n], c[m][n]);
+          c[m][n] = is_marked(left[m]) ? c[m][n] : fma(left[m], right[n], c[m][n]);
         } else {
           c[m][n] = fma(left[m], right[n], c[m][n]);
         }
@@ -109,31 +115,50 @@ struct RowSource {
   }
 };
 
-// to[depth][stride] = features [d, d + depth) of `rows` rows, transposed: neighbouring threads take neighbouring rows,
-// and store without bank conflicts.
-template <class T, class Real>
-__device__ inline void fill_columns(const RowSource<T>& source, int rows, std::int64_t d, int depth, std::int64_t width,
-                                    Real* to, int stride) {
-  for (int task = static_cast<int>(threadIdx.x); task < rows * (depth / 4); task += simt_threads) {
-    const int r = task % rows, k = task / rows * 4;
-    Real four[4];
-    source.four(r, d + k, width, four);
+// to[depth][stride] = features [d, d + depth) of Rows rows, transposed: neighbouring threads take neighbouring rows,
+// and store without bank conflicts. The loads of a few steps are under way before the first is stored.
+template <int Rows, class T, class Real>
+__device__ inline void fill_columns(const RowSource<T>& source, std::int64_t d, int depth, std::int64_t width, Real* to,
+                                    int stride) {
+  constexpr int batch = 4, step = simt_threads / Rows == 0 ? 1 : simt_threads / Rows;
+  const int r = static_cast<int>(threadIdx.x) % Rows, begin = static_cast<int>(threadIdx.x) / Rows * 4;
+#pragma unroll 1
+  for (int k = begin; k < depth; k += 4 * step * batch) {
+    Real four[batch][4];
 #pragma unroll
-    for (int x = 0; x < 4; ++x) {
-      to[(k + x) * stride + r] = four[x];
+    for (int x = 0; x < batch; ++x) {
+      if (k + 4 * step * x < depth) {
+        source.four(r, d + k + 4 * step * x, width, four[x]);
+      }
+    }
+#pragma unroll
+    for (int x = 0; x < batch; ++x) {
+      if (k + 4 * step * x < depth) {
+#pragma unroll
+        for (int y = 0; y < 4; ++y) {
+          to[(k + 4 * step * x + y) * stride + r] = four[x][y];
+        }
+      }
     }
   }
 }
 
-// to[rows][stride] = features [d, d + cols) of `rows` rows.
-template <class T, class Real>
-__device__ inline void fill_rows(const RowSource<T>& source, int rows, std::int64_t d, int cols, std::int64_t width,
-                                 Real* to, int stride) {
-  for (int task = static_cast<int>(threadIdx.x); task < rows * (cols / 4); task += simt_threads) {
-    const int r = task / (cols / 4), k = task % (cols / 4) * 4;
-    Real four[4];
-    source.four(r, d + k, width, four);
-    store_four(to + r * stride + k, four[0], four[1], four[2], four[3]);
+// to[Rows][stride] = features [d, d + Cols) of Rows rows.
+template <int Rows, int Cols, class T, class Real>
+__device__ inline void fill_rows(const RowSource<T>& source, std::int64_t d, std::int64_t width, Real* to, int stride) {
+  constexpr int batch = 4, step = simt_threads / (Cols / 4);
+  const int k = static_cast<int>(threadIdx.x) % (Cols / 4) * 4, begin = static_cast<int>(threadIdx.x) / (Cols / 4);
+#pragma unroll 1
+  for (int r = begin; r < Rows; r += step * batch) {
+    Real four[batch][4];
+#pragma unroll
+    for (int x = 0; x < batch; ++x) {
+      source.four(r + step * x, d + k, width, four[x]);
+    }
+#pragma unroll
+    for (int x = 0; x < batch; ++x) {
+      store_four(to + (r + step * x) * stride + k, four[x][0], four[x][1], four[x][2], four[x][3]);
+    }
   }
 }
 

@@ -1,0 +1,352 @@
+// Few queries over many keys (decoding with a KV cache), bf16 and f16.
+//
+// The query rows of all heads that share a kv head form one tile of 16 rows, so that K and V are read exactly once. A
+// block walks over one split of the keys, 64 at a time, three tiles in flight; each of its 4 warps has 16 of the 64
+// keys, with statistics and sums of its own, which are merged at the end in the order of the warps. Splits are merged
+// the same way by a second, small kernel. Memory bounds it: 2 x 64 x D halves a step for 64 tensor core products a
+// warp.
+#pragma once
+
+#include "engines/cuda/kernels/mma_scores.cuh"
+#include "engines/cuda/kernels/softmax.cuh"
+
+namespace headway::cuda {
+
+template <class T, int Depth>
+class Decode {
+ public:
+  static constexpr int tile_bytes = mma_rows * Depth * 2;
+  static constexpr int stages = Depth == 256 ? 2 : 3;
+  static constexpr int rows = 16;
+  static constexpr int tiles = Depth / 8;
+  static constexpr float weight_scale = std::is_same_v<T, float16> ? 32768.0f : 1.0f;
+
+  __host__ static std::size_t shared_bytes() { return 2 * stages * tile_bytes + rows * Depth * 2; }
+
+  __device__ Decode(const DecodeArguments& args, unsigned char* shared)
+      : args_(args), keys_(shared), values_(shared + stages * tile_bytes), queries_(values_ + stages * tile_bytes) {}
+
+  __device__ void run(std::int64_t b, std::int64_t g, std::int64_t split) {
+    b_ = b, g_ = g, split_ = split;
+    sequence_ = sequence_of(args_, b);
+    range_ = tile_range(args_, sequence_, b, 0, sequence_.query_count);
+    find_split();
+    __syncthreads();  // what shared memory held has been read
+    fill_queries();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of(half);
+      ranges_[half] = is_real(row) ? row_range(args_, sequence_, b, query_of(row)) : KeyRange{0, 0};
+    }
+#pragma unroll 1  // one copy of the code for both walks
+    for (int careful = 0; careful < 2; ++careful) {
+      walk(careful != 0);
+      if (!__syncthreads_or(holds_nan(out_))) {
+        break;
+      }
+    }
+    merge_warps();
+  }
+
+ private:
+  // Row r of the tile is query r / group of head g * group + r % group.
+  __device__ int row_of(int half) const { return thread_.lane / 4 + 8 * half; }
+  __device__ bool is_real(int row) const { return row < args_.group * sequence_.query_count; }
+  __device__ std::int64_t query_of(int row) const { return row / args_.group; }
+  __device__ std::int64_t head_of_row(int row) const { return g_ * args_.group + row % args_.group; }
+
+  // This split's part of the keys that some row sees: whole tiles of 64.
+  __device__ void find_split() {
+    const std::int64_t first = range_.begin / mma_rows * mma_rows;
+    std::int64_t begin = split_ * args_.split_keys, length = args_.split_keys;
+    if (length == 0) {
+      const std::int64_t all = (range_.end - first + mma_rows - 1) / mma_rows;
+      length = (all + args_.splits - 1) / args_.splits * mma_rows;
+      begin = first + split_ * length;
+    }
+    begin_ = larger(begin, first);
+    end_ = smaller(begin + length, range_.end);
+  }
+
+  __device__ void fill_queries() {
+    constexpr int chunks = Depth / 8;
+    for (int task = static_cast<int>(threadIdx.x); task < rows * chunks; task += mma_threads) {
+      const int r = task / chunks, chunk = task % chunks;
+      std::uint16_t eight[8];
+      const T* row =
+          head_of<T>(args_.query, b_, head_of_row(r)) + (sequence_.query_begin + query_of(r)) * args_.query.row;
+#pragma unroll
+      for (int x = 0; x < 8; ++x) {
+        const bool there = is_real(r) && chunk * 8 + x < args_.head_dim;
+        eight[x] = there ? row[(chunk * 8 + x) * args_.query.feature].bits : std::uint16_t{0};
+      }
+      *reinterpret_cast<uint4*>(queries_ + chunk_at<Depth>(r, chunk)) = make_uint4(
+          eight[0] | eight[1] << 16, eight[2] | eight[3] << 16, eight[4] | eight[5] << 16, eight[6] | eight[7] << 16);
+    }
+    __syncthreads();
+    const std::uint32_t base = ptx::shared_address(queries_);
+#pragma unroll
+    for (int k = 0; k < Depth / 16; ++k) {
+      ptx::load_matrices(base + chunk_at<Depth>(thread_.lane & 15, 2 * k + (thread_.lane >> 4)), query_[k]);
+    }
+  }
+
+  __device__ void walk(bool careful) {
+    rows_[0] = rows_[1] = {};
+#pragma unroll
+    for (int t = 0; t < tiles; ++t) {
+      out_[t][0] = out_[t][1] = out_[t][2] = out_[t][3] = 0;
+    }
+    const HalfRows<T> keys(args_.key, b_, g_, sequence_.key_begin, sequence_.key_count, args_.head_dim);
+    const HalfRows<T> values(args_.value, b_, g_, sequence_.key_begin, sequence_.key_count, args_.value_dim);
+    const Modifiers<float> modifiers(args_, sequence_, b_, head_of_row(0));
+    const auto fetch = [&](std::int64_t key, int stage) {
+      if (key < end_) {
+        fill_tile<Depth>(keys, key, keys_ + stage * tile_bytes);
+        fill_tile<Depth>(values, key, values_ + stage * tile_bytes);
+      }
+      ptx::commit_copies();
+    };
+#pragma unroll 1
+    for (int stage = 0; stage + 1 < stages; ++stage) {
+      fetch(begin_ + stage * mma_rows, stage);
+    }
+    int stage = 0;
+    for (std::int64_t key = begin_; key < end_; key += mma_rows) {
+      ptx::wait_for_copies<stages - 2>();
+      __syncthreads();
+      fetch(key + (stages - 1) * mma_rows, stage == 0 ? stages - 1 : stage - 1);
+      float scores[2][4];  // S = Q K^T  [16, 16] of this warp's keys
+      multiply_keys(keys_ + stage * tile_bytes, scores);
+      const std::uint32_t forbidden = weigh(modifiers, key + thread_.warp * 16, scores);
+      unsigned char* tile = values_ + stage * tile_bytes;
+      std::uint64_t found = careful ? take_out_nonfinite<Depth, T>(tile, mma_rows) : 0;
+      multiply_values(tile, scores);
+      found = found >> (16 * thread_.warp) & 0xFFFF;
+      if (found != 0) {
+        add_nonfinite<Depth, T>(found, values, key + thread_.warp * 16, scores, weight_scale, forbidden, out_);
+      }
+      stage = stage + 1 == stages ? 0 : stage + 1;
+    }
+    ptx::wait_for_copies<0>();
+    __syncthreads();
+  }
+
+  __device__ void multiply_keys(const unsigned char* tile, float (&scores)[2][4]) const {
+    const std::uint32_t base = ptx::shared_address(tile);
+    const int row = thread_.warp * 16 + (thread_.lane & 7) + (thread_.lane >> 4) * 8, chunk = thread_.lane >> 3 & 1;
+#pragma unroll
+    for (int x = 0; x < 4; ++x) {
+      scores[0][x] = scores[1][x] = 0;
+    }
+#pragma unroll
+    for (int k = 0; k < Depth / 16; ++k) {
+      std::uint32_t b[4];
+      ptx::load_matrices(base + chunk_at<Depth>(row, 2 * k + chunk), b);
+      ptx::multiply_add<T>(scores[0], query_[k], b[0], b[1]);
+      ptx::multiply_add<T>(scores[1], query_[k], b[2], b[3]);
+    }
+  }
+
+  // O += P V  [16, Dv] over this warp's 16 keys
+  __device__ void multiply_values(const unsigned char* tile, const float (&p)[2][4]) {
+    const std::uint32_t base = ptx::shared_address(tile);
+    const int row = thread_.warp * 16 + (thread_.lane & 15), chunk = thread_.lane >> 4;
+    constexpr float scale = weight_scale;
+    const std::uint32_t a[4] = {
+        ptx::packed_pair<T>(p[0][0] * scale, p[0][1] * scale), ptx::packed_pair<T>(p[0][2] * scale, p[0][3] * scale),
+        ptx::packed_pair<T>(p[1][0] * scale, p[1][1] * scale), ptx::packed_pair<T>(p[1][2] * scale, p[1][3] * scale)};
+#pragma unroll
+    for (int t = 0; t < tiles; t += 2) {
+      std::uint32_t b[4];
+      ptx::load_matrices_transposed(base + chunk_at<Depth>(row, t + chunk), b);
+      ptx::multiply_add<T>(out_[t], a, b[0], b[1]);
+      ptx::multiply_add<T>(out_[t + 1], a, b[2], b[3]);
+    }
+  }
+
+  // Scores become weights relative to the row's highest score so far; returns the forbidden ones.
+  __device__ std::uint32_t weigh(const Modifiers<float>& modifiers, std::int64_t key, float (&scores)[2][4]) {
+    std::uint32_t forbidden = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float highest = -infinity<float>();
+#pragma unroll
+      for (int slot = 0; slot < 4; ++slot) {
+        const std::int64_t j = key + slot / 2 * 8 + 2 * (thread_.lane % 4) + slot % 2;
+        float& score = scores[slot / 2][2 * half + slot % 2];
+        const bool inside = j >= ranges_[half].begin && j < ranges_[half].end;
+        score = inside ? modifiers.capped(modifiers.scaled(score)) : -infinity<float>();
+        forbidden |= std::uint32_t{!inside} << (slot / 2 * 4 + 2 * half + slot % 2);
+        highest = higher(highest, score);
+      }
+      const float factor = rows_[half].raise(quad_maximum(highest));
+      const float base = reference(rows_[half].highest);
+      float sum = 0;
+#pragma unroll
+      for (int slot = 0; slot < 4; ++slot) {
+        float& score = scores[slot / 2][2 * half + slot % 2];
+        score = exponential(score - base);
+        sum += score;
+      }
+      rows_[half].total += quad_sum(sum);
+      if (factor != 1.0f) {
+#pragma unroll
+        for (int t = 0; t < tiles; ++t) {
+          out_[t][2 * half] *= factor;
+          out_[t][2 * half + 1] *= factor;
+        }
+      }
+    }
+    return forbidden;
+  }
+
+  // The warps' sums and statistics go through shared memory; each thread then closes some (row, feature)s.
+  __device__ void merge_warps() {
+    float* sums = reinterpret_cast<float*>(keys_);                      // [4][16][Depth]
+    auto* statistics = reinterpret_cast<RowSoftmax<float>*>(queries_);  // [4][16]
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = thread_.warp * rows + row_of(half);
+      if (thread_.lane % 4 == 0) {
+        statistics[at] = rows_[half];
+      }
+#pragma unroll
+      for (int t = 0; t < tiles; ++t) {
+        float* to = sums + at * Depth + t * 8 + 2 * (thread_.lane % 4);
+        to[0] = out_[t][2 * half];
+        to[1] = out_[t][2 * half + 1];
+      }
+    }
+    __syncthreads();
+    for (int task = static_cast<int>(threadIdx.x); task < rows * Depth; task += mma_threads) {
+      const int r = task / Depth, d = task % Depth;
+      if (is_real(r)) {
+        RowSoftmax<float> row = statistics[r];
+        float sum = sums[r * Depth + d];
+#pragma unroll
+        for (int warp = 1; warp < 4; ++warp) {
+          const RowSoftmax<float> other = statistics[warp * rows + r];
+          sum *= row.raise(other.highest);
+          const float factor = exponential(other.highest - reference(row.highest));
+          sum += sums[(warp * rows + r) * Depth + d] * factor;
+          row.total += other.total * factor;
+        }
+        store(r, d, row, sum / weight_scale);
+      }
+    }
+  }
+
+  __device__ void store(int r, int d, const RowSoftmax<float>& row, float sum) {
+    if (args_.splits > 1) {
+      const std::int64_t at = ((b_ * args_.kv_heads + g_) * args_.splits + split_) * rows + r;
+      if (d < args_.value_dim) {
+        args_.sums[at * args_.value_dim + d] = sum;
+      }
+      if (d == 0) {
+        args_.statistics[2 * at] = row.highest;
+        args_.statistics[2 * at + 1] = row.total;
+      }
+      return;
+    }
+    const std::int64_t h = head_of_row(r), i = query_of(r);
+    const RowEnd<float> end = close_row(row, sink_of<float>(args_, h), i >= sequence_.real_queries);
+    const std::int64_t at = sequence_.query_begin + i;
+    if (d < args_.value_dim) {
+      head_of<T>(args_.out, b_, h)[at * args_.out.row + d * args_.out.feature] =
+          element<T>(row.empty() ? 0.0f : sum * end.factor);
+    }
+    if (d == 0 && args_.lse.data != nullptr) {
+      head_of<float>(args_.lse, b_, h)[at * args_.lse.row] = end.lse;
+    }
+  }
+
+  const DecodeArguments& args_;
+  unsigned char *keys_, *values_, *queries_;
+  MmaThread thread_;
+  std::int64_t b_ = 0, g_ = 0, split_ = 0, begin_ = 0, end_ = 0;
+  Sequence sequence_;
+  TileRange range_;
+  KeyRange ranges_[2];
+  std::uint32_t query_[Depth / 16][4];
+  RowSoftmax<float> rows_[2];
+  float out_[Depth / 8][4];
+};
+
+template <class T, int Depth>
+__global__ void __launch_bounds__(mma_threads, Depth == 256 ? 1 : 2)
+    decode(const __grid_constant__ DecodeArguments arguments) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  Decode<T, Depth> decode(arguments, shared);
+  const std::int64_t tasks = arguments.batch * arguments.kv_heads * arguments.splits;
+  for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const std::int64_t head = task / arguments.splits;
+    decode.run(head / arguments.kv_heads, head % arguments.kv_heads, task % arguments.splits);
+  }
+}
+
+constexpr int merge_threads = 128;
+
+// Combines one number of every thread; all get the result. The order is fixed.
+template <class Combine>
+__device__ inline float over_block(float value, const Combine& combine) {
+  __shared__ float values[merge_threads];
+  __syncthreads();
+  values[threadIdx.x] = value;
+  for (int half = merge_threads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (static_cast<int>(threadIdx.x) < half) {
+      values[threadIdx.x] = combine(values[threadIdx.x], values[threadIdx.x + half]);
+    }
+  }
+  __syncthreads();
+  return values[0];
+}
+
+// The splits of one row, merged: a block for each row, its threads first over the splits, then over the features. A
+// split without keys has highest -inf, and so factor 0.
+template <class T>
+__global__ void __launch_bounds__(merge_threads) merge_splits(const __grid_constant__ DecodeArguments args) {
+  constexpr int rows = 16;
+  const std::int64_t tasks = args.batch * args.heads * args.query_len;
+  for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const std::int64_t i = task % args.query_len, h = task / args.query_len % args.heads;
+    const std::int64_t b = task / args.query_len / args.heads;
+    const Sequence sequence = sequence_of(args, b);
+    if (i >= sequence.query_count) {
+      continue;
+    }
+    const std::int64_t g = h / args.group, r = i * args.group + h % args.group;
+    const std::int64_t first = (b * args.kv_heads + g) * args.splits * rows + r;
+    const float* statistics = args.statistics + 2 * first;
+    const float* sums = args.sums + first * args.value_dim;
+    float highest = -infinity<float>();
+    for (std::int64_t split = threadIdx.x; split < args.splits; split += merge_threads) {
+      highest = higher(highest, statistics[2 * split * rows]);
+    }
+    highest = over_block(highest, [](float x, float y) { return higher(x, y); });
+    const float base = reference(highest);
+    float total = 0;
+    for (std::int64_t split = threadIdx.x; split < args.splits; split += merge_threads) {
+      total += statistics[2 * split * rows + 1] * exponential(statistics[2 * split * rows] - base);
+    }
+    const RowSoftmax<float> row{highest, over_block(total, [](float x, float y) { return x + y; })};
+    const RowEnd<float> end = close_row(row, sink_of<float>(args, h), i >= sequence.real_queries);
+    const std::int64_t at = sequence.query_begin + i;
+    for (std::int64_t d = threadIdx.x; d < args.value_dim; d += merge_threads) {
+      float sum = 0;
+#pragma unroll 8
+      for (std::int64_t split = 0; split < args.splits; ++split) {
+        const float factor = exponential(statistics[2 * split * rows] - base);
+        sum += sums[split * rows * args.value_dim + d] * factor;
+      }
+      head_of<T>(args.out, b, h)[at * args.out.row + d * args.out.feature] =
+          element<T>(row.empty() ? 0.0f : sum * end.factor);
+    }
+    if (threadIdx.x == 0 && args.lse.data != nullptr) {
+      head_of<float>(args.lse, b, h)[at * args.lse.row] = end.lse;
+    }
+  }
+}
+
+}  // namespace headway::cuda

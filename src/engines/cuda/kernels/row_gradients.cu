@@ -1,0 +1,107 @@
+// What a backward needs or gives one number of for each row or head: delta, and the gradient of sinks.
+#include "engines/cuda/elements.cuh"
+#include "engines/cuda/kernels/kernels.h"
+#include "engines/cuda/kernels/launch.cuh"
+#include "engines/cuda/kernels/softmax.cuh"
+#include "engines/cuda/key_range.cuh"
+#include "engines/cuda/modifiers.cuh"
+
+namespace headway::cuda {
+namespace {
+
+constexpr int warp = 32;
+constexpr int rows_a_block = 8;
+
+// delta(i) = <grad_out(i), out(i)>, a warp for each row; both are read once. Where out is 0 the term is 0 whatever
+// grad_out holds: a row without keys has no gradient, not even NaN.
+template <class T>
+__global__ void __launch_bounds__(warp* rows_a_block)
+    row_deltas(const __grid_constant__ DeltaArguments args, std::int64_t row_tiles, std::int64_t tasks) {
+  using Real = RealOf<T>;
+  const int lane = static_cast<int>(threadIdx.x) % warp;
+  for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const std::int64_t i = task % row_tiles * rows_a_block + threadIdx.x / warp, head = task / row_tiles;
+    const std::int64_t b = head / args.heads, h = head % args.heads;
+    const Sequence sequence = sequence_of(args, b);
+    if (i >= sequence.real_queries) {
+      continue;
+    }
+    const std::int64_t row = sequence.query_begin + i;
+    const T* grad = head_of<T>(args.grad_out, b, h) + row * args.grad_out.row;
+    const T* out = head_of<T>(args.out, b, h) + row * args.out.row;
+    Real sum = 0;
+    for (std::int64_t d = lane; d < args.value_dim; d += warp) {
+      const Real value = number<Real>(out[d * args.out.feature]);
+      sum += value == 0 ? Real(0) : number<Real>(grad[d * args.grad_out.feature]) * value;
+    }
+    for (int lanes = warp / 2; lanes > 0; lanes /= 2) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+    }
+    if (lane == 0) {
+      head_of<Real>(args.delta, b, h)[row * args.delta.row] = sum;
+    }
+  }
+}
+
+// dsink(h) = - sum over rows of exp(sink - lse) delta: a block for each head; every thread adds up its share of the
+// rows, then the shares are added in a fixed tree.
+constexpr int sink_threads = 256;
+
+template <class T>
+__global__ void __launch_bounds__(sink_threads) sink_gradients(const __grid_constant__ SinkGradientArguments args) {
+  using Real = RealOf<T>;
+  __shared__ double shares[sink_threads];
+  for (std::int64_t h = blockIdx.x; h < args.heads; h += gridDim.x) {
+    const Real sink = sink_of<Real>(args, h);
+    double sum = 0;
+    for (std::int64_t b = 0; b < args.batch; ++b) {
+      const Sequence sequence = sequence_of(args, b);
+      for (std::int64_t i = threadIdx.x; i < sequence.real_queries; i += sink_threads) {
+        const std::int64_t row = sequence.query_begin + i;
+        const Real lse = head_of<Real>(args.lse, b, h)[row * args.lse.row];
+        const Real delta = head_of<Real>(args.delta, b, h)[row * args.delta.row];
+        sum -= static_cast<double>(exponential(sink - lse) * delta);
+      }
+    }
+    shares[threadIdx.x] = sum;
+    for (int half = sink_threads / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (static_cast<int>(threadIdx.x) < half) {
+        shares[threadIdx.x] += shares[threadIdx.x + half];
+      }
+    }
+    if (threadIdx.x == 0) {
+      store_number(args.gradient.data, args.gradient.dtype, h * args.gradient.stride, shares[0]);
+    }
+    __syncthreads();
+  }
+}
+
+template <class Action>
+cudaError_t with_type(DType dtype, const Action& action) {
+  switch (dtype) {
+    case DType::f64: action(double{}); break;
+    case DType::bf16: action(bfloat16{}); break;
+    case DType::f16: action(float16{}); break;
+    default: action(float{}); break;
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t launch_row_deltas(const DeltaArguments& arguments, DType dtype, cudaStream_t stream) {
+  const std::int64_t row_tiles = blocks(arguments.query_len, rows_a_block);
+  const std::int64_t tasks = arguments.batch * arguments.heads * row_tiles;
+  return with_type(dtype, [&](auto type) {
+    row_deltas<decltype(type)><<<grid(tasks), warp * rows_a_block, 0, stream>>>(arguments, row_tiles, tasks);
+  });
+}
+
+cudaError_t launch_sink_gradients(const SinkGradientArguments& arguments, DType dtype, cudaStream_t stream) {
+  return with_type(dtype, [&](auto type) {
+    sink_gradients<decltype(type)><<<grid(arguments.heads), sink_threads, 0, stream>>>(arguments);
+  });
+}
+
+}  // namespace headway::cuda

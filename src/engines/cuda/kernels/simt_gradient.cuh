@@ -1,0 +1,173 @@
+// Gradients of query, key or value in exact f32 or f64 arithmetic, for every option, size and stride.
+//
+// A block owns 64 rows of the gradient (queries, or keys with KeysAreRows) and a span of 64 features, and walks over
+// the rows of the other side in one fixed order, so that the same call gives the same bits; grouped query heads follow
+// one another. Each step recomputes the scores (and for query and key also <grad_out, v>) and adds coefficients times
+// rows: 3 products of 64 x 64 x D multiply-adds for about 3 x 64 x D loads. The multiply-add units bound it.
+//   dq(i) += scale ds k(j)      dk(j) += scale ds q(i)      dv(j) += dropout(p) grad_out(i)
+// As in simt_forward.cuh, only a walk that met a NaN is repeated with forbidden pairs left out one by one.
+#pragma once
+
+#include "engines/cuda/kernels/simt_pairs.cuh"
+
+namespace headway::cuda {
+
+template <class T, bool KeysAreRows>
+class SimtGradient {
+ public:
+  using Pairs = SimtPairs<T, KeysAreRows>;
+  using Real = typename Pairs::Real;
+  using Shape = typename Pairs::Shape;
+  static constexpr int M = Pairs::M, N = Pairs::N, Width = 64, W = Width / 8;
+  static constexpr int others_stride = Width + simt_pad;
+
+  __host__ static std::size_t shared_bytes(const Arguments& args) {
+    return sizeof(Real) * static_cast<std::size_t>(Pairs::size(args) + Shape::keys * others_stride);
+  }
+
+  __device__ SimtGradient(const GradientArguments& args, Real* shared)
+      : args_(args),
+        pairs_(args, args.grad_out, args.lse, args.delta, shared),
+        others_(shared + Pairs::size(args)),
+        width_(args.of == GradientOf::value ? args.value_dim : args.head_dim) {}
+
+  // `head` counts kv heads when the rows are keys.
+  __device__ void run(std::int64_t b, std::int64_t head, std::int64_t tile, std::int64_t feature) {
+    b_ = b, head_ = head, first_ = tile * Shape::rows, feature_ = feature;
+    sequence_ = sequence_of(args_, b);
+    const std::int64_t rows = KeysAreRows ? sequence_.key_count : sequence_.query_count;
+    if (first_ >= rows) {
+      return;
+    }
+#pragma unroll 1  // one copy of the code for both walks
+    for (int careful = 0; careful < 2; ++careful) {
+      walk(careful != 0);
+      if (!__syncthreads_or(holds_nan(sums_))) {
+        break;
+      }
+    }
+    store(rows);
+  }
+
+ private:
+  __device__ void walk(bool careful) {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int w = 0; w < W; ++w) {
+        sums_[m][w] = 0;
+      }
+    }
+    const std::int64_t group = KeysAreRows ? args_.group : 1;
+    for (std::int64_t member = 0; member < group; ++member) {
+      const std::int64_t h = head_ * group + member;
+      pairs_.set_head(b_, h, sequence_);
+      const Modifiers<Real> modifiers(args_, sequence_, b_, h);
+      __syncthreads();
+      if (member == 0) {
+        pairs_.fill_rows_of_tile(first_);
+      }
+      if constexpr (KeysAreRows) {
+        walk_queries(modifiers, h, careful);
+      } else {
+        walk_keys(modifiers, careful);
+      }
+    }
+  }
+
+  __device__ void walk_keys(const Modifiers<Real>& modifiers, bool careful) {
+    pairs_.fill_stats(first_);
+    const TileRange range = tile_range(args_, sequence_, b_, first_, Shape::rows);
+    const std::int64_t g = head_ / args_.group;
+    for (std::int64_t key = range.begin / Shape::keys * Shape::keys; key < range.end; key += Shape::keys) {
+      const RowSource<T> others(args_.key, b_, g, sequence_.key_begin, key, sequence_.key_count);
+      step(modifiers, key, is_plain(range, key, Shape::keys, modifiers.only_scale()), careful, others);
+    }
+  }
+
+  __device__ void walk_queries(const Modifiers<Real>& modifiers, std::int64_t h, bool careful) {
+    const QueryRange queries = query_range(args_, sequence_, b_, first_, Shape::rows);
+    const Rows& view = args_.of == GradientOf::value ? args_.grad_out : args_.query;
+    for (std::int64_t i = queries.begin / Shape::keys * Shape::keys; i < queries.end; i += Shape::keys) {
+      const TileRange range = tile_range(args_, sequence_, b_, i, Shape::keys);
+      __syncthreads();  // the stats of the step before have been read
+      pairs_.fill_stats(i);
+      const RowSource<T> others(view, b_, h, sequence_.query_begin, i, sequence_.real_queries);
+      step(modifiers, i, is_plain(range, first_, Shape::rows, modifiers.only_scale()), careful, others);
+    }
+  }
+
+  __device__ void step(const Modifiers<Real>& modifiers, std::int64_t col, bool plain, bool careful,
+                       const RowSource<T>& others) {
+    __syncthreads();
+    fill_rows<Shape::keys, Width>(others, feature_, width_, others_, others_stride);
+    Real coefficients[M][N];
+    std::uint64_t forbidden = 0;
+    pairs_.run(modifiers, col, plain, args_.of == GradientOf::value, true, coefficients, forbidden);
+    __syncthreads();  // each thread has read its part of what becomes the coefficients
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      Real column[M];
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        const bool marked = careful && (forbidden >> (m * N + n) & 1) != 0;
+        column[m] = marked ? -Real(0) : coefficients[m][n] + Real(0);
+      }
+      static_assert(M == 4);
+      store_four(pairs_.weights + pairs_.thread.col_of(n) * Shape::row_stride + pairs_.thread.row_of(0), column[0],
+                 column[1], column[2], column[3]);
+    }
+    __syncthreads();
+    if (careful) {
+      multiply<true>(pairs_.thread, pairs_.weights, Shape::row_stride, others_, others_stride, Shape::keys, sums_);
+    } else {
+      multiply<false>(pairs_.thread, pairs_.weights, Shape::row_stride, others_, others_stride, Shape::keys, sums_);
+    }
+  }
+
+  __device__ void store(std::int64_t rows) {
+    const Real scale = args_.of == GradientOf::value ? Real(1) : bounded<Real>(args_.scale);
+    const std::int64_t begin = KeysAreRows ? sequence_.key_begin : sequence_.query_begin;
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      const std::int64_t r = first_ + pairs_.thread.row_of(m);
+      if (r >= rows) {
+        continue;
+      }
+      const Rows& gradient = args_.of == GradientOf::value ? args_.value_gradient : args_.gradient;
+      T* target = head_of<T>(gradient, b_, head_) + (begin + r) * gradient.row;
+#pragma unroll
+      for (int w = 0; w < W; ++w) {
+        const std::int64_t d = feature_ + pairs_.thread.col_of(w);
+        if (d < width_) {
+          target[d * gradient.feature] = element<T>(sums_[m][w] * scale);
+        }
+      }
+    }
+  }
+
+  const GradientArguments& args_;
+  Pairs pairs_;
+  Real* others_;  // [keys][Width]
+  std::int64_t width_;
+  std::int64_t b_ = 0, head_ = 0, first_ = 0, feature_ = 0;
+  Sequence sequence_;
+  Real sums_[M][W];
+};
+
+template <class T, bool KeysAreRows>
+__global__ void __launch_bounds__(simt_threads, 2)
+    simt_gradient(const __grid_constant__ GradientArguments arguments, std::int64_t row_tiles, std::int64_t spans) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  using Gradient = SimtGradient<T, KeysAreRows>;
+  Gradient gradient(arguments, reinterpret_cast<typename Gradient::Real*>(shared));
+  const std::int64_t heads = KeysAreRows ? arguments.kv_heads : arguments.heads;
+  const std::int64_t tasks = arguments.batch * heads * row_tiles * spans;
+  for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const std::int64_t span = task % spans, tile = task / spans % row_tiles, head = task / spans / row_tiles;
+    // When causal, late queries see the most keys and early keys are seen by the most queries: they start first.
+    gradient.run(head / heads, head % heads, KeysAreRows ? tile : row_tiles - 1 - tile, span * Gradient::Width);
+  }
+}
+
+}  // namespace headway::cuda

@@ -1,0 +1,26 @@
+// Asynchronous copies from global to shared memory (sm_80 and later), 16 bytes each.
+#pragma once
+
+#include <cstdint>
+
+namespace headway::cuda::ptx {
+
+__device__ inline std::uint32_t shared_address(const void* pointer) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Copies the first `bytes` (0 to 16) of 16 and fills the rest with 0; 256 bytes around them are fetched into L2. `from`
+// is not read when bytes is 0.
+__device__ inline void copy_16(std::uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `Pending` of this thread's groups are unfinished.
+template <int Pending>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
+
+}  // namespace headway::cuda::ptx

@@ -1,0 +1,245 @@
+// What is the CUDA engine's own: the CPU engine's dropout masks, the same bits in every run, sizes past 32 bits and
+// past the grid's limits, streams, graphs, and the caller's current device. The tests of every engine run on it too.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "support/inputs.h"
+#include "support/run.h"
+
+namespace headway::test {
+namespace {
+
+class CudaEngine : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::vector<Engine> there = engines();
+    if (std::find(there.begin(), there.end(), Engine::cuda) == there.end()) {
+      const Tensor one({1, 1, 1, 1});
+      try {
+        explain(one, one, one, {.engine = Engine::cuda});
+      } catch (const Unsupported& error) {
+        GTEST_SKIP() << error.what();
+      }
+    }
+  }
+};
+
+// Device memory of one test.
+class Memory {
+ public:
+  explicit Memory(std::size_t bytes) {
+    if (cudaMalloc(&data_, bytes) != cudaSuccess) {
+      cudaGetLastError();
+      data_ = nullptr;
+    }
+  }
+  ~Memory() { cudaFree(data_); }
+  Memory(Memory&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
+  Memory& operator=(Memory&&) = delete;
+  void* get() const { return data_; }
+  TensorView view(DType dtype, const Dims& sizes) const { return {data_, dtype, sizes, Device{DeviceType::cuda, 0}}; }
+
+ private:
+  void* data_ = nullptr;
+};
+
+// A view of memory that is not there, for calls that read none.
+TensorView nowhere(DType dtype, const Dims& sizes, int device = 0) {
+  static double anything;
+  return {&anything, dtype, sizes, Device{DeviceType::cuda, device}};
+}
+
+Memory copied(const Tensor& tensor) {
+  const std::size_t bytes = static_cast<std::size_t>(tensor.elements()) * size_of(tensor.dtype());
+  Memory memory(bytes);
+  EXPECT_EQ(cudaMemcpy(memory.get(), tensor.data(), bytes, cudaMemcpyHostToDevice), cudaSuccess);
+  return memory;
+}
+
+Tensor fetched(const Memory& memory, const Dims& sizes, DType dtype) {
+  Tensor tensor(sizes, dtype);
+  const std::size_t bytes = static_cast<std::size_t>(tensor.elements()) * size_of(dtype);
+  EXPECT_EQ(cudaMemcpy(tensor.data(), memory.get(), bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+  return tensor;
+}
+
+// With equal scores and V the identity, out(i,j) is 0 exactly where (i,j) is dropped.
+std::vector<bool> kept(Engine engine, DType dtype, std::int64_t queries, double dropout) {
+  constexpr std::int64_t keys = 150;
+  const Tensor q({2, 4, queries, 8}, dtype), k({2, 2, keys, 8}, dtype);
+  Tensor v({2, 2, keys, keys}, dtype), out({2, 4, queries, keys}, dtype);
+  for (std::int64_t j = 0; j < keys; ++j)
+    for (std::int64_t n = 0; n < 4; ++n) set(v, {n / 2, n % 2, j, j}, 1);
+  run_attention(q, k, v, out, {.dropout = dropout, .seed = 0x1234567890abcdefull, .engine = engine});
+  std::vector<bool> result;
+  for (Real value : read(out).values) result.push_back(value != 0);
+  return result;
+}
+
+TEST_F(CudaEngine, drops_exactly_what_the_cpu_engine_drops) {
+  for (DType dtype : float_types)
+    for (std::int64_t queries : {1, 70})
+      for (double dropout : {0.1, 0.6})
+        EXPECT_EQ(kept(Engine::cuda, dtype, queries, dropout), kept(Engine::cpu, dtype, queries, dropout))
+            << name(dtype) << ' ' << queries << ' ' << dropout;
+}
+
+TEST_F(CudaEngine, gives_the_same_bits_a_thousand_times) {
+  const Shape shape{
+      .batch = 2, .heads = 4, .kv_heads = 2, .queries = 130, .keys = 200, .head_dim = 64, .value_dim = 64};
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    const Inputs inputs = random_inputs(shape, dtype);
+    const Tensor sinks = filled({4}, DType::f32, 0.5);
+    const Call call = inputs.call({.causal = Causal::bottom_right,
+                                   .softcap = 20.0,
+                                   .sinks = sinks,
+                                   .dropout = 0.1,
+                                   .seed = 3,
+                                   .engine = Engine::cuda});
+    Random random(4);
+    const Tensor grad_out = normal(call.out_sizes(), dtype, random);
+    const Results results = call.run();
+    const GradientTensors gradients = call.gradients(grad_out, results);
+    int different = 0;
+    for (int run = 0; run < 500; ++run)
+      different += !same_bits(call.run(), results) || !same_bits(call.gradients(grad_out, results), gradients);
+    EXPECT_EQ(different, 0) << name(dtype);
+  }
+  // Decoding, with its keys split over blocks.
+  const Inputs inputs = random_inputs({.batch = 1, .heads = 8, .kv_heads = 2, .queries = 1, .keys = 9000}, DType::bf16);
+  const Call call = inputs.call({.engine = Engine::cuda});
+  const Results results = call.run();
+  expect_forward(call, results);
+  int different = 0;
+  for (int run = 0; run < 500; ++run) different += !same_bits(call.run(), results);
+  EXPECT_EQ(different, 0);
+}
+
+TEST_F(CudaEngine, decodes_with_the_same_bits_in_any_batch_when_asked_to) {
+  const Inputs inputs = random_inputs({.batch = 5, .heads = 8, .kv_heads = 2, .queries = 2, .keys = 3000}, DType::bf16);
+  const Call whole = inputs.call({.causal = Causal::bottom_right, .engine = Engine::cuda, .batch_invariant = true});
+  expect_forward(whole, whole.run());
+  const auto item = [](const Tensor& tensor) { return tensor.view().slice(0, 3, 4); };
+  const Call alone{item(inputs.q), item(inputs.k), item(inputs.v), whole.options, {}};
+  EXPECT_TRUE(same_bits(alone.run().out, item(whole.run().out)));
+}
+
+TEST_F(CudaEngine, takes_more_heads_and_items_than_a_grid_has_blocks_on_an_axis) {
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    const AttentionOptions options{.engine = Engine::cuda};
+    const Inputs heads = random_inputs(
+        {.batch = 1, .heads = 70000, .kv_heads = 70000, .queries = 2, .keys = 3, .head_dim = 4, .value_dim = 4}, dtype);
+    expect_contract(heads.call(options));
+    const Inputs items = random_inputs(
+        {.batch = 70000, .heads = 1, .kv_heads = 1, .queries = 2, .keys = 3, .head_dim = 4, .value_dim = 4}, dtype);
+    expect_contract(items.call(options));
+  }
+}
+
+// One key: every row of out is that key's value.
+TEST_F(CudaEngine, writes_tensors_of_more_than_two_to_the_31_elements) {
+  const std::int64_t rows = (std::int64_t{1} << 25) + 7, width = 64;
+  Tensor one = Tensor({1, 1, 1, width}, DType::bf16);
+  for (std::int64_t d = 0; d < width; ++d) set(one, {0, 0, 0, d}, static_cast<double>(d));
+  const Memory key = copied(one), out(static_cast<std::size_t>(rows * width) * 2);
+  if (out.get() == nullptr) GTEST_SKIP() << "the device has no 4 GiB free";
+  const TensorView k = key.view(DType::bf16, {1, 1, 1, width});
+  attention(ConstTensorView(k).expand({1, 1, rows, width}), k, k, out.view(DType::bf16, {1, 1, rows, width}));
+  Tensor last({1, 1, 1, width}, DType::bf16);
+  ASSERT_EQ(cudaMemcpy(last.data(), static_cast<std::uint16_t*>(out.get()) + (rows - 1) * width, 2 * width,
+                       cudaMemcpyDeviceToHost),
+            cudaSuccess);
+  EXPECT_TRUE(same_bits(last, one));
+}
+
+// Zeros, but for the last keys' values: the window of the last query sees those alone.
+TEST_F(CudaEngine, reads_tensors_of_more_than_two_to_the_31_elements) {
+  const std::int64_t keys = (std::int64_t{1} << 24) + 5, width = 160;
+  const auto bytes = static_cast<std::size_t>(keys * width) * 2;
+  const Memory cache(bytes);
+  if (cache.get() == nullptr) GTEST_SKIP() << "the device has no 5 GiB free";
+  ASSERT_EQ(cudaMemset(cache.get(), 0, bytes), cudaSuccess);
+  const Tensor ones = filled({8, width}, DType::bf16, 1.0), query({1, 1, 1, width}, DType::bf16);
+  ASSERT_EQ(cudaMemcpy(static_cast<std::uint16_t*>(cache.get()) + (keys - 8) * width, ones.data(), 16 * width,
+                       cudaMemcpyHostToDevice),
+            cudaSuccess);
+  const Memory q = copied(query), out = copied(query);
+  const Dims sizes{1, 1, 1, width};
+  const TensorView k = cache.view(DType::bf16, {1, 1, keys, width});
+  attention(q.view(DType::bf16, sizes), k, k, out.view(DType::bf16, sizes),
+            {.causal = Causal::bottom_right, .window = Window{7, 0}});
+  EXPECT_TRUE(same_bits(fetched(out, sizes, DType::bf16), filled(sizes, DType::bf16, 1.0)));
+}
+
+TEST_F(CudaEngine, queues_on_the_callers_stream_and_can_be_captured_into_a_graph) {
+  const Inputs inputs = random_inputs({.batch = 2, .queries = 3, .keys = 700}, DType::f16);
+  const Tensor lens = Tensor::of<std::int64_t>({2}, {500, 700});
+  const AttentionOptions plain{.valid_lens = lens, .engine = Engine::cuda};
+  const Results expected = inputs.call(plain).run();
+  const Memory q = copied(inputs.q), k = copied(inputs.k), v = copied(inputs.v);
+  const Dims out_sizes{2, 4, 3, 6};
+  const Memory out(static_cast<std::size_t>(2 * 4 * 3 * 6) * 2);
+  const auto call = [&](cudaStream_t stream) {
+    AttentionOptions options = plain;
+    options.stream = stream;
+    attention(q.view(DType::f16, inputs.q.sizes()), k.view(DType::f16, inputs.k.sizes()),
+              v.view(DType::f16, inputs.v.sizes()), out.view(DType::f16, out_sizes), options);
+  };
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  call(stream);
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  EXPECT_TRUE(same_bits(fetched(out, out_sizes, DType::f16), expected.out));
+
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  call(stream);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  for (int replay = 0; replay < 3; ++replay) {
+    ASSERT_EQ(cudaMemset(out.get(), 0xFF, static_cast<std::size_t>(2 * 4 * 3 * 6) * 2), cudaSuccess);
+    ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    EXPECT_TRUE(same_bits(fetched(out, out_sizes, DType::f16), expected.out));
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST_F(CudaEngine, explains_its_kernel_with_tile_registers_and_shared_memory) {
+  const Dims sizes{1, 8, 1, 64}, keys{1, 2, 8192, 64};
+  const TensorView q = nowhere(DType::bf16, sizes), k = nowhere(DType::bf16, keys);
+  const Plan plan = explain(q, k, k);
+  EXPECT_EQ(plan.engine, Engine::cuda);
+  EXPECT_GT(plan.registers, 0);
+  EXPECT_GT(plan.shared_bytes, 0);
+  EXPECT_GT(plan.splits, 1);
+  const std::string text = to_string(plan);
+  for (const char* part : {"decode", "registers", "shared memory", "stages", "splits"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+TEST_F(CudaEngine, refuses_a_device_that_is_not_there_with_its_number) {
+  const TensorView q = nowhere(DType::f32, {1, 1, 1, 4}, 99);
+  EXPECT_TRUE(throws<Unsupported>("explain", {"cuda:99"}, [&] { explain(q, q, q); }));
+}
+
+TEST_F(CudaEngine, works_again_after_running_out_of_memory) {
+  const Inputs inputs = random_inputs({}, DType::f32);
+  const Call call = inputs.call({.engine = Engine::cuda});
+  const Results results = call.run();
+  // delta alone would take 2^52 bytes.
+  const std::int64_t rows = std::int64_t{1} << 50;
+  const ConstTensorView one = nowhere(DType::f32, {1, 1, 1, 4}), many = one.expand({1, 1, rows, 4});
+  const ConstTensorView lse = ConstTensorView(nowhere(DType::f32, {1, 1, 1})).expand({1, 1, rows});
+  EXPECT_THROW(attention_backward(many, many, one, one, many, lse, {}, {}), OutOfMemory);
+  EXPECT_TRUE(same_bits(call.run(), results));
+}
+
+}  // namespace
+}  // namespace headway::test

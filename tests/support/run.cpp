@@ -1,0 +1,100 @@
+#include "support/run.h"
+
+#include <optional>
+
+#include "support/device_mirror.h"
+
+namespace headway::test {
+namespace {
+
+// Runs `call` on the views as they are, or on their copies in device memory. Every view may be changed.
+class Mirrored {
+ public:
+  explicit Mirrored(AttentionOptions& options) : elsewhere_(options.engine == Engine::cuda) {
+    add(options.mask, options.bias, options.alibi_slopes, options.sinks);
+    for (auto* lengths : {&options.valid_lens, &options.query_lens})
+      if (*lengths && (*lengths)->dtype() == DType::i64) add(*lengths);
+  }
+
+  template <class... Views>
+  Mirrored& add(Views&... views) {
+    (add_one(views), ...);
+    return *this;
+  }
+
+  template <class Call>
+  void run(const Call& call) {
+    if (!elsewhere_) return call();
+    mirror_.place();
+    call();
+    mirror_.collect();
+  }
+
+ private:
+  template <class View>
+  void add_one(View& view) {
+    mirror_.add(view);
+  }
+  template <class View>
+  void add_one(std::optional<View>& view) {
+    if (view) mirror_.add(*view);
+  }
+
+  bool elsewhere_;
+  DeviceMirror mirror_;
+};
+
+// Shapes are checked against the longest sequence, which is known only where the boundaries can be read.
+bool boundaries_may_move(const AttentionOptions& options) {
+  return !options.mask && !options.bias && !(options.valid_lens && options.valid_lens->rank() == 2);
+}
+
+}  // namespace
+
+void run_attention(ConstTensorView query, ConstTensorView key, ConstTensorView value, TensorView out,
+                   AttentionOptions options, AttentionOutputs outputs) {
+  Mirrored(options).add(query, key, value, out, outputs.lse, outputs.weights).run([&] {
+    attention(query, key, value, out, options, outputs);
+  });
+}
+
+void run_attention_backward(ConstTensorView grad_out, ConstTensorView query, ConstTensorView key, ConstTensorView value,
+                            ConstTensorView out, ConstTensorView lse, AttentionGradients gradients,
+                            AttentionOptions options) {
+  Mirrored(options)
+      .add(grad_out, query, key, value, out, lse, gradients.dq, gradients.dk, gradients.dv, gradients.dbias,
+           gradients.dsinks)
+      .run([&] { attention_backward(grad_out, query, key, value, out, lse, gradients, options); });
+}
+
+void run_attention_varlen(ConstTensorView query, ConstTensorView key, ConstTensorView value,
+                          ConstTensorView cu_seqlens_q, ConstTensorView cu_seqlens_k, TensorView out,
+                          AttentionOptions options, AttentionOutputs outputs) {
+  Mirrored mirrored(options);
+  if (boundaries_may_move(options)) mirrored.add(cu_seqlens_q, cu_seqlens_k);
+  mirrored.add(query, key, value, out, outputs.lse, outputs.weights).run([&] {
+    attention_varlen(query, key, value, cu_seqlens_q, cu_seqlens_k, out, options, outputs);
+  });
+}
+
+void run_attention_varlen_backward(ConstTensorView grad_out, ConstTensorView query, ConstTensorView key,
+                                   ConstTensorView value, ConstTensorView out, ConstTensorView lse,
+                                   ConstTensorView cu_seqlens_q, ConstTensorView cu_seqlens_k,
+                                   AttentionGradients gradients, AttentionOptions options) {
+  Mirrored mirrored(options);
+  if (boundaries_may_move(options)) mirrored.add(cu_seqlens_q, cu_seqlens_k);
+  mirrored
+      .add(grad_out, query, key, value, out, lse, gradients.dq, gradients.dk, gradients.dv, gradients.dbias,
+           gradients.dsinks)
+      .run([&] {
+        attention_varlen_backward(grad_out, query, key, value, out, lse, cu_seqlens_q, cu_seqlens_k, gradients,
+                                  options);
+      });
+}
+
+void run_attention_scores(ConstTensorView query, ConstTensorView key, TensorView scores, Stage stage,
+                          AttentionOptions options) {
+  Mirrored(options).add(query, key, scores).run([&] { attention_scores(query, key, scores, stage, options); });
+}
+
+}  // namespace headway::test

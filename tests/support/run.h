@@ -1,0 +1,25 @@
+// The public functions as a test calls them: with tensors in host memory, whatever memory the engine reads. For the
+// CUDA engine the tensors are copied to the device and back; 64-bit lengths go there, 32-bit ones stay on the host, so
+// that both ways are tested.
+#pragma once
+
+#include "headway/attention.h"
+
+namespace headway::test {
+
+void run_attention(ConstTensorView query, ConstTensorView key, ConstTensorView value, TensorView out,
+                   AttentionOptions options = {}, AttentionOutputs outputs = {});
+void run_attention_backward(ConstTensorView grad_out, ConstTensorView query, ConstTensorView key, ConstTensorView value,
+                            ConstTensorView out, ConstTensorView lse, AttentionGradients gradients,
+                            AttentionOptions options = {});
+void run_attention_varlen(ConstTensorView query, ConstTensorView key, ConstTensorView value,
+                          ConstTensorView cu_seqlens_q, ConstTensorView cu_seqlens_k, TensorView out,
+                          AttentionOptions options = {}, AttentionOutputs outputs = {});
+void run_attention_varlen_backward(ConstTensorView grad_out, ConstTensorView query, ConstTensorView key,
+                                   ConstTensorView value, ConstTensorView out, ConstTensorView lse,
+                                   ConstTensorView cu_seqlens_q, ConstTensorView cu_seqlens_k,
+                                   AttentionGradients gradients, AttentionOptions options = {});
+void run_attention_scores(ConstTensorView query, ConstTensorView key, TensorView scores, Stage stage = Stage::weights,
+                          AttentionOptions options = {});
+
+}  // namespace headway::test
