@@ -46,8 +46,12 @@ __device__ inline Sequence sequence_of(const Arguments& arguments, std::int64_t 
   return result;
 }
 
+// A tile may reach past the last row: such a row has no entry in valid_lens.
 __device__ inline KeyRange row_range(const Arguments& arguments, const Sequence& sequence, std::int64_t b,
                                      std::int64_t i) {
+  if (i >= sequence.real_queries) {
+    return {0, 0};
+  }
   return key_range(arguments.rule, sequence, i, valid_len(arguments, sequence, b, i));
 }
 

@@ -20,12 +20,12 @@ class Modifiers {
   __device__ Modifiers(const Arguments& arguments, const Sequence& sequence, std::int64_t b, std::int64_t h)
       : scale_(bounded<Real>(arguments.scale)),
         softcap_(bounded<Real>(arguments.softcap)),
+        alibi_(arguments.slopes.data != nullptr),
         offset_(sequence.offset),
         bias_(arguments.bias),
         mask_(arguments.mask) {
-    if (arguments.slopes.data != nullptr) {
+    if (alibi_) {
       slope_ = load_number<Real>(arguments.slopes.data, arguments.slopes.dtype, h * arguments.slopes.stride);
-      alibi_ = true;
     }
     bias_at_ = b * bias_.batch + h * bias_.head;
     mask_at_ = b * mask_.batch + h * mask_.head;
@@ -144,9 +144,9 @@ class Modifiers {
   __device__ static Real sum(Real a, Real b) { return held(a + b, is_finite(a) && is_finite(b)); }
 
   Real scale_, softcap_, slope_ = 0;
-  bool alibi_ = false;
+  bool alibi_;
   std::int64_t offset_, bias_at_, mask_at_;
-  Matrix bias_, mask_;
+  const Matrix &bias_, &mask_;  // kernel parameters: read where they are needed, not kept in registers
 };
 
 // The sink of a head as one more score; -inf without one.

@@ -113,9 +113,10 @@ class Decode {
     }
     int stage = 0;
     for (std::int64_t key = begin_; key < end_; key += mma_rows) {
-      ptx::wait_for_copies<stages - 2>();
-      __syncthreads();
+      __syncthreads();  // the stage of the step before may be filled again, before anyone waits for this one
       fetch(key + (stages - 1) * mma_rows, stage == 0 ? stages - 1 : stage - 1);
+      ptx::wait_for_copies<stages - 1>();
+      __syncthreads();
       float scores[2][4];  // S = Q K^T  [16, 16] of this warp's keys
       multiply_keys(keys_ + stage * tile_bytes, scores);
       const std::uint32_t forbidden = weigh(modifiers, key + thread_.warp * 16, scores);
@@ -130,6 +131,8 @@ class Decode {
     }
     ptx::wait_for_copies<0>();
     __syncthreads();
+    rows_[0].total = quad_sum(rows_[0].total);
+    rows_[1].total = quad_sum(rows_[1].total);
   }
 
   __device__ void multiply_keys(const unsigned char* tile, float (&scores)[2][4]) const {
@@ -165,31 +168,42 @@ class Decode {
     }
   }
 
-  // Scores become weights relative to the row's highest score so far; returns the forbidden ones.
+  // Scores become weights relative to the row's highest score so far; returns the forbidden ones. A thread's total is
+  // that of its own columns until the end.
   __device__ std::uint32_t weigh(const Modifiers<float>& modifiers, std::int64_t key, float (&scores)[2][4]) {
     std::uint32_t forbidden = 0;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float highest = -infinity<float>();
+    for (int slot = 0; slot < 8; ++slot) {
+      scores[slot / 4][slot % 4] = modifiers.scaled(scores[slot / 4][slot % 4]);
+    }
+    if (args_.softcap != 0) {
 #pragma unroll
-      for (int slot = 0; slot < 4; ++slot) {
-        const std::int64_t j = key + slot / 2 * 8 + 2 * (thread_.lane % 4) + slot % 2;
-        float& score = scores[slot / 2][2 * half + slot % 2];
-        const bool inside = j >= ranges_[half].begin && j < ranges_[half].end;
-        score = inside ? modifiers.capped(modifiers.scaled(score)) : -infinity<float>();
-        forbidden |= std::uint32_t{!inside} << (slot / 2 * 4 + 2 * half + slot % 2);
-        highest = higher(highest, score);
+      for (int slot = 0; slot < 8; ++slot) {
+        scores[slot / 4][slot % 4] = modifiers.capped(scores[slot / 4][slot % 4]);
       }
-      const float factor = rows_[half].raise(quad_maximum(highest));
+    }
+    if (key < range_.full_begin || key + 16 > range_.full_end) {
+#pragma unroll
+      for (int slot = 0; slot < 8; ++slot) {
+        const std::int64_t j = key + slot / 4 * 8 + 2 * (thread_.lane % 4) + slot % 2;
+        const KeyRange& range = ranges_[slot / 2 % 2];
+        const bool inside = j >= range.begin && j < range.end;
+        scores[slot / 4][slot % 4] = inside ? scores[slot / 4][slot % 4] : -infinity<float>();
+        forbidden |= std::uint32_t{!inside} << slot;
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float highest = higher(higher(scores[0][2 * half], scores[0][2 * half + 1]),
+                                   higher(scores[1][2 * half], scores[1][2 * half + 1]));
+      const float factor = rows_[half].raise(quad_maximum(highest == highest ? highest : -infinity<float>()));
       const float base = reference(rows_[half].highest);
-      float sum = 0;
 #pragma unroll
       for (int slot = 0; slot < 4; ++slot) {
         float& score = scores[slot / 2][2 * half + slot % 2];
         score = exponential(score - base);
-        sum += score;
+        rows_[half].total += score;
       }
-      rows_[half].total += quad_sum(sum);
       if (factor != 1.0f) {
 #pragma unroll
         for (int t = 0; t < tiles; ++t) {

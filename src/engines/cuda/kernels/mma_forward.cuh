@@ -110,6 +110,8 @@ class MmaForward {
     }
     ptx::wait_for_copies<0>();
     __syncthreads();
+    rows_[0].total = quad_sum(rows_[0].total);
+    rows_[1].total = quad_sum(rows_[1].total);
   }
 
   // Scores become weights relative to the row's highest score; returns the slots that are forbidden.
@@ -135,7 +137,7 @@ class MmaForward {
           sum += score;
         }
       }
-      rows_[half].total += quad_sum(sum);
+      rows_[half].total += sum;  // of this thread's columns, until the end
 #pragma unroll
       for (int t = 0; t < Depth / 8; ++t) {
         out_[t][2 * half] *= factor;

@@ -81,6 +81,14 @@ __device__ inline void fill_tile(const HalfRows<T>& rows, std::int64_t first, un
   const std::int64_t count = whole == 0 ? 0 : smaller(rows.end - first, mma_rows);
   const T* from = rows.data + chunk * 8 + (first + r) * rows.row;
   const std::uint32_t address = ptx::shared_address(tile);
+  if (first + mma_rows <= rows.end && rows.width >= Depth) {  // nothing to fill with 0
+#pragma unroll
+    for (int x = 0; x < mma_rows / step; ++x) {
+      ptx::copy_16(address + chunk_at<Depth>(r + x * step, chunk), from, 16);
+      from += step * rows.row;
+    }
+    return;
+  }
 #pragma unroll
   for (int x = 0; x < mma_rows / step; ++x) {
     const bool any = r + x * step < count;

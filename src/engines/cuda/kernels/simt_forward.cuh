@@ -38,20 +38,22 @@ class SimtForward {
   // The tile-th block of rows of head h of item b, value features from `feature` on.
   __device__ void run(std::int64_t b, std::int64_t h, std::int64_t tile, std::int64_t feature) {
     b_ = b, h_ = h, g_ = h / args_.group, first_ = tile * Shape::rows, feature_ = feature;
-    sequence_ = sequence_of(args_, b);
-    if (first_ >= sequence_.query_count) {
+    __syncthreads();  // the tile before has been read
+    if (threadIdx.x == 0) {
+      here().sequence = sequence_of(args_, b);
+      here().range = tile_range(args_, here().sequence, b, first_, Shape::rows);
+    }
+    __syncthreads();
+    if (first_ >= here().sequence.query_count) {
       return;
     }
-    range_ = tile_range(args_, sequence_, b, first_, Shape::rows);
-    const RowSource<T> queries(args_.query, b, h, sequence_.query_begin, first_, sequence_.query_count);
-    __syncthreads();  // the tile before has been read
     if (static_cast<int>(threadIdx.x) < Shape::rows) {
-      ranges()[threadIdx.x] = row_range(args_, sequence_, b, first_ + threadIdx.x);
+      here().rows[threadIdx.x] = row_range(args_, here().sequence, b, first_ + threadIdx.x);
     }
-    product_.fill_own(queries, args_.head_dim);
+    product_.fill_own(queries(), args_.head_dim);
 #pragma unroll 1  // one copy of the code for both walks
     for (int careful = 0; careful < 2; ++careful) {
-      walk(queries, careful != 0);
+      walk(careful != 0);
       if (!__syncthreads_or(holds_nan(out_))) {
         break;
       }
@@ -60,12 +62,22 @@ class SimtForward {
   }
 
  private:
-  __device__ KeyRange* ranges() {
-    __shared__ KeyRange ranges[Shape::rows];
-    return ranges;
+  // What all threads know about the tile, in shared memory to save registers.
+  struct Tile {
+    Sequence sequence;
+    TileRange range;
+    KeyRange rows[Shape::rows];
+  };
+  __device__ static Tile& here() {
+    __shared__ Tile tile;
+    return tile;
   }
 
-  __device__ void walk(const RowSource<T>& queries, bool careful) {
+  __device__ RowSource<T> queries() const {
+    return {args_.query, b_, h_, here().sequence.query_begin, first_, here().sequence.query_count};
+  }
+
+  __device__ void walk(bool careful) {
 #pragma unroll
     for (int m = 0; m < M; ++m) {
       rows_[m] = {};
@@ -74,22 +86,42 @@ class SimtForward {
         out_[m][w] = 0;
       }
     }
-    const Modifiers<Real> modifiers(args_, sequence_, b_, h_);
-    for (std::int64_t key = range_.begin / Shape::keys * Shape::keys; key < range_.end; key += Shape::keys) {
-      __syncthreads();  // weights and values of the step before have been read
-      const RowSource<T> values(args_.value, b_, g_, sequence_.key_begin, key, sequence_.key_count);
-      const RowSource<T> keys(args_.key, b_, g_, sequence_.key_begin, key, sequence_.key_count);
-      fill_rows<Shape::keys, Width>(values, feature_, args_.value_dim, values_, value_stride);
-      Real scores[M][N];  // S = Q K^T  [rows, keys]
-      product_.run(thread_, queries, keys, args_.head_dim, scores);
+    const Modifiers<Real> modifiers(args_, here().sequence, b_, h_);
+    const std::int64_t begin = here().range.begin / Shape::keys * Shape::keys;
+    const bool ahead = Shape::copies_ahead(args_.head_dim);
+    const auto keys_at = [&](std::int64_t key) {
+      return RowSource<T>(args_.key, b_, g_, here().sequence.key_begin, key, here().sequence.key_count);
+    };
+    if (ahead && begin < here().range.end) {
+      product_.start_others(keys_at(begin), args_.head_dim);
+    }
+#pragma unroll 1
+    for (std::int64_t key = begin; key < here().range.end; key += Shape::keys) {
+      ptx::commit_copies();  // of K
+      __syncthreads();       // weights and values of the step before have been read
+      const RowSource<T> values(args_.value, b_, g_, here().sequence.key_begin, key, here().sequence.key_count);
+      start_rows<Shape::keys, Width>(values, feature_, args_.value_dim, values_, value_stride);
+      ptx::commit_copies();  // of V, under way while the scores are computed
+      Real scores[M][N];     // S = Q K^T  [rows, keys]
+      if (ahead) {
+        ptx::wait_for_copies<1>();
+        __syncthreads();
+        product_.run_filled(thread_, args_.head_dim, scores);
+      } else {
+        product_.run(thread_, queries(), keys_at(key), args_.head_dim, scores);
+      }
       const auto where = [&](int r, int c) {
-        const KeyRange range = ranges()[r];
+        const KeyRange range = here().rows[r];
         return Pair{first_ + r, key + c, key + c >= range.begin && key + c < range.end};
       };
-      modify_tile(thread_, modifiers, is_plain(range_, key, Shape::keys, modifiers.only_scale()), where, weights_,
+      modify_tile(thread_, modifiers, is_plain(here().range, key, Shape::keys, modifiers.only_scale()), where, weights_,
                   static_cast<Real*>(nullptr), scores);
       weigh(key, careful, scores);
+      ptx::wait_for_copies<0>();
       __syncthreads();
+      if (ahead && key + Shape::keys < here().range.end) {
+        product_.start_others(keys_at(key + Shape::keys), args_.head_dim);  // under way while P V is computed
+      }
       // O += P V  [rows, features]
       if (careful) {
         multiply<true>(thread_, weights_, Shape::row_stride, values_, value_stride, Shape::keys, out_);
@@ -97,13 +129,22 @@ class SimtForward {
         multiply<false>(thread_, weights_, Shape::row_stride, values_, value_stride, Shape::keys, out_);
       }
     }
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      rows_[m].total = row_sum(rows_[m].total);
+    }
   }
 
   // Scores become weights relative to the row's highest score, in shared memory as [keys][rows]. A careful walk marks
   // forbidden pairs by the sign of their 0.
   __device__ void weigh(std::int64_t key, bool careful, Real (&scores)[M][N]) {
-    const std::uint64_t kept =
-        args_.dropout.active ? kept_bits<M, N>(thread_, args_.dropout, b_, h_, first_, key) : ~std::uint64_t{0};
+    std::uint64_t forbidden = 0;
+    if (careful) {
+#pragma unroll
+      for (int slot = 0; slot < M * N; ++slot) {
+        forbidden |= std::uint64_t{scores[slot / N][slot % N] == -infinity<Real>()} << slot;
+      }
+    }
     __syncthreads();  // every thread has its scores out of what becomes weights_
 #pragma unroll
     for (int m = 0; m < M; ++m) {
@@ -117,16 +158,26 @@ class SimtForward {
       Real sum = 0;
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        const bool marked = careful && scores[m][n] == -infinity<Real>();
-        const Real weight = exponential(scores[m][n] - base);
-        sum += weight;
-        const Real dropped = (kept >> (m * N + n) & 1) != 0 ? weight : Real(0);
-        scores[m][n] = marked ? -Real(0) : dropped;
+        scores[m][n] = exponential(scores[m][n] - base);
+        sum += scores[m][n];
       }
-      rows_[m].total += row_sum(sum);
+      rows_[m].total += sum;  // of this thread's columns, until the end
 #pragma unroll
       for (int w = 0; w < W; ++w) {
         out_[m][w] *= factor;
+      }
+    }
+    if (args_.dropout.active) {
+      const std::uint64_t kept = kept_bits<M, N>(thread_, args_.dropout, b_, h_, first_, key);
+#pragma unroll
+      for (int slot = 0; slot < M * N; ++slot) {
+        scores[slot / N][slot % N] = (kept >> slot & 1) != 0 ? scores[slot / N][slot % N] : Real(0);
+      }
+    }
+    if (careful) {
+#pragma unroll
+      for (int slot = 0; slot < M * N; ++slot) {
+        scores[slot / N][slot % N] = (forbidden >> slot & 1) != 0 ? -Real(0) : scores[slot / N][slot % N];
       }
     }
 #pragma unroll
@@ -145,11 +196,11 @@ class SimtForward {
 #pragma unroll
     for (int m = 0; m < M; ++m) {
       const std::int64_t i = first_ + thread_.row_of(m);
-      if (i >= sequence_.query_count) {
+      if (i >= here().sequence.query_count) {
         continue;
       }
-      const RowEnd<Real> end = close_row(rows_[m], sink, i >= sequence_.real_queries);
-      const std::int64_t row = sequence_.query_begin + i;
+      const RowEnd<Real> end = close_row(rows_[m], sink, i >= here().sequence.real_queries);
+      const std::int64_t row = here().sequence.query_begin + i;
       T* out = head_of<T>(args_.out, b_, h_) + row * args_.out.row;
 #pragma unroll
       for (int w = 0; w < W; ++w) {
@@ -170,8 +221,6 @@ class SimtForward {
   Real* values_;   // [keys][Width]
   SimtThread thread_;
   std::int64_t b_, h_, g_, first_, feature_;
-  Sequence sequence_;
-  TileRange range_;
   RowSoftmax<Real> rows_[M];
   Real out_[M][W];
 };

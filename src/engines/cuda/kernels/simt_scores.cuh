@@ -27,6 +27,8 @@ struct SimtShape {
     return (stays(width) ? padded(width) : depth) * row_stride;
   }
   __host__ __device__ static int other_size() { return depth * key_stride; }
+  // Whether all features of the other side fit there, so that they can be copied ahead.
+  __host__ __device__ static bool copies_ahead(std::int64_t width) { return width <= depth; }
 };
 
 // One product tile over all features: `own` [rows] against `other` [keys], both read through shared memory. The own
@@ -35,6 +37,17 @@ struct SimtShape {
 template <class T, class Shape>
 struct SimtProduct {
   using Real = RealOf<T>;
+
+  __device__ static void clear(Real (&c)[Shape::M][Shape::N]) {
+#pragma unroll
+    for (int m = 0; m < Shape::M; ++m) {
+#pragma unroll
+      for (int n = 0; n < Shape::N; ++n) {
+        c[m][n] = 0;
+      }
+    }
+  }
+
   Real* own;
   Real* other;
 
@@ -44,16 +57,19 @@ struct SimtProduct {
     }
   }
 
+  // The two halves of run() where Shape::copies_ahead.
+  __device__ void start_others(const RowSource<T>& keys, std::int64_t width) const {
+    start_columns<Shape::keys>(keys, Shape::padded(width), width, other, Shape::key_stride);
+  }
+  __device__ void run_filled(const SimtThread& thread, std::int64_t width, Real (&c)[Shape::M][Shape::N]) const {
+    clear(c);
+    multiply<false>(thread, own, Shape::row_stride, other, Shape::key_stride, Shape::padded(width), c);
+  }
+
   // c = own other^T. Begins with a barrier, so that what shared memory held before has been read.
   __device__ void run(const SimtThread& thread, const RowSource<T>& rows, const RowSource<T>& keys, std::int64_t width,
                       Real (&c)[Shape::M][Shape::N]) const {
-#pragma unroll
-    for (int m = 0; m < Shape::M; ++m) {
-#pragma unroll
-      for (int n = 0; n < Shape::N; ++n) {
-        c[m][n] = 0;
-      }
-    }
+    clear(c);
     for (std::int64_t d = 0; d < width; d += Shape::depth) {
       const int depth = Shape::padded(smaller(width - d, Shape::depth));
       __syncthreads();

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "engines/cuda/elements.cuh"
+#include "engines/cuda/ptx/copy_async.cuh"
 
 namespace headway::cuda {
 
@@ -53,25 +54,37 @@ __device__ inline bool is_marked(Real coefficient) {
 template <bool Skip, int M, int N, class Real>
 __device__ inline void multiply(const SimtThread& thread, const Real* a, int a_row, const Real* b, int b_row, int depth,
                                 Real (&c)[M][N]) {
-#pragma unroll 4
-  for (int k = 0; k < depth; ++k) {
-    Real left[M], right[N];
+  // Operands are loaded one step ahead, depth being a multiple of 4.
+  Real left[2][M], right[2][N];
+  const auto load = [&](int k, int into) {
 #pragma unroll
     for (int m = 0; m < M; m += 4) {
-      load_four(a + k * a_row + thread.row_of(m), left + m);
+      load_four(a + k * a_row + thread.row_of(m), left[into] + m);
     }
 #pragma unroll
     for (int n = 0; n < N; n += 4) {
-      load_four(b + k * b_row + thread.col_of(n), right + n);
+      load_four(b + k * b_row + thread.col_of(n), right[into] + n);
     }
+  };
+  if (depth > 0) {
+    load(0, 0);
+  }
+#pragma unroll 1
+  for (int first = 0; first < depth; first += 4) {
 #pragma unroll
-    for (int m = 0; m < M; ++m) {
+    for (int x = 0; x < 4; ++x) {
+      const int next = first + x + 1;
+      load(x < 3 || next < depth ? next : 0, (x + 1) % 2);
 #pragma unroll
-      for (int n = 0; n < N; ++n) {
-        if constexpr (Skip) {
-          c[m][n] = is_marked(left[m]) ? c[m][n] : fma(left[m], right[n], c[m][n]);
-        } else {
-          c[m][n] = fma(left[m], right[n], c[m][n]);
+      for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
+          const Real l = left[x % 2][m], r = right[x % 2][n];
+          if constexpr (Skip) {
+            c[m][n] = is_marked(l) ? c[m][n] : fma(l, r, c[m][n]);
+          } else {
+            c[m][n] = fma(l, r, c[m][n]);
+          }
         }
       }
     }
@@ -160,6 +173,52 @@ __device__ inline void fill_rows(const RowSource<T>& source, std::int64_t d, std
       store_four(to + (r + step * x) * stride + k, four[x][0], four[x][1], four[x][2], four[x][3]);
     }
   }
+}
+
+// The same two fills begun now and finished by a later wait_for_copies, where no conversion is needed; else done at
+// once. A warp takes 8 features of 4 rows: whole sectors of global memory, and 32 banks of shared memory.
+template <int Rows, class T, class Real>
+__device__ inline void start_columns(const RowSource<T>& source, int depth, std::int64_t width, Real* to, int stride) {
+  if constexpr (std::is_same_v<T, Real>) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    const int k_own = lane % 8, r_own = warp * 4 + lane / 8;
+    const T* from = source.data + (source.first + r_own) * source.row + k_own * source.feature;
+#pragma unroll 1
+    for (int k = k_own; k < depth; k += 8) {
+      const T* at = from;
+#pragma unroll
+      for (int r = r_own; r < Rows; r += 16) {
+        const bool any = k < width && source.first + r < source.end;
+        ptx::copy_element<sizeof(T)>(ptx::shared_address(to + k * stride + r), any ? at : source.data, any);
+        at += 16 * source.row;
+      }
+      from += 8 * source.feature;
+    }
+  } else {
+    fill_columns<Rows>(source, 0, depth, width, to, stride);
+  }
+}
+
+template <int Rows, int Cols, class T, class Real>
+__device__ inline void start_rows(const RowSource<T>& source, std::int64_t d, std::int64_t width, Real* to,
+                                  int stride) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (source.chunks) {
+      constexpr int step = simt_threads / (Cols / 4);
+      const int k = static_cast<int>(threadIdx.x) % (Cols / 4) * 4, begin = static_cast<int>(threadIdx.x) / (Cols / 4);
+      const std::int64_t left = width - d - k;
+      const int bytes = left <= 0 ? 0 : left < 4 ? static_cast<int>(left) * 4 : 16;
+      const T* from = source.data + (source.first + begin) * source.row + d + k;
+#pragma unroll
+      for (int r = begin; r < Rows; r += step) {
+        const bool any = bytes > 0 && source.first + r < source.end;
+        ptx::copy_16(ptx::shared_address(to + r * stride + k), any ? from : source.data, any ? bytes : 0);
+        from += step * source.row;
+      }
+      return;
+    }
+  }
+  fill_rows<Rows, Cols>(source, d, width, to, stride);
 }
 
 // Sums and maxima over the 8 threads that share rows.

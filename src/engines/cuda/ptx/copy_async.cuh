@@ -9,10 +9,17 @@ __device__ inline std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies the first `bytes` (0 to 16) of 16 and fills the rest with 0; 256 bytes around them are fetched into L2. `from`
+// Copies the first `bytes` (0 to 16) of 16 and fills the rest with 0. `from`
 // is not read when bytes is 0.
 __device__ inline void copy_16(std::uint32_t to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
+// One element of 4 or 8 bytes, or a 0 of that size.
+template <int Bytes>
+__device__ inline void copy_element(std::uint32_t to, const void* from, bool any) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(Bytes), "r"(any ? Bytes : 0)
+               : "memory");
 }
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
