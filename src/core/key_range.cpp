@@ -50,8 +50,7 @@ Sequence sequence(const Problem& problem, std::int64_t b) {
     result.key_count = entry(*problem.cu_seqlens_k, b + 1) - result.key_begin;
   }
   result.real_queries = readable(problem.query_lens) ? entry(*problem.query_lens, b) : result.query_count;
-  const std::int64_t real_keys =
-      problem.valid_lens_per_batch ? valid_len(problem, result, b, 0) : result.key_count;
+  const std::int64_t real_keys = problem.valid_lens_per_batch ? valid_len(problem, result, b, 0) : result.key_count;
   result.offset = alignment_offset(range_rule(problem), result, real_keys);
   return result;
 }

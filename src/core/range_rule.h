@@ -51,7 +51,7 @@ HEADWAY_HOST_DEVICE inline std::int64_t alignment_offset(const RangeRule& rule, 
     return 0;
   }
   return rule.alignment == Alignment::all_ends ? sequence.key_count - sequence.query_count
-                                          : real_keys - sequence.real_queries;
+                                               : real_keys - sequence.real_queries;
 }
 
 // The keys that row i may attend to, before masks: [begin, end), begin <= end, counted inside the sequence. `valid_len`

@@ -40,8 +40,7 @@ __device__ inline Sequence sequence_of(const Arguments& arguments, std::int64_t 
   result.real_queries = arguments.query_lens.data == nullptr
                             ? result.query_count
                             : length_at(arguments.query_lens, b, 0, result.query_count);
-  const std::int64_t real_keys =
-      arguments.valid_lens_per_batch ? valid_len(arguments, result, b, 0) : result.key_count;
+  const std::int64_t real_keys = arguments.valid_lens_per_batch ? valid_len(arguments, result, b, 0) : result.key_count;
   result.offset = alignment_offset(arguments.rule, result, real_keys);
   return result;
 }

@@ -13,7 +13,7 @@ __device__ inline double logarithm(double x) { return log(x); }
 
 template <class Real>
 __device__ inline Real higher(Real a, Real b) {
-  return a > b ? a : b;  // a NaN is passed over here: it shows in the sum
+  return a > b ? a : b;  // a NaN makes its row NaN, here or in the sum
 }
 
 // What exponents are taken relative to: 0 while a row has seen no key, so that -inf - reference stays -inf.
