@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/text.h"
+#include "engines/cuda/hopper_forward.h"
 #include "engines/cuda/kernels/kernels.h"
 #include "engines/cuda/plan_text.h"
 #include "engines/cuda/problem_arguments.h"
@@ -58,9 +59,17 @@ std::int64_t decode_splits(const Problem& problem) {
 
 // ---- All kernels ----
 
-Launch choose_launch(const Problem& problem, const ForwardArguments& arguments) {
+// A plan that is only explained has no output yet: it will have one that suits.
+bool takes_hopper(const Problem& problem, const TensorView* out) {
+  return !is_decoding(problem) && !hopper_refusal(problem) && (out == nullptr || !hopper_refusal(*out));
+}
+
+Launch choose_launch(const Problem& problem, const ForwardArguments& arguments, const TensorView* out) {
   if (is_decoding(problem)) {
     return decode_launch(arguments, problem.dtype(), decode_splits(problem));
+  }
+  if (takes_hopper(problem, out)) {
+    return hopper_launch(problem);
   }
   if (fits_tensor_cores(problem)) {
     return mma_forward_launch(arguments, problem.dtype());
@@ -82,9 +91,10 @@ SplitBytes split_bytes(const Problem& problem, const Launch& launch) {
           Workspace::rounded(rows * 2 * sizeof(float))};
 }
 
-std::size_t workspace_bytes(const Problem& problem, const Launch& launch) {
+std::size_t workspace_bytes(const Problem& problem, const Launch& launch, const TensorView* out) {
   const SplitBytes split = split_bytes(problem, launch);
-  return lengths_bytes(problem) + split.sums + split.statistics;
+  return lengths_bytes(problem) + split.sums + split.statistics +
+         (takes_hopper(problem, out) ? hopper_bytes(problem) : 0);
 }
 
 cudaError_t queue_decode(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
@@ -104,9 +114,9 @@ cudaError_t queue_decode(const ForwardProblem& problem, const Launch& launch, co
 void describe_forward(const Problem& problem, Plan& plan) {
   ForwardArguments arguments{};
   static_cast<Arguments&>(arguments) = arguments_of(problem);
-  const Launch launch = choose_launch(problem, arguments);
+  const Launch launch = choose_launch(problem, arguments, nullptr);
   describe_launch(launch, plan);
-  plan.scratch_bytes = static_cast<double>(workspace_bytes(problem, launch));
+  plan.scratch_bytes = static_cast<double>(workspace_bytes(problem, launch, nullptr));
 }
 
 void forward(const ForwardProblem& problem) {
@@ -116,16 +126,18 @@ void forward(const ForwardProblem& problem) {
   if (problem.lse) {
     arguments.lse = row_values_of(*problem.lse);
   }
-  const Launch launch = choose_launch(problem, arguments);
+  const Launch launch = choose_launch(problem, arguments, &problem.out);
   if (launch.tasks == 0) {
     return;
   }
   auto* stream = static_cast<cudaStream_t>(problem.stream);
-  Workspace workspace(workspace_bytes(problem, launch), problem.query.device().index, stream, problem.operation);
+  Workspace workspace(workspace_bytes(problem, launch, &problem.out), problem.query.device().index, stream,
+                      problem.operation);
   place_lengths(problem, arguments, workspace, stream);
   allow_shared(launch.kernel, launch.shared_bytes, problem.operation);
-  const cudaError_t result = is_decoding(problem) ? queue_decode(problem, launch, arguments, workspace)
-                                                  : launch_forward(launch, arguments, stream);
+  const cudaError_t result = is_decoding(problem)                  ? queue_decode(problem, launch, arguments, workspace)
+                             : takes_hopper(problem, &problem.out) ? queue_hopper(problem, launch, arguments, workspace)
+                                                                   : launch_forward(launch, arguments, stream);
   check(result, problem.operation, text("launching ", launch.name));
   if (problem.weights) {
     queue_scores(problem, arguments, *problem.weights, headway::Stage::weights);

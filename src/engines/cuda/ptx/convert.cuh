@@ -41,4 +41,42 @@ __device__ inline std::uint32_t packed_pair<float16>(float low, float high) {
   return result;
 }
 
+// sum + 0 * pair, in both halves: NaN where the pair holds an infinity or a NaN.
+template <class Half>
+__device__ inline std::uint32_t add_not_finite(std::uint32_t pair, std::uint32_t sum);
+
+template <>
+__device__ inline std::uint32_t add_not_finite<bfloat16>(std::uint32_t pair, std::uint32_t sum) {
+  asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
+  return sum;
+}
+
+template <>
+__device__ inline std::uint32_t add_not_finite<float16>(std::uint32_t pair, std::uint32_t sum) {
+  asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(pair), "r"(0));
+  return sum;
+}
+
+template <class Half>
+__device__ inline float2 unpacked_pair(std::uint32_t pair);
+
+template <>
+__device__ inline float2 unpacked_pair<bfloat16>(std::uint32_t pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
+}
+
+template <>
+__device__ inline float2 unpacked_pair<float16>(std::uint32_t pair) {
+  float2 result;
+  asm("{\n"
+      ".reg .f16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.f32.f16 %0, low;\n"
+      "cvt.f32.f16 %1, high;\n"
+      "}"
+      : "=f"(result.x), "=f"(result.y)
+      : "r"(pair));
+  return result;
+}
+
 }  // namespace headway::cuda::ptx

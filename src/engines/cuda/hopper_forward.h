@@ -1,0 +1,27 @@
+// The Hopper forward kernel's host side: which calls it takes, what it would launch, and the launch.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "core/problem.h"
+#include "engines/cuda/arguments.h"
+#include "engines/cuda/device.h"
+#include "engines/cuda/kernels/kernels.h"
+
+namespace headway::cuda {
+
+// Why the kernel does not take a call's inputs and options, or its output; nothing when it does. The data is not read.
+std::optional<std::string> hopper_refusal(const Problem& problem);
+std::optional<std::string> hopper_refusal(const TensorView& out);
+
+Launch hopper_launch(const Problem& problem);
+
+// Workspace of a launch, besides the lengths.
+std::size_t hopper_bytes(const Problem& problem);
+
+// A call that was not refused; its lengths have been placed.
+cudaError_t queue_hopper(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
+                         Workspace& workspace);
+
+}  // namespace headway::cuda

@@ -1,0 +1,93 @@
+// What the Hopper forward kernel takes: its variants, the shape of their tiles, and a call's arguments.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "core/host_device.h"
+#include "engines/cuda/arguments.h"
+
+namespace headway::cuda {
+
+// Which work a kernel is compiled for; each can do what the ones before it can.
+enum class HopperVariant : std::uint8_t {
+  plain,       // every row sees all keys
+  plain_long,  // the same in longer key blocks, for long sequences
+  ranged,      // each row has its range of keys; sinks
+  modified,    // and scores change on the way: softcap, ALiBi, dropout, a scale that is not positive
+  masked,      // and a mask or bias [B,H,Sq,Sk] is read
+};
+
+HEADWAY_HOST_DEVICE constexpr bool is_plain(HopperVariant variant) {
+  return variant == HopperVariant::plain || variant == HopperVariant::plain_long;
+}
+
+// When a warpgroup lets the next one issue its products: right after its own are issued, or when its scores are there.
+enum class HandOver : std::uint8_t { issued, scored };
+
+struct HopperTile {
+  int head_dim;   // of Q, K and V alike, padded
+  int consumers;  // warpgroups of 64 query rows
+  int keys;       // of a block
+  int slots;      // key and value blocks in shared memory
+  bool query_in_registers;
+  bool pinned_maximum;  // the row maxima are taken before waiting for the previous block's output
+  HandOver hand_over;
+  int producer_registers;
+  int consumer_registers;
+
+  HEADWAY_HOST_DEVICE constexpr int rows() const { return 64 * consumers; }
+  HEADWAY_HOST_DEVICE constexpr int threads() const { return 128 * (consumers + 1); }
+  HEADWAY_HOST_DEVICE constexpr int panels() const { return head_dim / 64; }
+  HEADWAY_HOST_DEVICE constexpr std::uint32_t query_bytes() const { return rows() * head_dim * 2; }
+  HEADWAY_HOST_DEVICE constexpr std::uint32_t block_bytes() const { return keys * head_dim * 2; }
+};
+
+HEADWAY_HOST_DEVICE constexpr HopperTile hopper_tile(int head_dim, HopperVariant variant) {
+  using enum HopperVariant;
+  if (head_dim == 64) {
+    return variant == masked     ? HopperTile{64, 3, 64, 8, false, true, HandOver::scored, 32, 160}
+           : variant == modified ? HopperTile{64, 3, 96, 8, false, true, HandOver::scored, 32, 160}
+                                 : HopperTile{64, 3, 128, 6, false, true, HandOver::scored, 32, 160};
+  }
+  const int producer = is_plain(variant) ? 24 : 40;
+  const int consumer = is_plain(variant) ? 240 : 232;
+  if (head_dim == 128) {
+    return variant == plain_long ? HopperTile{128, 2, 176, 4, false, true, HandOver::scored, producer, consumer}
+           : variant == masked
+               ? HopperTile{128, 2, 96, 8, false, true, HandOver::issued, producer, consumer}
+               : HopperTile{128, 2, 128, 6, variant != modified, true, HandOver::issued, producer, consumer};
+  }
+  return variant == masked ? HopperTile{256, 2, 64, 5, false, true, HandOver::scored, producer, consumer}
+                           : HopperTile{256, 2, 80, 4, false, false, HandOver::scored, producer, consumer};
+}
+
+// Where a tensor map has one head or batch item for all of them it is not stepped over: 0, else 1.
+struct MapSteps {
+  int head = 1, batch = 1;
+};
+
+struct HopperArguments : ForwardArguments {
+  CUtensorMap query_map, key_map, value_map;  // boxes of 64 columns: a query tile's or a key block's rows
+  MapSteps query_steps, key_steps, value_steps;
+  float unit;            // scale, or scale / softcap
+  bool multiply;         // products become scores by unit; else softmax_unit holds it
+  float softmax_unit;    // log2(e), times scale unless it has been applied
+  float slope_factor;    // 1, or 1 / scale where scores are still products
+  float cap;             // softcap, 0: none
+  float small_product;   // up to here cap * tanh(unit * product) is product * (a polynomial in product^2)
+  float cap_factors[4];  // its coefficients
+  float kept;            // 1 / (1 - p) of dropout
+  bool bias_in_chunks;   // columns 8 k to 8 k + 7 of every row can be read in one access
+  bool mask_in_chunks;
+  int query_tiles;  // of a head
+  int head_group;   // heads (of all batch items) whose tiles run together
+  int tiles;
+  int* next_tile;  // counts from 0; null for plain
+
+  // Keys that a mask or bias forbids may be anywhere.
+  __device__ bool masks_anywhere() const { return mask.data != nullptr || bias.data != nullptr; }
+};
+
+}  // namespace headway::cuda

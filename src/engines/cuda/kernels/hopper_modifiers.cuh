@@ -1,0 +1,111 @@
+// Score modifiers and dropout on a warpgroup's block of scores, in the order of the definition: scale, softcap, bias,
+// ALiBi, mask. A thread holds columns 8 j + c (c = 0, 1) of two rows, counted from its own first column.
+#pragma once
+
+#include "engines/cuda/dropout.cuh"
+#include "engines/cuda/elements.cuh"
+#include "engines/cuda/kernels/hopper_shared.cuh"
+#include "engines/cuda/kernels/hopper_softmax.cuh"
+
+namespace headway::cuda {
+
+__device__ __forceinline__ float load_per_head(const PerHead& values, std::int64_t head) {
+  return load_number<float>(values.data, values.dtype, head * values.stride);
+}
+
+// ---- softcap ----
+
+// cap * tanh(unit * product) for small products, to 1e-8 of it.
+__device__ __forceinline__ float capped_small(const HopperArguments& args, float product) {
+  const float square = product * product;
+  float factor = args.cap_factors[3];
+#pragma unroll
+  for (int k = 2; k >= 0; --k) {
+    factor = fmaf(square, factor, args.cap_factors[k]);
+  }
+  return product * factor;
+}
+
+__device__ __forceinline__ float capped_any(const HopperArguments& args, float product) {
+  const float magnitude = fabsf(product);
+  const float power = ptx::exp2_fast(magnitude * (2 * log2_e) * fabsf(args.unit));
+  const float large = copysignf(args.cap - 2.0f * args.cap * ptx::reciprocal_fast(power + 1.0f), product * args.unit);
+  const float small = capped_small(args, product);
+  return magnitude <= args.small_product ? small : large;
+}
+
+// Most tiles stay below cap / 4, where a polynomial does: the exponential unit is the softmax's bottleneck.
+template <int count>
+__device__ __forceinline__ void cap_scores(const HopperArguments& args, float (&scores)[count]) {
+  float highest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    highest = fmaxf(highest, fabsf(scores[i]));
+  }
+  if (__all_sync(~0u, highest <= args.small_product)) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      scores[i] = capped_small(args, scores[i]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      scores[i] = capped_any(args, scores[i]);
+    }
+  }
+}
+
+// ---- ALiBi ----
+
+// - slope * |i + offset - j|
+template <int count>
+__device__ __forceinline__ void add_alibi(float slope, const HopperWork& work, int tile_row, int column,
+                                          float (&scores)[count]) {
+  const float distance = static_cast<float>(work.row + tile_row + work.offset - column);
+#pragma unroll
+  for (int j = 0; j < count / 4; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float from_row = distance + static_cast<float>(8 * (e / 2) - 8 * j - e % 2);
+      scores[4 * j + e] = fmaf(-slope, fabsf(from_row), scores[4 * j + e]);
+    }
+  }
+}
+
+template <int count>
+__device__ __forceinline__ void scale_scores(const HopperArguments& args, float (&scores)[count]) {
+  if (args.cap != 0.0f) {
+    cap_scores(args, scores);
+  } else if (args.multiply) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      scores[i] *= args.unit;
+    }
+  }
+}
+
+// ---- Dropout ----
+
+// One draw covers four keys, and two lanes of a quad share them: the even lane draws for the first row, the odd one for
+// the second, and each hands over the half that the other needs.
+template <int count>
+__device__ __forceinline__ void drop_weights(const HopperArguments& args, const HopperWork& work, int tile_row,
+                                             int first_key, int quad_lane, float (&weights)[count]) {
+  const bool odd = quad_lane & 1;
+  const int drawn_row = work.row + tile_row + (odd ? 8 : 0);
+#pragma unroll
+  for (int j = 0; j < count / 4; ++j) {
+    const auto words =
+        dropout_words(args.dropout, work.batch, work.head, drawn_row, (first_key + 8 * j) / 4 + quad_lane / 2);
+    const std::uint32_t received_0 = __shfl_xor_sync(~0u, odd ? words[0] : words[2], 1);
+    const std::uint32_t received_1 = __shfl_xor_sync(~0u, odd ? words[1] : words[3], 1);
+    const std::uint32_t drawn[4] = {odd ? received_0 : words[0], odd ? received_1 : words[1],
+                                    odd ? words[2] : received_0, odd ? words[3] : received_1};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      weights[4 * j + e] = is_kept(args.dropout, drawn[e]) ? weights[4 * j + e] : 0.0f;
+    }
+  }
+}
+
+}  // namespace headway::cuda

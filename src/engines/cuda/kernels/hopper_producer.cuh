@@ -1,0 +1,117 @@
+// The producer: one thread that keeps the query tile and the ring of key and value blocks full.
+#pragma once
+
+#include "engines/cuda/kernels/hopper_schedule.cuh"
+#include "engines/cuda/ptx/tma.cuh"
+
+namespace headway::cuda {
+
+template <int head_dim, HopperVariant variant>
+class HopperProducer {
+ public:
+  using Memory = HopperMemory<head_dim, variant>;
+  static constexpr HopperTile tile = Memory::tile;
+
+  __device__ __forceinline__ HopperProducer(const HopperArguments& args, Memory& memory)
+      : args_(args), memory_(memory), every_block_(args.masks_anywhere()), group_(static_cast<int>(args.group)) {}
+
+  __device__ __forceinline__ void run() {
+    if constexpr (is_plain(variant)) {
+      run_plain();
+    } else {
+      run_posted();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void run_plain() {
+#pragma unroll 1
+    for (int index = blockIdx.x; index < args_.tiles; index += gridDim.x) {
+      load_tile(plain_work<tile.rows(), tile.keys>(args_, index));
+    }
+  }
+
+  __device__ __forceinline__ void run_posted() {
+    PostPosition post;
+#pragma unroll 1
+    while (true) {
+      ptx::barrier_wait(ptx::shared_address(&memory_.post_full[post.slot]), post.parity);
+      if (memory_.posts[post.slot].finished) {
+        break;
+      }
+      load_tile(memory_.posts[post.slot].work);
+      ptx::barrier_arrive(ptx::shared_address(&memory_.post_empty[post.slot]));
+      post.advance();
+    }
+    stop_guard();
+  }
+
+  // Q, K(n), K(n-1), V(n), K(n-2), V(n-1), ..., V(first): a block's values are needed one step after its keys.
+  __device__ __forceinline__ void load_tile(const HopperWork& work) {
+    load_query(work);
+    const int last = work.blocks.last - 1;
+    load_keys(work, last);
+#pragma unroll 1
+    for (int n = last; n > work.blocks.first; --n) {
+      load_keys(work, n - 1);
+      load_values(work, n);
+    }
+    load_values(work, work.blocks.first);
+  }
+
+  __device__ __forceinline__ void load_query(const HopperWork& work) {
+    const std::uint32_t full = ptx::shared_address(&memory_.query_full);
+    ptx::barrier_wait(ptx::shared_address(&memory_.query_empty), query_parity_ ^ 1);
+    query_parity_ ^= 1;
+    ptx::barrier_expect_bytes(full, tile.query_bytes());
+    copy_panels<tile.rows()>(memory_.query, &args_.query_map, work.query_begin + work.row,
+                             work.head * args_.query_steps.head, work.batch * args_.query_steps.batch, full);
+  }
+
+  __device__ __forceinline__ void load_keys(const HopperWork& work, int n) {
+    load_block(&args_.key_map, args_.key_steps, work, n, GuardTask::pass);
+  }
+
+  __device__ __forceinline__ void load_values(const HopperWork& work, int n) {
+    const bool check = every_block_ || work.blocks.is_edge(n);
+    load_block(&args_.value_map, args_.value_steps, work, n, check ? GuardTask::check : GuardTask::pass);
+  }
+
+  __device__ __forceinline__ void load_block(const CUtensorMap* map, MapSteps steps, const HopperWork& work, int n,
+                                             GuardTask task) {
+    const std::uint32_t full = ptx::shared_address(&memory_.full[position_.slot]);
+    ptx::barrier_wait(ptx::shared_address(&memory_.empty[position_.slot]), position_.parity ^ 1);
+    if constexpr (!is_plain(variant)) {
+      memory_.guard_task[position_.slot] = task;
+    }
+    ptx::barrier_expect_bytes(full, tile.block_bytes());
+    copy_panels<tile.keys>(memory_.ring[position_.slot], map, work.key_begin + n * tile.keys,
+                           work.head / group_ * steps.head, work.batch * steps.batch, full);
+    position_.advance();
+  }
+
+  template <int rows>
+  __device__ __forceinline__ void copy_panels(const std::uint8_t* destination, const CUtensorMap* map, int row,
+                                              int head, int batch, std::uint32_t barrier) {
+    const std::uint32_t shared = ptx::shared_address(destination);
+#pragma unroll
+    for (int panel = 0; panel < tile.panels(); ++panel) {
+      ptx::copy_box(shared + panel * rows * 128, map, {panel * 64, row, head, batch}, barrier);
+    }
+  }
+
+  __device__ __forceinline__ void stop_guard() {
+    ptx::barrier_wait(ptx::shared_address(&memory_.empty[position_.slot]), position_.parity ^ 1);
+    memory_.guard_task[position_.slot] = GuardTask::stop;
+    ptx::barrier_arrive(ptx::shared_address(&memory_.full[position_.slot]));
+  }
+
+  const HopperArguments& args_;
+  Memory& memory_;
+  const bool every_block_;  // masks and biases may forbid keys anywhere
+  const int group_;         // query heads that share a key head
+  RingPosition<tile.slots> position_;
+  std::uint32_t query_parity_ = 0;
+};
+
+}  // namespace headway::cuda

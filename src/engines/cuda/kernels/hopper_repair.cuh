@@ -1,0 +1,64 @@
+// Adds to stored rows the values that are not finite: the guard took them out of blocks in which some row may not see
+// them. Runs only where the guard found such a value.
+#pragma once
+
+#include "engines/cuda/kernels/hopper_finish.cuh"
+#include "engines/cuda/kernels/hopper_guard.cuh"
+#include "engines/cuda/kernels/hopper_matrix.cuh"
+
+namespace headway::cuda {
+
+template <int rows>
+__device__ __forceinline__ bool is_allowed(const HopperArguments& args, const HopperPost<rows>& post, int tile_row,
+                                           int key) {
+  if (key < post.begin[tile_row] || key >= post.end[tile_row]) {
+    return false;
+  }
+  if (args.mask.data != nullptr &&
+      static_cast<const std::uint8_t*>(args.mask.data)[matrix_offset(args.mask, post.work, tile_row, key)] == 0) {
+    return false;
+  }
+  return args.bias.data == nullptr ||
+         load_bias(args.bias, matrix_offset(args.bias, post.work, tile_row, key)) != minus_infinity;
+}
+
+// The 16 rows of a warp, from warp_row on. A lane owns columns lane, lane + 32, ... of the stored output.
+template <class Half, int rows>
+__device__ __forceinline__ void add_value(const HopperArguments& args, const HopperPost<rows>& post, int warp_row,
+                                          int key, int column, float value) {
+  const HopperWork& work = post.work;
+  for (int row = warp_row; row < min(warp_row + 16, work.real_rows); ++row) {
+    if (is_allowed(args, post, row, key)) {
+      Half* out = static_cast<Half*>(args.out.data) + column +
+                  row_offset(args.out, work.batch, work.head, work.query_begin + work.row + row);
+      *out = element<Half>(number<float>(*out) + value);
+    }
+  }
+}
+
+template <class Half, int rows>
+__device__ __forceinline__ void repair(const HopperArguments& args, const HopperPost<rows>& post, int warp_row,
+                                       int keys, int lane) {
+  __syncwarp();  // the rows that the other lanes stored
+  const HopperWork& work = post.work;
+  const Half* values = static_cast<const Half*>(args.value.data) +
+                       row_offset(args.value, work.batch, work.head / args.group, work.key_begin);
+#pragma unroll 1
+  for (int n = work.blocks.first; n < work.blocks.last; ++n) {
+    if (!args.masks_anywhere() && !work.blocks.is_edge(n)) {
+      continue;
+    }
+#pragma unroll 1
+    for (int key = n * keys; key < min((n + 1) * keys, work.key_count); ++key) {
+#pragma unroll 1
+      for (int column = lane; column < args.value_dim; column += 32) {
+        const float value = number<float>(values[key * args.value.row + column]);
+        if (!isfinite(value)) {
+          add_value<Half>(args, post, warp_row, key, column, value);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace headway::cuda

@@ -1,0 +1,83 @@
+// The shared memory of the Hopper forward kernel: a query tile, a ring of key and value blocks, the barriers around
+// them, and the work that the scheduler posts for the others.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "engines/cuda/kernels/hopper_arguments.h"
+#include "engines/cuda/ptx/mbarrier.cuh"
+
+namespace headway::cuda {
+
+// The key blocks that a tile visits: first <= n < last, from the last to the first. Those outside [full_first,
+// full_last) are edges: some row may not see all of their keys.
+struct HopperBlocks {
+  int first, last, full_first, full_last;
+
+  __device__ __forceinline__ bool is_edge(int block) const { return block < full_first || block >= full_last; }
+
+  // The same for the compiler to see that all lanes of the warp hold them: a product's operands must be uniform.
+  __device__ __forceinline__ HopperBlocks uniform() const {
+    const auto from_first_lane = [](int value) { return __shfl_sync(~0u, value, 0); };
+    return {from_first_lane(first), from_first_lane(last), from_first_lane(full_first), from_first_lane(full_last)};
+  }
+};
+
+// One tile of query rows of one head.
+struct HopperWork {
+  int batch, head, row;        // row: the first, counted inside its sequence
+  int query_begin, key_begin;  // where the sequence lies on the S axes
+  int stored_rows, real_rows;  // rows of the tile that exist, and those that are not padding
+  int key_count, offset;
+  HopperBlocks blocks;
+};
+
+// What the scheduler tells the producer and the consumers about a tile.
+template <int rows>
+struct HopperPost {
+  HopperWork work;
+  bool finished;               // there is no more work
+  int consumer_last[3];        // for each consumer's 64 rows: from here on they see no key
+  int begin[rows], end[rows];  // the keys that each row may see
+};
+
+// What the guard does with a slot of the ring: see hopper_guard.cuh.
+enum class GuardTask : int { pass, check, stop };
+
+inline constexpr int tile_alignment = 1024;  // for the swizzle
+
+template <int head_dim, HopperVariant variant>
+struct alignas(tile_alignment) HopperMemory {
+  static constexpr HopperTile tile = hopper_tile(head_dim, variant);
+
+  std::uint8_t query[tile.query_bytes()];
+  std::uint8_t ring[tile.slots][tile.block_bytes()];
+  std::uint64_t query_full, query_empty;
+  std::uint64_t full[tile.slots], empty[tile.slots], checked[tile.slots];
+  std::uint64_t post_full[2], post_empty[2];
+  GuardTask guard_task[tile.slots];
+  int guard_found[tile.slots][2];  // by warp of the guard
+  float never_written;
+  HopperPost<is_plain(variant) ? 1 : tile.rows()> posts[2];
+};
+
+// A position in the ring: the slot, and the parity of its phase.
+template <int slots>
+struct RingPosition {
+  std::uint32_t slot = 0;
+  std::uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance(std::uint32_t steps = 1) {
+    slot += steps;
+    if (slot >= slots) {
+      slot -= slots;
+      parity ^= 1;
+    }
+  }
+};
+
+// Two tiles are known: the current one and the next. To take more ahead would leave others without work at the end.
+using PostPosition = RingPosition<2>;
+
+}  // namespace headway::cuda

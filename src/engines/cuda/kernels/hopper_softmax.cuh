@@ -1,0 +1,130 @@
+// The softmax of a warpgroup's rows, block by block. A thread holds two rows (8 apart), of which it sees every fourth
+// pair of columns; the four lanes of a quad share a row.
+#pragma once
+
+#include <cmath>
+#include <type_traits>
+
+#include "engines/cuda/ptx/warp.cuh"
+#include "headway/dtype.h"
+
+namespace headway::cuda {
+
+inline constexpr float log2_e = 1.4426950408889634f;
+inline constexpr float ln_2 = 0.6931471805599453f;
+inline constexpr float minus_infinity = -INFINITY;
+
+// Which of a block's columns a row sees: [begin, end), counted from the thread's own first column.
+struct ColumnRange {
+  int begin, end;
+};
+
+template <int count>
+__device__ __forceinline__ void mask_columns(float (&scores)[count], const ColumnRange (&rows)[2]) {
+#pragma unroll
+  for (int j = 0; j < count / 4; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int column = 8 * j + c;
+        if (column < rows[i].begin || column >= rows[i].end) {
+          scores[4 * j + 2 * i + c] = minus_infinity;
+        }
+      }
+    }
+  }
+}
+
+// Weights are 2^(unit * score - reference + shift) with reference = unit * (the highest score so far); unit is log2(e),
+// times the scale where scores are still products. With a bias the reference is kept in natural units, the scores' own,
+// in which a bias of -3e38 does not overflow.
+//
+// shift lifts the weights of f16 to 2^14 at most: its smallest number is 2^-24, and many small weights may matter
+// together.
+template <class Half, bool natural>
+struct RowSoftmax {
+  static constexpr float shift = std::is_same_v<Half, float16> ? 14.0f : 0.0f;
+
+  float reference[2];  // the highest score so far: in units of log2, or natural ones
+  float sum[2];        // this thread's share
+  float unit;          // unused when natural
+
+  __device__ __forceinline__ void start() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      reference[i] = minus_infinity;
+      sum[i] = 0.0f;
+    }
+  }
+
+  // Raises row i's reference to the block's highest score; returns what older sums are multiplied with.
+  template <int count>
+  __device__ __forceinline__ float raise(const float (&scores)[count], int i) {
+    float even = scores[2 * i], odd = scores[2 * i + 1];
+#pragma unroll
+    for (int j = 1; j < count / 4; ++j) {
+      even = fmaxf(even, scores[4 * j + 2 * i]);
+      odd = fmaxf(odd, scores[4 * j + 2 * i + 1]);
+    }
+    float highest = fmaxf(even, odd);
+    highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
+    highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
+    const float old = reference[i];
+    reference[i] = fmaxf(old, natural ? highest : highest * unit);
+    return ptx::exp2_fast(natural ? (old - finite_reference(i)) * log2_e : old - finite_reference(i));
+  }
+
+  // Scores become weights and join the sum.
+  template <int count>
+  __device__ __forceinline__ void exponentials(float (&scores)[count], int i, float older) {
+    const float base = natural ? finite_reference(i) : finite_reference(i) - shift;
+    float even = 0.0f, odd = 0.0f;
+#pragma unroll
+    for (int j = 0; j < count / 4; ++j) {
+      float& first = scores[4 * j + 2 * i];
+      float& second = scores[4 * j + 2 * i + 1];
+      first = ptx::exp2_fast(exponent(first, base));
+      second = ptx::exp2_fast(exponent(second, base));
+      even += first;
+      odd += second;
+    }
+    sum[i] = sum[i] * older + (even + odd);
+  }
+
+  __device__ __forceinline__ void join_quad() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      sum[i] += __shfl_xor_sync(~0u, sum[i], 1);
+      sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
+    }
+  }
+
+  // A sink takes part in the sum like a key without value; returns what the output is multiplied with for it.
+  __device__ __forceinline__ float add_sink(int i, float sink) {
+    const float scale = natural ? 1.0f : log2_e;
+    const float old = reference[i];
+    reference[i] = fmaxf(old, sink * scale);
+    const float base = finite_reference(i);
+    const float older = ptx::exp2_fast((old - base) * (log2_e / scale));
+    sum[i] = sum[i] * older + ptx::exp2_fast((sink * scale - base) * (log2_e / scale) + shift);
+    return older;
+  }
+
+  __device__ __forceinline__ float lse(int i) const {
+    const float base = natural ? reference[i] : reference[i] * ln_2;
+    return sum[i] == 0.0f ? minus_infinity : base + (ptx::log2_fast(sum[i]) - shift) * ln_2;
+  }
+
+ private:
+  // While a row has seen no key its reference is -inf, and every exponent is -inf - 0.
+  __device__ __forceinline__ float finite_reference(int i) const {
+    return reference[i] == minus_infinity ? 0.0f : reference[i];
+  }
+
+  __device__ __forceinline__ float exponent(float score, float base) const {
+    return natural ? fmaf(score - base, log2_e, shift) : fmaf(score, unit, -base);
+  }
+};
+
+}  // namespace headway::cuda

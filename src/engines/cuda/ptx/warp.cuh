@@ -1,0 +1,65 @@
+// Single instructions of a thread or a warp: register budgets, matrix loads, exponentials.
+#pragma once
+
+#include <cstdint>
+
+namespace headway::cuda::ptx {
+
+template <int registers>
+__device__ __forceinline__ void raise_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+template <int registers>
+__device__ __forceinline__ void lower_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+// Four 8 x 8 matrices of 16-bit elements; each lane gives the address of one row.
+__device__ __forceinline__ void load_matrices(std::uint32_t (&result)[4], std::uint32_t row_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
+               : "r"(row_address)
+               : "memory");
+}
+
+// 2^x to 2 units in the last place; -inf gives 0.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+__device__ __forceinline__ float log2_fast(float x) {
+  float result;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+__device__ __forceinline__ float reciprocal_fast(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+// A value that the compiler keeps in a register instead of computing it again where it is used.
+__device__ __forceinline__ std::uint32_t kept(std::uint32_t value) {
+  std::uint32_t result;
+  asm volatile("mov.b32 %0, %1;" : "=r"(result) : "r"(value));
+  return result;
+}
+
+// Keeps the computation of a value in front of the volatile instructions that follow: a store that never happens,
+// because the value is never above the largest float. An empty asm does not hold it back.
+__device__ __forceinline__ void pin(float value, std::uint32_t shared) {
+  asm volatile(
+      "{\n"
+      ".reg .pred never;\n"
+      "setp.gt.f32 never, %0, 0f7f7fffff;\n"
+      "@never st.shared.f32 [%1], %0;\n"
+      "}" ::"f"(value),
+      "r"(shared)
+      : "memory");
+}
+
+}  // namespace headway::cuda::ptx

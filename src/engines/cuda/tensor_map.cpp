@@ -1,0 +1,80 @@
+#include "engines/cuda/tensor_map.h"
+
+#include <cuda_runtime_api.h>
+
+#include "core/text.h"
+#include "engines/cuda/device.h"
+#include "headway/error.h"
+
+namespace headway::cuda {
+namespace {
+
+constexpr std::int64_t element_bytes = 2;
+constexpr std::int64_t alignment = 16;
+constexpr std::int64_t longest_stride = std::int64_t{1} << 40;
+constexpr int box_columns = 64;
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+// Looked up in the driver that is loaded, so that the library links without one.
+Encode encode_function() {
+  static const Encode function = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult status{};
+    const cudaError_t result =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &status);
+    return result == cudaSuccess && status == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(found) : nullptr;
+  }();
+  return function;
+}
+
+}  // namespace
+
+std::optional<std::string> map_refusal(const char* name, const ConstTensorView& view) {
+  if (reinterpret_cast<std::uintptr_t>(view.data()) % alignment != 0) {
+    return text(name, " does not begin at a multiple of ", alignment, " bytes");
+  }
+  if (view.size(3) > 1 && view.stride(3) != 1) {
+    return text(name, " has stride ", view.stride(3), " along its features, expected 1");
+  }
+  for (int axis = 0; axis < 3; ++axis) {
+    const std::int64_t bytes = view.stride(axis) * element_bytes;
+    const bool repeats = axis < 2 && bytes == 0;
+    if (view.size(axis) > 1 && !repeats && (bytes <= 0 || bytes % alignment != 0 || bytes >= longest_stride)) {
+      return text(name, " has strides ", view.strides(), ", expected positive multiples of ",
+                  alignment / element_bytes);
+    }
+  }
+  return std::nullopt;
+}
+
+CUtensorMap tensor_map(const ConstTensorView& view, int rows, std::string_view operation) {
+  const Encode encode = encode_function();
+  if (encode == nullptr) {
+    throw DeviceError(text(operation, ": the CUDA driver offers no tensor maps (cuTensorMapEncodeTiled)"));
+  }
+  // From the fastest axis to the slowest.
+  cuuint64_t sizes[4] = {static_cast<cuuint64_t>(view.size(3)), 1, 1, 1};
+  cuuint64_t strides[3] = {alignment, alignment, alignment};
+  for (int k = 0; k < 3; ++k) {
+    const int axis = 2 - k;
+    if (view.size(axis) > 1 && view.stride(axis) != 0) {
+      sizes[k + 1] = static_cast<cuuint64_t>(view.size(axis));
+      strides[k] = static_cast<cuuint64_t>(view.stride(axis) * element_bytes);
+    }
+  }
+  const cuuint32_t box[4] = {box_columns, static_cast<cuuint32_t>(rows), 1, 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  CUtensorMap map;
+  const CUresult result =
+      encode(&map, view.dtype() == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 4,
+             const_cast<void*>(view.data()), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    throw DeviceError(text(operation, ": making a tensor map of shape ", view.sizes(), " and strides ", view.strides(),
+                           ": CUDA says error ", static_cast<int>(result)));
+  }
+  return map;
+}
+
+}  // namespace headway::cuda

@@ -1,0 +1,21 @@
+// Tensor maps: how the bulk copy engine of Hopper and later chips finds a [B,H,S,D] view.
+#pragma once
+
+#include <cuda.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "headway/tensor.h"
+
+namespace headway::cuda {
+
+// Why the engine cannot read a view of a half type; nothing when it can.
+std::optional<std::string> map_refusal(const char* name, const ConstTensorView& view);
+
+// Boxes of 64 columns and `rows` rows of one head, swizzled over 128 bytes; zeros outside of the view. Axes that repeat
+// one element (stride 0) have one entry.
+CUtensorMap tensor_map(const ConstTensorView& view, int rows, std::string_view operation);
+
+}  // namespace headway::cuda
