@@ -1,0 +1,220 @@
+"""./dev bench gpu: Headway beside PyTorch's attention kernels on this machine's GPU, in one run.
+
+Every row times its contenders one after another in short bursts, between CUDA events, and takes medians; ours runs
+first and last. A card that is capped in power slows down under a long load, so only figures of one run compare. The
+table goes to the terminal; the numbers and a plot are written to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import datetime
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+ROOT = Path(__file__).resolve().parent.parent
+TOKENS, WIDTH = 16384, 2048  # batch x sequence, heads x head dim
+DTYPES = {torch.float32: 0, torch.bfloat16: 2, torch.float16: 3}  # the values of headway::DType
+Call = Callable[[], object]
+
+
+class GpuCall(ctypes.Structure):
+    """As in benchmarks/native/gpu.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("query", "key", "value", "out", "lse")),
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "kv_heads", "query_len", "key_len", "head_dim")),
+        ("dtype", ctypes.c_int),
+        ("causal", ctypes.c_int),
+        ("window_left", ctypes.c_int64),
+        ("softcap", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("slopes", "mask", "bias", "stream")),
+    ]
+
+
+class Headway:
+    def __init__(self, library: Path) -> None:
+        self._native = ctypes.CDLL(str(library))
+        self._native.headway_gpu_attention.restype = ctypes.c_char_p
+        self._native.headway_gpu_kernel.restype = ctypes.c_char_p
+
+    def call(self, q: Any, k: Any, v: Any, *, causal: bool = False, window: int = -1, **options: Any) -> Call:
+        out, lse = torch.empty_like(q), torch.empty(q.shape[:3], device=q.device)
+        tensors = {name: options[name].data_ptr() for name in ("slopes", "mask", "bias") if name in options}
+        described = GpuCall(
+            *(x.data_ptr() for x in (q, k, v, out, lse)),
+            *(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3]),
+            DTYPES[q.dtype],
+            causal,
+            window,
+            options.get("softcap", 0.0),
+            stream=torch.cuda.current_stream().cuda_stream,
+            **tensors,
+        )
+        kept = (q, k, v, out, lse, options)
+
+        def run() -> Any:
+            error = self._native.headway_gpu_attention(ctypes.byref(described))
+            if error:
+                raise RuntimeError(error.decode())
+            return kept[3]
+
+        run.kernel = self._native.headway_gpu_kernel(ctypes.byref(described)).decode()  # type: ignore[attr-defined]
+        return run
+
+
+def peer(backend: SDPBackend, q: Any, k: Any, v: Any, **options: Any) -> Call:
+    def run() -> Any:
+        with sdpa_kernel(backend):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+
+    return run
+
+
+def milliseconds(call: Call, repeats: int = 12) -> float:
+    """The median of a short burst after a pause and three warm-up calls."""
+    call()
+    torch.cuda.synchronize()
+    time.sleep(0.06)
+    for _ in range(3):
+        call()
+    pairs = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(repeats)]
+    for begin, end in pairs:
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end in pairs)
+
+
+def inputs(batch: int, heads: int, kv_heads: int, length: int, dim: int, dtype: Any) -> tuple[Any, Any, Any]:
+    def normal(h: int) -> Any:
+        return torch.randn(batch, h, length, dim, device="cuda", dtype=torch.float32).to(dtype)
+
+    return normal(heads), normal(kv_heads), normal(kv_heads)
+
+
+def pairs_of(length: int, *, causal: bool = False, window: int = -1) -> float:
+    """(query, key) pairs of one head."""
+    if not causal and window < 0:
+        return float(length) * length
+    wide = min(window + 1, length) if window >= 0 else length
+    return wide * (wide + 1) / 2 + float(length - wide) * wide
+
+
+def measure(group: str, name: str, pairs: float, ours: Call, peers: dict[str, Call], q: Any) -> dict[str, Any]:
+    first = milliseconds(ours)
+    times = {who: milliseconds(call) for who, call in peers.items()}
+    times = {"headway": statistics.mean((first, milliseconds(ours))), **times}
+    flops = 4.0 * q.shape[0] * q.shape[1] * q.shape[3] * pairs
+    rates = {who: flops / time_ms / 1e9 for who, time_ms in times.items()}
+    result = {"group": group, "name": name, "kernel": ours.kernel, "milliseconds": times, "tflops": rates}  # type: ignore[attr-defined]
+    others = [rate for who, rate in rates.items() if who != "headway"]
+    result["ratio"] = rates["headway"] / max(others) if others else None
+    text = ", ".join(f"{who} {rate:.0f}" for who, rate in rates.items())
+    ratio = f"{result['ratio']:.3f}x" if others else ""
+    print(f"  {group:22} {name:18} {text} TFLOP/s  {ratio}", flush=True)
+    return result
+
+
+def forward_rows(headway: Headway) -> list[dict[str, Any]]:
+    rows = []
+    for dim in (128, 64, 256):
+        for causal in (False, True):
+            for length in (512, 2048, 4096, 16384):
+                heads, batch = WIDTH // dim, TOKENS // length
+                q, k, v = inputs(batch, heads, heads, length, dim, torch.bfloat16)
+                peers = {
+                    "cudnn": peer(SDPBackend.CUDNN_ATTENTION, q, k, v, is_causal=causal),
+                    "flash": peer(SDPBackend.FLASH_ATTENTION, q, k, v, is_causal=causal),
+                }
+                group = f"bf16 hd{dim}{' causal' if causal else ''}"
+                ours = headway.call(q, k, v, causal=causal)
+                rows.append(measure(group, f"s{length}", pairs_of(length, causal=causal), ours, peers, q))
+    q, k, v = inputs(4, 16, 16, 4096, 64, torch.float32)
+    exact = {"math": peer(SDPBackend.MATH, q, k, v), "efficient": peer(SDPBackend.EFFICIENT_ATTENTION, q, k, v)}
+    return [*rows, measure("f32 hd64", "s4096", pairs_of(4096), headway.call(q, k, v), exact, q)]
+
+
+def option_rows(headway: Headway) -> list[dict[str, Any]]:
+    """Options on the fast path: their own rate, against the same kernel's without them."""
+    rows = []
+    for dim in (128, 64, 256):
+        heads, length = WIDTH // dim, 4096
+        q, k, v = inputs(TOKENS // length, heads, heads, length, dim, torch.bfloat16)
+        matrix = torch.randn(length, length, device="cuda")
+        group = f"options, hd{dim} s{length}"
+        cases: dict[str, dict[str, Any]] = {
+            "plain": {},
+            "softcap": {"softcap": 50.0},
+            "alibi": {"slopes": torch.rand(heads, device="cuda")},
+            "mask": {"mask": matrix > -1.0},
+            "bias": {"bias": matrix.to(torch.bfloat16)},
+        }
+        for name, options in cases.items():
+            rows.append(measure(group, name, pairs_of(length), headway.call(q, k, v, **options), {}, q))
+        few = [x[:, : heads // 4].contiguous() for x in (k, v)]
+        rows.append(measure(group, "gqa 4:1", pairs_of(length), headway.call(q, *few), {}, q))
+        q, k, v = inputs(1, heads, heads, TOKENS, dim, torch.bfloat16)
+        ours = headway.call(q, k, v, causal=True, window=1024)
+        rows.append(measure(f"options, hd{dim} s{TOKENS}", "window 1024", pairs_of(TOKENS, window=1024), ours, {}, q))
+    return rows
+
+
+def machine() -> dict[str, str]:
+    query = "name,driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.limit"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "-i", "0"]
+    values = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip().split(", ")
+    found = dict(zip(query.split(","), values, strict=True))
+    return found | {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())}
+
+
+def plot(results: list[dict[str, Any]], about: dict[str, str], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    groups = [g for g in dict.fromkeys(r["group"] for r in results) if g.startswith("bf16")]
+    figure, axes = pyplot.subplots(2, len(groups) // 2, figsize=(13, 7), sharey=True)
+    for axis, group in zip(axes.T.flat, groups, strict=True):
+        rows = [r for r in results if r["group"] == group]
+        for who in ("headway", "cudnn", "flash"):
+            axis.plot([r["name"] for r in rows], [r["tflops"][who] for r in rows], marker="o", label=who)
+        axis.set_title(group)
+        axis.grid(alpha=0.3)
+    axes.flat[0].legend()
+    figure.supylabel("TFLOP/s")
+    figure.suptitle(f"Forward attention, {about['name']}, {datetime.date.today()}, torch {about['torch']}")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--library", type=Path, default=ROOT / "build/bench/benchmarks/libheadway_benchmark_gpu.so")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results")
+    arguments = parser.parse_args()
+    about = machine()
+    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    headway = Headway(arguments.library)
+    results = forward_rows(headway) + option_rows(headway)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    stem = f"gpu-{datetime.date.today()}-{about['name'].replace(' ', '-').lower()}"
+    record = {"date": str(datetime.date.today()), "machine": about, "results": results}
+    (arguments.results / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n")
+    plot(results, about, arguments.results / f"{stem}.png")
+    print(f"written: {arguments.results / stem}.json and .png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+// Attention on CUDA tensors, for benchmarks/gpu.py: contiguous [B,H,S,D], with the options that it times.
+#include <headway/headway.h>
+
+#include <exception>
+#include <string>
+
+using namespace headway;
+
+namespace {
+
+struct GpuCall {
+  const void *query, *key, *value;
+  void* out;
+  float* lse;
+  std::int64_t batch, heads, kv_heads, query_len, key_len, head_dim;
+  int dtype;                 // of query, key, value and out: a DType
+  int causal;                // bottom_right
+  std::int64_t window_left;  // -1: none
+  double softcap;            // 0: none
+  const float* slopes;       // [H], or null
+  const bool* mask;          // [Sq,Sk], or null
+  const void* bias;          // [Sq,Sk] of dtype, or null
+  void* stream;
+};
+
+std::string last_error;
+
+AttentionOptions options_of(const GpuCall& call, DType dtype, Device device) {
+  const Dims matrix = {call.query_len, call.key_len};
+  AttentionOptions options{.engine = Engine::cuda, .stream = call.stream};
+  if (call.causal != 0) options.causal = Causal::bottom_right;
+  if (call.window_left >= 0) options.window = Window{call.window_left, 0};
+  if (call.softcap > 0) options.softcap = call.softcap;
+  if (call.slopes) options.alibi_slopes = ConstTensorView(call.slopes, DType::f32, {call.heads}, device);
+  if (call.mask) options.mask = ConstTensorView(call.mask, DType::b8, matrix, device);
+  if (call.bias) options.bias = ConstTensorView(call.bias, dtype, matrix, device);
+  return options;
+}
+
+struct Views {
+  ConstTensorView query, key, value;
+};
+
+Views views_of(const GpuCall& call, DType dtype, Device device) {
+  const Dims keys = {call.batch, call.kv_heads, call.key_len, call.head_dim};
+  return {ConstTensorView(call.query, dtype, {call.batch, call.heads, call.query_len, call.head_dim}, device),
+          ConstTensorView(call.key, dtype, keys, device), ConstTensorView(call.value, dtype, keys, device)};
+}
+
+}  // namespace
+
+// Null, or what went wrong.
+extern "C" const char* headway_gpu_attention(const GpuCall* call) {
+  try {
+    const Device device{DeviceType::cuda, 0};
+    const auto dtype = static_cast<DType>(call->dtype);
+    const Views views = views_of(*call, dtype, device);
+    const Dims rows = {call->batch, call->heads, call->query_len};
+    const TensorView out(call->out, dtype, {rows[0], rows[1], rows[2], call->head_dim}, device);
+    attention(views.query, views.key, views.value, out, options_of(*call, dtype, device),
+              {.lse = TensorView(call->lse, DType::f32, rows, device)});
+    return nullptr;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return last_error.c_str();
+  }
+}
+
+// The kernel's name in the plan.
+extern "C" const char* headway_gpu_kernel(const GpuCall* call) {
+  try {
+    const Device device{DeviceType::cuda, 0};
+    const auto dtype = static_cast<DType>(call->dtype);
+    const Views views = views_of(*call, dtype, device);
+    last_error = explain(views.query, views.key, views.value, options_of(*call, dtype, device)).kernel;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+  }
+  return last_error.c_str();
+}
