@@ -70,7 +70,23 @@ const dlpack::ExchangeApi* exchange_api(nb::handle type) {
 
 bool is_torch(nb::handle object) { return root_module(object.type()) == "torch"; }
 
+namespace {
+
+// torch may store a tensor negated, and says so by a flag that DLPack does not carry.
+void refuse_negated(const Argument& argument) {
+  static const nb::object& name = *new nb::object(nb::steal(PyUnicode_InternFromString("is_neg")));
+  const nb::object is_neg = nb::steal(PyObject_GetAttr(argument.object.ptr(), name.ptr()));
+  if (!is_neg.is_valid()) {
+    PyErr_Clear();
+  } else if (nb::cast<bool>(is_neg())) {
+    refuse<InvalidArgument>(argument, "is stored negated: pass ", argument.name, ".resolve_neg()");
+  }
+}
+
+}  // namespace
+
 nb::object without_gradient(const Argument& argument) {
+  refuse_negated(argument);
   nb::object object = nb::borrow(argument.object);
   const nb::object requires_grad = nb::getattr(object, "requires_grad", nb::none());
   if (!requires_grad.is(Py_True)) {

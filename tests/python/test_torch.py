@@ -95,3 +95,12 @@ def test_torch_memory_is_freed():
     for _ in range(300):
         headway.attention(x, x, x)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
+
+
+def test_a_tensor_that_torch_stores_negated_is_refused_by_name():
+    negated = torch.randn(4, 4, dtype=torch.complex64).conj().imag
+    assert negated.is_neg()
+    x = torch.randn(4, 4)
+    with pytest.raises(ValueError, match=r"attention: key is stored negated: pass key\.resolve_neg\(\)"):
+        headway.attention(x, negated, x)
+    headway.attention(x, negated.resolve_neg(), x)
