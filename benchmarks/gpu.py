@@ -212,8 +212,11 @@ def main() -> None:
     stem = f"gpu-{datetime.date.today()}-{about['name'].replace(' ', '-').lower()}"
     record = {"date": str(datetime.date.today()), "machine": about, "results": results}
     (arguments.results / f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n")
-    plot(results, about, arguments.results / f"{stem}.png")
-    print(f"written: {arguments.results / stem}.json and .png")
+    print(f"written: {arguments.results / stem}.json")
+    try:
+        plot(results, about, arguments.results / f"{stem}.png")
+    except ImportError as missing:
+        print(f"no plot: {missing}")
 
 
 if __name__ == "__main__":
