@@ -6,7 +6,7 @@
 
 #include "analysis/slice.h"
 #include "core/elements.h"
-#include "core/engine.h"
+#include "core/plan.h"
 #include "core/text.h"
 #include "headway/analysis.h"
 #include "io/output_file.h"
@@ -98,6 +98,12 @@ Problem view_problem(const char* operation, ConstTensorView query, ConstTensorVi
   return problem;
 }
 
+std::string options_text(const Problem& problem) {
+  Plan plan;
+  describe_problem(problem, plan);
+  return plan.options;
+}
+
 // Analyzes the call, as fine as a page has room for.
 view::Content content_of(const Problem& problem, ConstTensorView query, ConstTensorView key,
                          const AttentionOptions& options, const ViewRequest& request, Tensor& lse) {
@@ -106,7 +112,7 @@ view::Content content_of(const Problem& problem, ConstTensorView query, ConstTen
   Analysis found = analyze(query, key, options, wanted);
   view::Content content{
       .title = request.title,
-      .options = choose(problem).plan.options,
+      .options = options_text(problem),
       .queries = queries,
       .keys = keys,
       .key_tokens = request.key_tokens,
