@@ -67,8 +67,16 @@ def test_other_threads_run_meanwhile():
     assert ticks > 5
 
 
+@pytest.fixture
+def heeded_interrupts():
+    """A shell starts what runs in the background with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("engine", headway.engines())
-def test_control_c_stops_a_long_call_and_the_next_one_works(engine):
+def test_control_c_stops_a_long_call_and_the_next_one_works(engine, heeded_interrupts):
     begin = time.monotonic()
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
