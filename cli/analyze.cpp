@@ -25,20 +25,12 @@ The table shows means over the rows of each head. With -o every statistic is wri
   received  (B,H,Sk)    top_keys, top_weights  (B,H,Sq,top)
   map_mean, map_max  (B,H,R,C)    similarity  (B,H,H))";
 
-double mean_of(const Tensor& rows, std::int64_t b, std::int64_t h) {
-  double sum = 0;
-  for (std::int64_t i = 0; i < rows.size(2); ++i) {
-    sum += rows.dtype() == DType::f64 ? rows.at<double>({b, h, i}) : static_cast<double>(rows.at<float>({b, h, i}));
-  }
-  return sum / static_cast<double>(std::max<std::int64_t>(rows.size(2), 1));
-}
-
 std::string table(const Analysis& found) {
   std::ostringstream lines;
   lines << "batch  head  entropy    distance  first  diagonal   near\n" << std::fixed;
   for (std::int64_t b = 0; b < found.lse.size(0); ++b) {
     for (std::int64_t h = 0; h < found.lse.size(1); ++h) {
-      const auto mean = [&](const Tensor& rows) { return mean_of(rows, b, h); };
+      const auto mean = [&](const Tensor& rows) { return mean_over_rows(rows, b, h); };
       lines << std::setw(5) << b << std::setw(6) << h << std::setprecision(3) << std::setw(9) << mean(found.entropy)
             << std::setprecision(1) << std::setw(12) << mean(found.distance) << std::setprecision(3) << std::setw(7)
             << mean(found.first) << std::setw(10) << mean(found.diagonal) << std::setw(7) << mean(found.near) << "\n";
@@ -91,12 +83,7 @@ class Analyze final : public Command {
     if (format != Format::npz && format != Format::safetensors) {
       throw UsageError(text("-o: expected a file name that ends in .npz or .safetensors, found ", *output_));
     }
-    for (const std::string& input : arguments_.texts()) {
-      const std::optional<TensorName> name = parse_tensor_name(input);
-      if (name && same_file(name->path, *output_)) {
-        throw UsageError(text("-o names a file that is read, ", *output_));
-      }
-    }
+    check_not_read("-o", *output_, arguments_.texts());
     check_target(*output_, force_);
   }
 

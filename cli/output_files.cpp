@@ -43,6 +43,15 @@ bool same_file(const fs::path& a, const fs::path& b) {
          fs::weakly_canonical(fs::absolute(a), ignored) == fs::weakly_canonical(fs::absolute(b), ignored);
 }
 
+void check_not_read(const std::string& option, const std::string& path, const std::vector<std::string>& inputs) {
+  for (const std::string& input : inputs) {
+    const std::optional<TensorName> name = parse_tensor_name(input);
+    if (name && same_file(name->path, path)) {
+      throw UsageError(text(option, " names a file that is read, ", path));
+    }
+  }
+}
+
 void check_target(const fs::path& path, bool overwrite) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) {
@@ -101,12 +110,7 @@ void OutputFiles::check(const std::vector<std::string>& inputs) const {
         throw UsageError(text(asked[earlier]->option, " and ", file.option, " name the same file, ", *file.path));
       }
     }
-    for (const std::string& input : inputs) {
-      const std::optional<TensorName> name = parse_tensor_name(input);
-      if (name && same_file(name->path, *file.path)) {
-        throw UsageError(text(file.option, " names a file that is read, ", *file.path));
-      }
-    }
+    check_not_read(file.option, *file.path, inputs);
   }
   for (const File* file : asked) {
     check_target(*file->path, force_);

@@ -54,6 +54,9 @@ class OutputFiles {
 // An existing file without --force, or a folder that takes no new file: Failure.
 void check_target(const std::filesystem::path& path, bool overwrite);
 
+// UsageError when `path`, which `option` says to write, is one of the files that `inputs` name.
+void check_not_read(const std::string& option, const std::string& path, const std::vector<std::string>& inputs);
+
 bool same_file(const std::filesystem::path& a, const std::filesystem::path& b);
 
 }  // namespace headway::cli

@@ -38,6 +38,9 @@ struct Analysis {
   Tensor similarity;  // [B,H,H]       the cosine between the heads' mean maps; 0 where a map is all zero
 };
 
+// The mean of one of the statistics [B,H,Sq] over the rows of a head; 0 where there are none.
+double mean_over_rows(ConstTensorView statistic, std::int64_t batch, std::int64_t head);
+
 // query [B,H,Sq,D] and key [B,Hkv,Sk,D], or with fewer axes as attention takes them; the results have B and H always.
 // Options as for attention. The work is that of the scores: about half of attention's.
 Analysis analyze(ConstTensorView query, ConstTensorView key, const AttentionOptions& options = {},

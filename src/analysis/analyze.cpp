@@ -9,6 +9,8 @@
 
 #include "analysis/row_statistics.h"
 #include "analysis/slice.h"
+#include "core/ceil_div.h"
+#include "core/elements.h"
 #include "core/key_range.h"
 #include "core/parallel.h"
 #include "core/progress.h"
@@ -21,11 +23,9 @@ namespace {
 constexpr std::int64_t most_chunks = 64;
 constexpr std::int64_t most_cells = 512;
 
-std::int64_t divided_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 // How many rows or keys a cell of the maps has: `cells` of them cover `size`.
 std::int64_t cell_size(std::int64_t size, std::int64_t cells) {
-  return cells == 0 ? std::max<std::int64_t>(size, 1) : std::max<std::int64_t>(divided_up(size, cells), 1);
+  return cells == 0 ? std::max<std::int64_t>(size, 1) : std::max<std::int64_t>(ceil_div(size, cells), 1);
 }
 
 template <class T>
@@ -48,16 +48,16 @@ class Analyzer {
     result_.top_weights = Tensor(listed, dtype_of<T>);
     result_.row_cell = cell_size(problem.query_len, request.cells);
     result_.key_cell = cell_size(problem.key_len, request.cells);
-    map_rows_ = request.cells == 0 ? 0 : divided_up(problem.query_len, result_.row_cell);
-    map_keys_ = request.cells == 0 ? 0 : divided_up(problem.key_len, result_.key_cell);
+    map_rows_ = request.cells == 0 ? 0 : ceil_div(problem.query_len, result_.row_cell);
+    map_keys_ = request.cells == 0 ? 0 : ceil_div(problem.key_len, result_.key_cell);
     result_.map_mean = Tensor({problem.batch, problem.heads, map_rows_, map_keys_}, dtype_of<T>);
     result_.map_max = Tensor({problem.batch, problem.heads, map_rows_, map_keys_}, dtype_of<T>);
     result_.similarity = Tensor({problem.batch, problem.heads, problem.heads}, dtype_of<T>);
 
     // Whole rows of cells, so that no two chunks share one.
     const std::int64_t unit = request.cells == 0 ? rows_at_once(problem.key_len) : result_.row_cell;
-    chunk_rows_ = divided_up(divided_up(std::max<std::int64_t>(problem.query_len, 1), unit), most_chunks) * unit;
-    chunks_ = divided_up(problem.query_len, chunk_rows_);
+    chunk_rows_ = ceil_div(ceil_div(std::max<std::int64_t>(problem.query_len, 1), unit), most_chunks) * unit;
+    chunks_ = ceil_div(problem.query_len, chunk_rows_);
   }
 
   Analysis run() {
@@ -199,6 +199,15 @@ void check(const Problem& problem, const AnalysisRequest& request) {
 }
 
 }  // namespace
+
+double mean_over_rows(ConstTensorView statistic, std::int64_t batch, std::int64_t head) {
+  const ConstTensorView rows = statistic.select(0, batch).select(0, head);
+  double sum = 0;
+  for (std::int64_t i = 0; i < rows.size(0); ++i) {
+    sum += load_float(rows, i * rows.stride(0));
+  }
+  return sum / static_cast<double>(std::max<std::int64_t>(rows.size(0), 1));
+}
 
 Analysis analyze(ConstTensorView query, ConstTensorView key, const AttentionOptions& options,
                  const AnalysisRequest& request) {

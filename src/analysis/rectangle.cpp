@@ -4,6 +4,7 @@
 
 #include "analysis/row_statistics.h"
 #include "analysis/slice.h"
+#include "core/ceil_div.h"
 #include "core/checks.h"
 #include "core/key_range.h"
 #include "core/parallel.h"
@@ -36,7 +37,7 @@ void fill(const Problem& problem, std::int64_t b, std::int64_t h, const Rectangl
 // Rows of a rectangle, as many at once as a buffer holds.
 template <class Visit>
 void for_row_blocks(const Rectangle& part, std::int64_t at_once, const Visit& visit) {
-  const std::int64_t blocks = (part.row_end - part.row_begin + at_once - 1) / at_once;
+  const std::int64_t blocks = ceil_div(part.row_end - part.row_begin, at_once);
   parallel_for(blocks, get_threads(), [&](std::int64_t block, int) {
     Rectangle current = part;
     current.row_begin = part.row_begin + block * at_once;
@@ -82,8 +83,8 @@ template <class T>
 TileMap map_of(const Problem& problem, std::int64_t b, std::int64_t h, const Rectangle& rectangle,
                std::int64_t row_cell, std::int64_t key_cell, const ConstTensorView& lse) {
   const std::int64_t keys = rectangle.key_end - rectangle.key_begin;
-  const std::int64_t cell_rows = (rectangle.row_end - rectangle.row_begin + row_cell - 1) / row_cell;
-  const std::int64_t cell_keys = (keys + key_cell - 1) / key_cell;
+  const std::int64_t cell_rows = ceil_div(rectangle.row_end - rectangle.row_begin, row_cell);
+  const std::int64_t cell_keys = ceil_div(keys, key_cell);
   TileMap map{Tensor({cell_rows, cell_keys}, dtype_of<T>), Tensor({cell_rows, cell_keys}, dtype_of<T>)};
   const HeadInputs inputs(problem, b, h);
   for_row_blocks(rectangle, row_cell, [&](const Rectangle& cell_row) {

@@ -1,7 +1,6 @@
 #include "analysis/slice.h"
 
 #include <algorithm>
-#include <new>
 
 #include "core/elements.h"
 #include "core/engine.h"
@@ -18,12 +17,6 @@ ConstTensorView head_of(const ConstTensorView& view, std::int64_t b, std::int64_
 }
 
 ConstTensorView with_two_axes(const ConstTensorView& view) { return view.unsqueeze(0).unsqueeze(0); }
-
-template <class SomeProblem>
-void run(const SomeProblem& problem, void (EngineBase::*pass)(const SomeProblem&, const Plan&) const) {
-  const Choice choice = choose(problem);
-  (choice.engine->*pass)(problem, choice.plan);
-}
 
 }  // namespace
 

@@ -1,34 +1,10 @@
 // The public attention functions: build the Problem, choose an engine, run.
 #include "headway/attention.h"
 
-#include <new>
-#include <stdexcept>
-
 #include "core/engine.h"
-#include "core/text.h"
 #include "core/validate.h"
 
 namespace headway {
-namespace {
-
-// Chooses an engine and has it do the pass. Engines allocate scratch; what the system refuses is our own error.
-template <class SomeProblem>
-void run(const SomeProblem& problem, void (EngineBase::*pass)(const SomeProblem&, const Plan&) const) {
-  const Choice choice = choose(problem);
-  const auto refuse = [&] {
-    throw OutOfMemory(text(problem.operation, ": could not allocate ", choice.plan.scratch_bytes, " bytes of scratch"));
-  };
-  try {
-    (choice.engine->*pass)(problem, choice.plan);
-  } catch (const std::bad_alloc&) {
-    refuse();
-  } catch (const std::length_error&) {
-    refuse();
-  }
-}
-
-}  // namespace
-
 void attention(ConstTensorView query, ConstTensorView key, ConstTensorView value, TensorView out,
                const AttentionOptions& options, const AttentionOutputs& outputs) {
   run(forward_problem({.operation = "attention", .query = query, .key = key, .value = value, .options = options}, out,

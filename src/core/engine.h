@@ -1,11 +1,14 @@
 // What an engine is, the ordered list of them, and how one is chosen.
 #pragma once
 
+#include <new>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 
 #include "core/problem.h"
+#include "core/text.h"
 #include "headway/plan.h"
 
 namespace headway {
@@ -53,5 +56,21 @@ struct Choice {
   Plan plan;
 };
 Choice choose(const Problem& problem);
+
+// Chooses an engine and has it do the pass. Engines allocate scratch; what the system refuses is our own error.
+template <class SomeProblem>
+void run(const SomeProblem& problem, void (EngineBase::*pass)(const SomeProblem&, const Plan&) const) {
+  const Choice choice = choose(problem);
+  const auto refuse = [&] {
+    throw OutOfMemory(text(problem.operation, ": could not allocate ", choice.plan.scratch_bytes, " bytes of scratch"));
+  };
+  try {
+    (choice.engine->*pass)(problem, choice.plan);
+  } catch (const std::bad_alloc&) {
+    refuse();
+  } catch (const std::length_error&) {
+    refuse();
+  }
+}
 
 }  // namespace headway

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "analysis/slice.h"
+#include "core/ceil_div.h"
 #include "core/elements.h"
 #include "core/plan.h"
 #include "core/text.h"
@@ -32,19 +33,11 @@ std::vector<float> floats_of(const Tensor& tensor) {
   return result;
 }
 
-double mean_of(const Tensor& rows, std::int64_t b, std::int64_t h) {
-  double sum = 0;
-  for (std::int64_t i = 0; i < rows.size(2); ++i) {
-    sum += load_float(rows, (b * rows.size(1) + h) * rows.size(2) + i);
-  }
-  return sum / static_cast<double>(std::max<std::int64_t>(rows.size(2), 1));
-}
-
 // A profile [heads, size] in at most most_bins bins: the mean of each.
 std::vector<float> binned(const Tensor& tensor) {
   const std::int64_t heads = tensor.size(0) * tensor.size(1), size = tensor.size(2);
-  const std::int64_t width = std::max<std::int64_t>((size + most_bins - 1) / most_bins, 1),
-                     bins = (size + width - 1) / width;
+  const std::int64_t width = std::max<std::int64_t>(ceil_div(size, most_bins), 1);
+  const std::int64_t bins = ceil_div(size, width);
   std::vector<float> result;
   result.reserve(static_cast<std::size_t>(heads * bins));
   for (std::int64_t head = 0; head < heads; ++head) {
@@ -76,9 +69,9 @@ std::vector<view::Head> heads_of(const Analysis& found, const std::vector<std::s
   for (std::int64_t b = 0; b < found.lse.size(0); ++b) {
     for (std::int64_t h = 0; h < found.lse.size(1); ++h) {
       const std::string own = found.lse.size(0) == 1 ? text("head ", h) : text("item ", b, ", head ", h);
-      heads.push_back({names.empty() ? own : names[heads.size()], mean_of(found.entropy, b, h),
-                       mean_of(found.distance, b, h), mean_of(found.first, b, h), mean_of(found.diagonal, b, h),
-                       mean_of(found.near, b, h)});
+      heads.push_back({names.empty() ? own : names[heads.size()], mean_over_rows(found.entropy, b, h),
+                       mean_over_rows(found.distance, b, h), mean_over_rows(found.first, b, h),
+                       mean_over_rows(found.diagonal, b, h), mean_over_rows(found.near, b, h)});
     }
   }
   return heads;

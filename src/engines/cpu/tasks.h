@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/ceil_div.h"
+
 namespace headway::cpu {
 
 // The least that is worth handing to another thread: about 20 microseconds of one core.
 constexpr double task_flops = 2e6;
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // How many of `units` equal pieces of work make a task: enough to be worth handing out, and where there are many small
 // ones some more, since a thread can fetch ahead only what it knows to be its own.
