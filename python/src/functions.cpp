@@ -275,7 +275,7 @@ void add_functions(nb::module_& module) {
   add_method<call_varlen_backward>(module, {"attention_varlen_backward", packed_backward, {}},
                                    docs::attention_varlen_backward);
   add_method<call_explain>(module, {"explain", inputs, explained}, docs::explain);
-  module.def("set_threads", &set_threads).def("get_threads", &get_threads).def("engines", &engine_names);
+  module.def("engines", &engine_names);
 }
 
 }  // namespace headway::python

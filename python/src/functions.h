@@ -8,6 +8,7 @@ namespace headway::python {
 void add_functions(nb::module_& module);
 void add_analysis(nb::module_& module);
 void add_plan(nb::module_& module);
+void add_threads(nb::module_& module);
 void add_ffi_handlers(nb::module_& module);
 
 }  // namespace headway::python

@@ -63,6 +63,13 @@ void wait_while_equal(const std::atomic<T>& value, T old) {
   value.wait(old, std::memory_order_acquire);
 }
 
+// A job on an executor's threads: the first ones that come take part.
+struct LentJob {
+  Job& job;
+  int threads;
+  std::atomic<int> came{0};
+};
+
 // Never destroyed: its threads are detached and may sleep in it while the process ends.
 class Pool {
  public:
@@ -138,13 +145,17 @@ class Pool {
 thread_local bool Pool::inside_task = false;
 
 std::atomic<Pool*> current_pool{nullptr};
+std::atomic<Executor> lent{nullptr};
 
 // A child has none of its parent's threads, and perhaps a pool that was busy: it gets a new one.
-void forget_pool() { current_pool.store(nullptr, std::memory_order_relaxed); }
+void forget_threads() {
+  current_pool.store(nullptr, std::memory_order_relaxed);
+  lent.store(nullptr, std::memory_order_relaxed);
+}
 
 Pool& pool() {
   static std::once_flag registered;
-  std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, forget_pool); });
+  std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, forget_threads); });
   Pool* existing = current_pool.load(std::memory_order_acquire);
   if (existing == nullptr) {
     auto* made = new Pool;
@@ -154,6 +165,15 @@ Pool& pool() {
     delete made;
   }
   return *existing;
+}
+
+void take_part(void* context) {
+  auto& lent_job = *static_cast<LentJob*>(context);
+  if (const int worker = lent_job.came.fetch_add(1, std::memory_order_relaxed); worker < lent_job.threads) {
+    Pool::inside_task = true;
+    lent_job.job.work(worker);
+    Pool::inside_task = false;
+  }
 }
 
 constexpr long most_threads = 4096;  // from the environment
@@ -193,15 +213,25 @@ void set_threads(int threads) {
   thread_setting().store(threads, std::memory_order_relaxed);
 }
 
+void set_executor(Executor executor) {
+  pool();  // watches for forks from now on
+  lent.store(executor, std::memory_order_release);
+}
+
 void parallel_for(std::int64_t count, int threads, TaskFunction task) {
   Job job{task, count};
   const int useful = static_cast<int>(std::min<std::int64_t>(count, threads));
   if (useful > 1 && !Pool::inside_task) {
     Pool& shared = pool();
     if (const std::unique_lock lock(shared.in_use, std::try_to_lock); lock) {
-      Pool::inside_task = true;
-      shared.run(job, useful);
-      Pool::inside_task = false;
+      if (const Executor executor = lent.load(std::memory_order_acquire); executor != nullptr) {
+        LentJob lent_job{job, useful};
+        executor(take_part, &lent_job);
+      } else {
+        Pool::inside_task = true;
+        shared.run(job, useful);
+        Pool::inside_task = false;
+      }
     }
   }
   job.work(0);  // all of it, or what is left: nothing

@@ -1,13 +1,16 @@
-// The number of threads: it changes no bit, it must be positive, and several callers may share the library.
+// The number of threads: it changes no bit, it must be positive, and several callers may share the library. Threads may
+// be lent.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <thread>
 #include <vector>
 
+#include "core/parallel.h"
 #include "headway/headway.h"
 
 namespace headway::test {
@@ -106,6 +109,89 @@ TEST_F(Threads, are_there_again_after_a_fork) {
   if (child == 0) {
     const Everything again = compute({1, 4, 300, 32}, {1, 4, 300, 32}, DType::f32);
     _exit(same_bits(again.out, expected.out) && same_bits(again.dk, expected.dk) ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+std::atomic<int> lent_calls{0};
+
+// Five threads of the test's own, the caller among them.
+void on_five_threads(void (*work)(void*), void* context) {
+  ++lent_calls;
+  std::vector<std::thread> others;
+  for (int n = 0; n < 4; ++n) {
+    others.emplace_back(work, context);
+  }
+  work(context);
+  for (std::thread& other : others) {
+    other.join();
+  }
+}
+
+class LentThreads : public Threads {
+ protected:
+  ~LentThreads() override { set_executor(nullptr); }
+};
+
+TEST_F(LentThreads, do_the_work_and_give_the_same_bits) {
+  const Dims query = {1, 2, 300, 32}, key = {1, 1, 300, 32};
+  const Everything expected = compute(query, key, DType::f32);
+  lent_calls = 0;
+  set_executor(on_five_threads);
+  for (int threads : {2, 5, 9}) {
+    set_threads(threads);
+    expect_same_bits(compute(query, key, DType::f32), expected);
+  }
+  EXPECT_GE(lent_calls, 3);
+  lent_calls = 0;
+  set_threads(1);
+  expect_same_bits(compute(query, key, DType::f32), expected);
+  set_threads(5);
+  set_executor(nullptr);
+  expect_same_bits(compute(query, key, DType::f32), expected);
+  EXPECT_EQ(lent_calls, 0);
+}
+
+TEST_F(LentThreads, are_at_most_as_many_as_asked_for) {
+  set_executor(on_five_threads);
+  std::atomic<int> most{0}, tasks{0};
+  parallel_for(1000, 3, [&](std::int64_t, int worker) {
+    ++tasks;
+    for (int seen = most; seen < worker && !most.compare_exchange_weak(seen, worker);) {
+    }
+  });
+  EXPECT_EQ(tasks, 1000);
+  EXPECT_LT(most, 3);
+}
+
+TEST_F(LentThreads, pass_exceptions_on_and_run_inner_calls_alone) {
+  set_executor(on_five_threads);
+  lent_calls = 0;
+  std::atomic<int> inner{0};
+  parallel_for(8, 5, [&](std::int64_t, int) {
+    parallel_for(10, 5, [&](std::int64_t, int) { ++inner; });
+  });
+  EXPECT_EQ(inner, 80);
+  EXPECT_EQ(lent_calls, 1);
+  EXPECT_THROW(parallel_for(8, 5, [](std::int64_t task, int) {
+                 if (task == 3) {
+                   throw InvalidArgument("three");
+                 }
+               }),
+               InvalidArgument);
+}
+
+TEST_F(LentThreads, are_not_a_forked_childs) {
+  const Everything expected = compute({1, 4, 300, 32}, {1, 4, 300, 32}, DType::f32);
+  set_executor(on_five_threads);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    lent_calls = 0;
+    const Everything again = compute({1, 4, 300, 32}, {1, 4, 300, 32}, DType::f32);
+    _exit(lent_calls == 0 && same_bits(again.out, expected.out) ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);

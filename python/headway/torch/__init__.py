@@ -14,8 +14,12 @@ attention, attention_varlen         headway.attention and headway.attention_varl
 torch.Size([2, 8, 128, 64])
 """
 
+import os as _os
+
+from headway import _headway
+
 try:
-    import torch as _torch  # noqa: F401
+    import torch as _torch
 except ImportError as error:
     raise ImportError("headway.torch needs PyTorch: pip install torch") from error
 
@@ -25,6 +29,9 @@ from headway.torch.layer import MultiHeadAttention
 from headway.torch.multihead import MultiheadAttention
 from headway.torch.sdpa import scaled_dot_product_attention
 from headway.torch.swap import replace_attention, restore_attention
+
+# Torch's threads and ours would take the CPUs from each other: from now on calls run on torch's.
+_headway.share_openmp_threads(_os.path.join(_os.path.dirname(_torch.__file__), "lib", "libtorch_cpu.so"))
 
 __all__ = [
     "MultiHeadAttention",
