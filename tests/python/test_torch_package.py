@@ -97,6 +97,30 @@ def test_document_001():
 # ---- What is printed, what is missing ----
 
 
+FORKED = """
+import os, sys
+import torch, headway, headway.torch
+headway.set_threads(3)
+torch.set_num_threads(3)
+x = torch.randn(1, 8, 300, 64)
+expected = headway.torch.scaled_dot_product_attention(x, x, x).numpy().tobytes()
+(x @ x.transpose(-2, -1)).sum().item()  # torch's own threads are up
+child = os.fork()
+if child == 0:
+    out = headway.torch.scaled_dot_product_attention(x, x, x)  # torch's own operators would wait for its threads for ever
+    os._exit(0 if out.numpy().tobytes() == expected else 1)
+status = os.waitpid(child, 0)[1]
+torch.set_num_threads(1)
+assert headway.torch.scaled_dot_product_attention(x, x, x).numpy().tobytes() == expected
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_calls_on_torch_s_threads_survive_a_fork_and_any_number_of_them():
+    assert headway._headway.share_openmp_threads(torch.__path__[0] + "/lib/libtorch_cpu.so")
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=60)
+
+
 def test_short_readable_reprs():
     assert repr(headway.torch.MultiHeadAttention(8, 2)).splitlines()[:2] == [
         "MultiHeadAttention(",
