@@ -25,6 +25,7 @@ std::unique_ptr<Command> make_explain(CLI::App& app);
 std::unique_ptr<Command> make_layer(CLI::App& app);
 std::unique_ptr<Command> make_layer_init(CLI::App& app);
 std::unique_ptr<Command> make_random(CLI::App& app);
+std::unique_ptr<Command> make_trace(CLI::App& app);
 std::unique_ptr<Command> make_view(CLI::App& app);
 std::unique_ptr<Command> make_info(CLI::App& app);
 

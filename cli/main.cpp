@@ -20,8 +20,8 @@ constexpr const char* epilog = R"(headway COMMAND --help shows a command's optio
 Exit codes: 0 done, 1 failed, 2 not a valid request, 130 interrupted.)";
 
 using Make = std::unique_ptr<Command> (*)(CLI::App&);
-constexpr Make commands[] = {make_attend,  make_analyze, make_layer, make_layer_init,
-                             make_explain, make_random,  make_view,  make_info};
+constexpr Make commands[] = {make_attend, make_analyze, make_layer, make_layer_init, make_explain,
+                             make_random, make_view,    make_trace, make_info};
 
 int report(const std::string& who, std::string_view what, int code) {
   std::cerr << on_one_line(text(who, ": ", what)) << std::endl;

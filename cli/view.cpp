@@ -1,7 +1,6 @@
 // headway view: a page that shows attention.
 #include <CLI/CLI.hpp>
 #include <chrono>
-#include <fstream>
 #include <iostream>
 #include <thread>
 
@@ -13,6 +12,7 @@
 #include "output_files.h"
 #include "progress_line.h"
 #include "text.h"
+#include "tokens.h"
 #include "view_server.h"
 
 namespace headway::cli {
@@ -25,21 +25,6 @@ constexpr const char* examples = R"(Examples:
 
 A file of tokens has one a line, as many as there are keys. The page is one file that needs nothing else.)";
 
-std::vector<std::string> lines_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    throw Failure(text(path, ": cannot be read"));
-  }
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(file, line);) {
-    if (!line.empty() && line.back() == '\r') {
-      line.pop_back();
-    }
-    lines.push_back(std::move(line));
-  }
-  return lines;
-}
-
 class View final : public Command {
  public:
   explicit View(CLI::App& app) {
@@ -49,9 +34,7 @@ class View final : public Command {
     command.add_flag("--serve", serve_, "Show the page from this machine until Ctrl-C: every zoom level is then exact")
         ->group("Outputs");
     command.add_flag("--force", request_.overwrite, "Replace a file that exists")->group("Outputs");
-    add_text(command, "--tokens", tokens_,
-             "A text file with the keys' tokens, one a line; the queries' too, if as many");
-    add_text(command, "--query-tokens", query_tokens_, "The same for the queries");
+    tokens_.add_to(command);
     command.add_option("--title", request_.title, "The page's title [Attention]")->type_name("TEXT");
     arguments_.add_options_to(command);
     command.footer(examples);
@@ -66,12 +49,8 @@ class View final : public Command {
     }
     TensorInputs inputs;
     AttentionCall call = arguments_.load(inputs);
-    if (tokens_) {
-      request_.key_tokens = lines_of(*tokens_);
-    }
-    if (query_tokens_) {
-      request_.query_tokens = lines_of(*query_tokens_);
-    }
+    request_.key_tokens = tokens_.keys();
+    request_.query_tokens = tokens_.queries();
     throw_if_interrupted();
     output_ ? write(call) : serve(call);
   }
@@ -109,7 +88,8 @@ class View final : public Command {
 
   AttentionCallArguments arguments_;
   ViewRequest request_;
-  std::optional<std::string> output_, tokens_, query_tokens_;
+  TokenFiles tokens_;
+  std::optional<std::string> output_;
   bool serve_ = false;
 };
 

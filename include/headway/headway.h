@@ -10,5 +10,6 @@
 #include "headway/plan.h"
 #include "headway/tensor.h"
 #include "headway/threads.h"
+#include "headway/trace.h"
 #include "headway/version.h"
 #include "headway/view.h"

@@ -8,9 +8,9 @@
 #include <cstring>
 #include <new>
 #include <nlohmann/json.hpp>
-#include <random>
 
 #include "headway/error.h"
+#include "view/html.h"
 #include "viewer_texts.h"
 
 namespace headway::view {
@@ -110,35 +110,13 @@ json data_of(const Content& content) {
   return data;
 }
 
-std::string replaced(std::string text, const std::string& mark, const std::string& with) {
-  for (std::size_t at = text.find(mark); at != std::string::npos; at = text.find(mark, at + with.size())) {
-    text.replace(at, mark.size(), with);
-  }
-  return text;
-}
-
-// Scripts without this number do not run; it is new in every file.
-std::string nonce() {
-  static constexpr char digits[] = "0123456789abcdef";
-  std::random_device random;
-  std::string text;
-  for (int n = 0; n < 32; ++n) {
-    text += digits[random() & 15];
-  }
-  return text;
-}
-
 }  // namespace
 
 std::string page_text(const Content& content, ViewSource source) {
-  // No "<" in the data: nothing in it can end its element or begin another. Bytes that are no UTF-8 are replaced.
-  const std::string data =
-      replaced(data_of(content).dump(-1, ' ', false, json::error_handler_t::replace), "<", "\\u003c");
-  std::string page = replaced(viewer_page, "@CONNECT@", source == ViewSource::server ? "'self'" : "'none'");
-  page = replaced(page, "@NONCE@", nonce());
-  page = replaced(page, "@STYLE@", viewer_style);
-  page = replaced(page, "@SCRIPT@", viewer_script);
-  return replaced(page, "@DATA@", data);
+  // Bytes that are no UTF-8 are replaced.
+  return assembled({viewer_page_markup, viewer_style, viewer_script},
+                   data_of(content).dump(-1, ' ', false, json::error_handler_t::replace),
+                   source == ViewSource::server ? Connect::own_server : Connect::nowhere);
 }
 
 }  // namespace headway::view

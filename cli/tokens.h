@@ -1,0 +1,26 @@
+// The tokens of keys and queries, from text files with one a line.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace headway::cli {
+
+class TokenFiles {
+ public:
+  void add_to(CLI::App& app);  // --tokens and --query-tokens
+
+  // Empty where no file is named.
+  std::vector<std::string> keys() const;
+  std::vector<std::string> queries() const;
+
+ private:
+  std::optional<std::string> keys_, queries_;
+};
+
+}  // namespace headway::cli
