@@ -102,6 +102,8 @@ struct TraceText {
 
 // Every step with its formula, its shape and its numbers; long axes are shortened.
 std::string to_string(const Trace& trace, const TraceText& form = {});
+// One step of it, counted from 0.
+std::string to_string(const Trace& trace, std::size_t step, const TraceText& form = {});
 std::ostream& operator<<(std::ostream& stream, const Trace& trace);
 
 // A page to step through, in one HTML file that needs nothing else. Tokens are data: whatever they hold is shown, never

@@ -5,6 +5,7 @@ attention_backward, attention_scores  its gradients, its score matrix
 attention_varlen, ..._backward        the same over packed sequences
 explain                               what a call would run, and why
 analyze, weights_in                   what attention does, at lengths where nobody can store its matrix
+trace                                 every step of a small call with its numbers, to read or to step through
 multi_head_attention, self_attention, compute_qkv, MultiHeadAttention
                                       the functions and the layer of the tutorials, in NumPy
 convert                               weights from torch, Keras and Flax in that layer, and back
@@ -31,6 +32,7 @@ from headway._headway import (
 )
 from headway._results import Analysis, Gradients
 from headway._settings import engines, get_threads, set_threads
+from headway._trace import Trace, TraceStep, trace
 from headway.functions import compute_qkv, multi_head_attention, self_attention
 from headway.layer import MultiHeadAttention
 
@@ -39,6 +41,8 @@ __all__ = [
     "Gradients",
     "MultiHeadAttention",
     "Plan",
+    "Trace",
+    "TraceStep",
     "__version__",
     "analyze",
     "attention",
@@ -54,5 +58,6 @@ __all__ = [
     "multi_head_attention",
     "self_attention",
     "set_threads",
+    "trace",
     "weights_in",
 ]

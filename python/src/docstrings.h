@@ -207,4 +207,8 @@ it, whole rows. Options as for attention; float32 for half types.
 True
 )";
 
+inline constexpr const char* trace =
+    R"(The steps of attention as TraceData; headway.trace makes its Trace of it.
+)";
+
 }  // namespace headway::python::docs

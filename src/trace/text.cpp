@@ -114,8 +114,14 @@ class Writer {
       text_ += trace_.options + "\n";
     }
     for (std::size_t n = 0; n < trace_.steps.size(); ++n) {
-      write(n + 1, trace_.steps[n]);
+      text_ += "\n";
+      write(n);
     }
+    return std::move(text_);
+  }
+
+  std::string run(std::size_t step) {
+    write(step);
     return std::move(text_);
   }
 
@@ -126,9 +132,10 @@ class Writer {
     return form_.colour ? mark + text + plain : text;
   }
 
-  void write(std::size_t number, const TraceStep& step) {
+  void write(std::size_t number) {
+    const TraceStep& step = trace_.steps[number];
     const std::string formula = step.kind == TraceKind::given ? "" : "  " + step.formula;
-    text_ += headway::text("\n", padded(std::to_string(number), 2), "  ", marked(step.name, bold), "  ",
+    text_ += headway::text(padded(std::to_string(number + 1), 2), "  ", marked(step.name, bold), "  ",
                            step.numbers.sizes(), formula, "\n    ", marked(step.why, dim), "\n");
     if (step.numbers.elements() == 0) {
       text_ += "      (no numbers)\n";
@@ -241,6 +248,13 @@ class Writer {
 }  // namespace
 
 std::string to_string(const Trace& trace, const TraceText& form) { return Writer(trace, form).run(); }
+
+std::string to_string(const Trace& trace, std::size_t step, const TraceText& form) {
+  if (step >= trace.steps.size()) {
+    throw InvalidArgument(text("to_string: step is ", step, ", expected less than ", trace.steps.size()));
+  }
+  return Writer(trace, form).run(step);
+}
 
 std::ostream& operator<<(std::ostream& stream, const Trace& trace) { return stream << to_string(trace); }
 

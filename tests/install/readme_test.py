@@ -121,7 +121,7 @@ def lines_of(text):
     return [
         line
         for line in lines
-        if line and not MACHINE_LINE.match(line) and not line.startswith(("building (", "all five "))
+        if line and not MACHINE_LINE.match(line) and not line.startswith(("building (", "all five ", "open in a browser: "))
     ]
 
 

@@ -30,7 +30,7 @@ def test_stubs_have_every_function_and_every_argument():
     stub = (folder / "_headway.pyi").read_text()
     options = re.findall(r"^    (\w+):", stub.split("class Options")[1].split("\n\n")[0], re.MULTILINE)
     functions = [item for item in vars(_headway).values() if inspect.isbuiltin(item)]
-    assert len(functions) == 8
+    assert len(functions) == 9
     for function in functions:
         texts = re.findall(rf"^def {function.__name__}\((.*?)\) ->", stub, re.MULTILINE | re.DOTALL)
         assert texts, function
@@ -65,6 +65,7 @@ scores: npt.NDArray[np.float32] = headway.attention_scores(x, x, stage="biased")
 packed = headway.attention_varlen(x, x, x, [0, 2], np.array([0, 2]))
 plan: headway.Plan = headway.explain(x, x, x, softcap=2.0)
 flops: int = plan.flops
+steps: tuple[headway.TraceStep, ...] = headway.trace(x, x, x, causal=True, tokens=["a", "b", "c"]).steps
 layer = headway.MultiHeadAttention(4, 2, bias=True)
 layer.forward(x, x, x, None, training=True)
 parts: dict[str, object] = layer.backward(x)

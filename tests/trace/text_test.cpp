@@ -68,6 +68,17 @@ TEST(TraceText, long_axes_are_shortened_and_lines_stay_short) {
   EXPECT_LT(std::count(text.begin(), text.end(), '\n'), 900);
 }
 
+TEST(TraceText, of_one_step_is_part_of_the_whole) {
+  const Trace found = small();
+  const std::string whole = to_string(found);
+  for (std::size_t n = 0; n < found.steps.size(); ++n) {
+    const std::string text = to_string(found, n);
+    EXPECT_NE(text.find(found.steps[n].name), std::string::npos);
+    EXPECT_NE(whole.find("\n\n" + text), std::string::npos) << text;
+  }
+  EXPECT_THROW(to_string(found, found.steps.size()), InvalidArgument);
+}
+
 TEST(TraceText, tokens_stay_on_their_line) {
   TraceRequest request;
   request.key_tokens = {"a\nb\x1b[31m", "a very long token indeed"};
