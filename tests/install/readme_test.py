@@ -118,11 +118,8 @@ def compare(what, expected, found):
 def lines_of(text):
     """Lines without times and engines, and without the lines that ./dev adds around the examples."""
     lines = [ENGINE.sub(r"ENGINE\2", TIME.sub("TIME", line.rstrip())) for line in text.strip("\n").split("\n")]
-    return [
-        line
-        for line in lines
-        if line and not MACHINE_LINE.match(line) and not line.startswith(("building (", "all five ", "open in a browser: "))
-    ]
+    added = ("building (", "all five ", "open in a browser: ")
+    return [line for line in lines if line and not MACHINE_LINE.match(line) and not line.startswith(added)]
 
 
 def matches(wanted, real):
