@@ -33,11 +33,15 @@ void check_host(const char* name, const ConstTensorView& view) {
   }
 }
 
-void check_float(const std::string& name, const ConstTensorView& view) {
+// What reading its numbers relies on.
+void check_numbers(const std::string& name, const ConstTensorView& view) {
   if (!is_float(view.dtype())) {
     throw TypeMismatch(text("trace: ", name, " has type ", view.dtype(), ", expected f32, f64, bf16 or f16"));
   }
   check_host(name.c_str(), view);
+  if (reinterpret_cast<std::uintptr_t>(view.data()) % size_of(view.dtype()) != 0) {
+    refuse(name, " must be aligned to its element's ", size_of(view.dtype()), " bytes, found address ", view.data());
+  }
 }
 
 bool same_view(const ConstTensorView& a, const ConstTensorView& b) {
@@ -70,37 +74,10 @@ class Tracer {
       : given_{query, key, value}, options_(options), request_(request), builder_(make_builder()) {}
 
   Trace run() {
-    std::array<std::size_t, 3> heads;
-    Problem problem;
-    if (joined()) {
-      std::array<std::size_t, 3> steps = add_joined_inputs();
-      add_given_weights();
-      for (std::size_t n = 0; n < 3; ++n) {
-        steps[n] = project(roles[n].letter, steps[n], words_of_projection(roles[n]));
-      }
-      problem = problem_of_joined(steps);
-      for (std::size_t n = 0; n < 3; ++n) {
-        heads[n] = split(roles[n], steps[n], n == 0 ? heads_ : kv_heads_);
-      }
-    } else {
-      problem = inputs_problem(
-          {.operation = "trace", .query = given_[0], .key = given_[1], .value = given_[2], .options = options_},
-          Pass::forward);
-      check_options_on_host();
-      const ConstTensorView views[] = {problem.query, problem.key, problem.value};
-      for (std::size_t n = 0; n < 3; ++n) {
-        heads[n] = add_given({roles[n].argument,
-                              roles[n].symbol,
-                              text(roles[n].symbol, ", given"),
-                              roles[n].meaning,
-                              TraceKind::given,
-                              {.row = roles[n].axis, .column = "dim"}},
-                             views[n]);
-      }
-    }
+    const auto [problem, query, key, value] = joined() ? heads_from_side_by_side() : heads_as_given();
     check_names("key_tokens", request_.key_tokens, problem.key_len);
     check_names("query_tokens", request_.query_tokens, problem.query_len);
-    std::size_t out = add_attention(builder_, problem, heads[0], heads[1], heads[2]);
+    std::size_t out = add_attention(builder_, problem, query, key, value);
     if (joined()) {
       out = join(out);
       project("o", out,
@@ -116,6 +93,41 @@ class Tracer {
 
  private:
   bool joined() const { return request_.heads != 0 || request_.kv_heads != 0 || !request_.weights.empty(); }
+
+  // Attention's problem, and the steps that hold its queries, keys and values by head.
+  struct Heads {
+    Problem problem;
+    std::size_t query, key, value;
+  };
+
+  Heads heads_as_given() {
+    const Problem problem = inputs_problem(
+        {.operation = "trace", .query = given_[0], .key = given_[1], .value = given_[2], .options = options_},
+        Pass::forward);
+    check_options_on_host();
+    const auto add = [&](const Role& role, const ConstTensorView& view) {
+      return add_given({role.argument,
+                        role.symbol,
+                        text(role.symbol, ", given"),
+                        role.meaning,
+                        TraceKind::given,
+                        {.row = role.axis, .column = "dim"}},
+                       view);
+    };
+    const std::size_t query = add(roles[0], problem.query), key = add(roles[1], problem.key);
+    return {problem, query, key, add(roles[2], problem.value)};
+  }
+
+  Heads heads_from_side_by_side() {
+    std::array<std::size_t, 3> steps = add_joined_inputs();
+    add_given_weights();
+    for (std::size_t n = 0; n < 3; ++n) {
+      steps[n] = project(roles[n].letter, steps[n], words_of_projection(roles[n]));
+    }
+    const Problem problem = problem_of_joined(steps);
+    const std::size_t query = split(roles[0], steps[0], heads_), key = split(roles[1], steps[1], kv_heads_);
+    return {problem, query, key, split(roles[2], steps[2], kv_heads_)};
+  }
 
   // ---- Checks ----
 
@@ -136,7 +148,7 @@ class Tracer {
                " must have 3 axes [batch, length, width], or 2 without batch, all three alike, found shape ",
                given_[n].sizes());
       }
-      check_float(roles[n].argument, given_[n]);
+      check_numbers(roles[n].argument, given_[n]);
       if (given_[n].dtype() != given_[0].dtype()) {
         throw TypeMismatch(
             text("trace: ", roles[n].argument, " has type ", given_[n].dtype(), ", query has ", given_[0].dtype()));
@@ -254,7 +266,7 @@ class Tracer {
   }
 
   static void check_rank(const std::string& name, const ConstTensorView& view, int rank, const char* axes) {
-    check_float(name, view);
+    check_numbers(name, view);
     if (view.rank() != rank) {
       refuse(name, " has shape ", view.sizes(), ", expected ", axes);
     }

@@ -60,6 +60,15 @@ TEST(TraceErrors, heads_and_weights_must_fit) {
   });
 }
 
+TEST(TraceErrors, numbers_must_be_aligned_to_their_type) {
+  alignas(8) const std::uint8_t bytes[40] = {};
+  const ConstTensorView askew(bytes + 1, DType::f32, {2, 4});
+  TraceRequest request;
+  request.heads = 2;
+  EXPECT_TRUE(throws<InvalidArgument>("trace", {"query", "aligned"}, [&] { trace(askew, askew, askew); }));
+  EXPECT_TRUE(throws<InvalidArgument>("trace", {"query", "aligned"}, [&] { trace(askew, askew, askew, {}, request); }));
+}
+
 TEST(TraceErrors, tokens_must_be_as_many_as_positions) {
   const Tensor q({2, 4}), k({3, 4});
   TraceRequest request;
