@@ -91,7 +91,7 @@ function arithmetic(step, i, j) {
   }
   if (step.kind === "regrouped") {
     const {source, cells: [[r, c]], matrix} = sources[0];
-    return `${source.heads > 1 ? `head ${matrix.head}: ` : ""}${nameOfCell(source, r, c)} = ${short(value)}`;
+    return `${nameOfCell(source, r, c)}${source.heads > 1 ? ` of head ${matrix.head}` : ""} = ${short(value)}`;
   }
   if (step.kind === "allowed") return `${right.split(", ")[0]}: ${value ? "yes" : "no"}`;
   if (step.kind === "reduced") {
@@ -218,9 +218,18 @@ function showCell(i, j) {
   for (const source of step.sources) {
     const {source: from, matrix, cells} = cellsOf(step, source, i, j);
     const shown = operands.find((one) => one.step === from && one.matrix.head === matrix.head && one.matrix.item === matrix.item);
-    if (shown) for (const [r, c] of cells) shown.cells[r][c].classList.add("source");
+    if (!shown || !cells.length) continue;
+    for (const [r, c] of cells) shown.cells[r][c].classList.add("source");
+    bringIntoView(shown.cells[cells[0][0]][cells[0][1]]);
   }
   document.getElementById("cell").textContent = `${nameOfCell(step, i, j)} = ${arithmetic(step, i, j)}`;
+}
+
+// Scrolls a long table, and nothing but the table.
+function bringIntoView(cell) {
+  const box = cell.closest(".scroll"), outer = box.getBoundingClientRect(), inner = cell.getBoundingClientRect();
+  if (inner.top < outer.top + 30 || inner.bottom > outer.bottom) box.scrollTop += inner.top - outer.top - outer.height / 2;
+  if (inner.left < outer.left + 90 || inner.right > outer.right) box.scrollLeft += inner.left - outer.left - outer.width / 2;
 }
 
 function moveTo(screen) {
