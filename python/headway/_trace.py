@@ -192,7 +192,7 @@ class Trace:
 
         A file that exists is an error, unless overwrite says to replace it.
         """
-        self._data.save(os.fspath(path), overwrite)
+        self._data.save(os.fsencode(path), overwrite)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: every step with its numbers as tables."""

@@ -78,6 +78,8 @@ def test_a_page_is_saved_once_and_replaced_when_asked(tmp_path):
         found.save(tmp_path / "trace.html")
     found.save(str(tmp_path / "trace.html"), overwrite=True)
     assert (tmp_path / "trace.html").read_text() != page  # at least its nonce is new
+    found.save(tmp_path / "na\udcffme é.html")  # a name that is no text
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_errors_name_what_is_wrong():
