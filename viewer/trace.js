@@ -95,14 +95,17 @@ function arithmetic(step, i, j) {
   }
   if (step.kind === "allowed") return `${right.split(", ")[0]}: ${value ? "yes" : "no"}`;
   if (step.kind === "reduced") {
-    const terms = sources[0].numbers.map(short);
-    return step.symbol === "m" ? `the largest of ${shortened(terms, ", ")} = ${short(value)}` : `${shortened(terms, " + ")} = ${short(value)}`;
+    const terms = sources[0].numbers.map(short), sinks = step.formula.includes("sink");
+    if (step.symbol === "m") return `the largest of ${shortened(sinks ? [...terms, "the sink"] : terms, ", ")} = ${short(value)}`;
+    return `${shortened(sinks ? [...terms, "exp(sink − m)"] : terms, " + ") || "an empty sum"} = ${short(value)}`;
   }
   const forbidding = sources.filter(({source}) => ["allowed", "mask"].includes(source.symbol));
   if (forbidding.length) {
     const names = forbidding.filter(({numbers}) => numbers[0] === 0).map(({source}) => source.name);
     return names.length ? `−∞: forbidden by ${names.join(" and ")}` : `${short(value)}: allowed`;
   }
+  if (step.symbol === "E" && sources[0].numbers[0] === -Infinity) return "exp(−∞) = 0";
+  if (step.symbol === "P" && sources[1]?.numbers[0] === 0) return "0: this query sees no key";
   let text = right.split(/ where|, slope/)[0];
   for (const {source, numbers} of sources) {
     text = text.replace(new RegExp(`\\b${source.symbol}\\[[^\\]]*\\]`), () => short(numbers[0]));

@@ -97,6 +97,23 @@ def test_every_step_shows_its_numbers_and_each_number_s_origin(open_page):
     assert page.inner_text("#cell") == "S[q0, k2] = −∞: forbidden by causal mask"
 
 
+def test_sinks_and_rows_with_no_key_are_spelled_out(open_page):
+    x = np.ones((2, 2))
+    page = open_page(headway.trace(x, x, x, sinks=[1.0], valid_lens=[0, 2]))
+    for name, place, text in [
+        ("row maxima", (1, 0), "m[q1] = the largest of 1.4142, 1.4142, the sink = 1.4142"),
+        ("row sums", (1, 0), "z[q1] = 1 + 1 + exp(sink − m) = 2.6609"),
+        ("exponentials", (0, 1), "E[q0, k1] = exp(−∞) = 0"),
+    ]:
+        go_to(page, name)
+        page.hover(cell(*place))
+        assert page.inner_text("#cell") == text
+    page = open_page(headway.trace(x, x, x, valid_lens=[0, 2]))
+    go_to(page, "weights")
+    page.hover(cell(0, 0))
+    assert page.inner_text("#cell") == "P[q0, k0] = 0: this query sees no key"
+
+
 def test_the_keyboard_is_enough(open_page):
     page = open_page(small_trace())
     page.keyboard.press("n")
