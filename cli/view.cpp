@@ -48,7 +48,7 @@ class View final : public Command {
       check_output();
     }
     TensorInputs inputs;
-    AttentionCall call = arguments_.load(inputs);
+    const AttentionCall call = arguments_.load(inputs);
     request_.key_tokens = tokens_.keys();
     request_.query_tokens = tokens_.queries();
     throw_if_interrupted();
@@ -64,23 +64,25 @@ class View final : public Command {
     check_target(path, request_.overwrite);
   }
 
-  void write(AttentionCall& call) const {
+  void write(const AttentionCall& call) {
     {
       ProgressLine line;
-      call.options.progress = line.callback();
+      request_.progress = line.callback();
       write_view(*output_, call.query, call.key, call.options, request_);
     }
     std::cout << text(*output_, "  ", std::filesystem::file_size(*output_) / 1024, " KiB\n");
   }
 
-  void serve(AttentionCall& call) const {
-    std::optional<ViewServer> server;
+  void serve(const AttentionCall& call) {
+    std::optional<LiveView> view;
     {
       ProgressLine line;
-      call.options.progress = line.callback();
-      server.emplace(call.query, call.key, call.options, request_);
+      request_.progress = line.callback();
+      const ViewLayer layer{call.query, call.key, call.options};
+      view.emplace(std::span(&layer, 1), request_);
     }
-    std::cout << text(server->address(), "  Ctrl-C ends\n") << std::flush;
+    const ViewServer server(*view);
+    std::cout << text(server.address(), "  Ctrl-C ends\n") << std::flush;
     while (interrupted_by() == 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }

@@ -1,6 +1,5 @@
-// The page that shows attention, from a small server on this machine: every zoom level of every head is computed when
-// it is looked at. Only the loopback address listens; the address has a random part, and a request without it, for
-// another host's name, or for anything but the page and its parts is refused.
+// The page that shows attention, from a small server on this machine: sockets for a LiveView, which has the answers.
+// Only the loopback address listens.
 #pragma once
 
 #include <memory>
@@ -10,10 +9,10 @@
 
 namespace headway::cli {
 
-// query, key and what the options view must stay alive and unchanged.
+// The view must outlive it.
 class ViewServer {
  public:
-  ViewServer(ConstTensorView query, ConstTensorView key, const AttentionOptions& options, const ViewRequest& request);
+  explicit ViewServer(const LiveView& view);
   ~ViewServer();  // stops serving
   ViewServer(const ViewServer&) = delete;
   ViewServer& operator=(const ViewServer&) = delete;

@@ -8,7 +8,7 @@ struct ViewServer::State {
   std::string address;
 };
 
-ViewServer::ViewServer(ConstTensorView, ConstTensorView, const AttentionOptions&, const ViewRequest&) {
+ViewServer::ViewServer(const LiveView&) {
   throw Failure("--serve: this command was built without cpp-httplib (Debian: libcpp-httplib-dev)");
 }
 

@@ -38,3 +38,21 @@ function largest(numbers) {
   for (const number of numbers) if (number > highest) highest = number;
   return highest;
 }
+
+// What the colours mean, beside the head's name.
+function drawLegend() {
+  const {context, width, height} = prepared(document.getElementById("legend")), tile = liveTile(state.head);
+  const bar = 96, middle = height / 2, palette = paletteOf(state.theme), highest = tile ? tileHighest(tile) : highestOf(state.head);
+  const style = getComputedStyle(document.documentElement), lowest = state.scale === "log" ? (highest / 1e4).toExponential(0) : "0";
+  context.font = "11px system-ui, sans-serif";
+  context.textBaseline = "middle";
+  context.fillStyle = style.getPropertyValue("--soft");
+  context.textAlign = "right";
+  context.fillText(lowest, width - bar - 56, middle);
+  context.textAlign = "left";
+  context.fillText(highest.toPrecision(3), width - 48, middle);
+  const shades = imageOf(Float32Array.from({length: bar}, (_, n) => n / (bar - 1)), bar, 1, palette, "linear", 1);
+  context.drawImage(shades, width - bar - 52, middle - 5, bar, 10);
+  context.strokeStyle = style.getPropertyValue("--line");
+  context.strokeRect(width - bar - 52.5, middle - 5.5, bar + 1, 11);
+}

@@ -24,7 +24,8 @@ async function loadArrays() {
   const [mean, max, entropy, received, topKeys, topWeights, weights] = await Promise.all([
     unpackShort("mapMean"), unpackShort("mapMax"), unpackShort("entropy"), unpackShort("received"),
     unpack("topKeys", Int32Array), unpack("topWeights", Float32Array), unpack("weights", Float32Array)]);
-  Object.assign(arrays, {mean, max, entropy, received, topKeys, topWeights, weights});
+  // Where every weight is here, it is its own mean and maximum; of single weights in three digits, too.
+  Object.assign(arrays, {mean: weights ?? mean, max: weights ?? max ?? mean, entropy, received, topKeys, topWeights, weights});
 }
 
 function headPart(array, head) {
@@ -35,16 +36,17 @@ function headPart(array, head) {
 // The weight of one cell: exact where the file or the server holds it, null elsewhere.
 function exactWeight(head, i, j) {
   if (arrays.weights) return headPart(arrays.weights, head)[i * data.keys + j];
-  const tile = liveTile(head);
-  if (tile && tile.rowCell === 1 && tile.keyCell === 1 && i >= tile.r0 && i < tile.r1 && j >= tile.k0 && j < tile.k1) {
-    return tile.max[(i - tile.r0) * tile.columns + (j - tile.k0)];
-  }
+  const cell = liveCell(head, i, j);
+  if (cell && cell.r1 - cell.r0 === 1 && cell.k1 - cell.k0 === 1) return cell.max;
   const found = topOf(head, i).find((entry) => entry.key === j);
   return found ? found.weight : null;
 }
 
-// The strongest keys of a row, as far as the file knows them.
+// The strongest keys of a row, as far as they are known.
 function topOf(head, i) {
+  if (arrays.weights) return strongest(headPart(arrays.weights, head).subarray(i * data.keys, (i + 1) * data.keys));
+  const asked = liveRow(head, i);
+  if (asked) return asked;
   const list = [];
   if (arrays.topKeys) {
     const keys = headPart(arrays.topKeys, head), weights = headPart(arrays.topWeights, head);
@@ -52,6 +54,17 @@ function topOf(head, i) {
       if (keys[n] >= 0) list.push({key: keys[n], weight: weights[n]});
     }
   }
+  return list;
+}
+
+function strongest(weights) {
+  const list = [];
+  weights.forEach((weight, key) => {
+    if (!(weight > 0) || (list.length === 8 && weight <= list[7].weight)) return;
+    const place = list.findIndex((entry) => entry.weight < weight);
+    list.splice(place < 0 ? list.length : place, 0, {key, weight});
+    list.length = Math.min(list.length, 8);
+  });
   return list;
 }
 
@@ -66,6 +79,15 @@ function topCellsOf(head, i) {
   return cells.sort((a, b) => b.share - a.share).slice(0, 8).filter((cell) => cell.share > 0);
 }
 
+// The finest cell that is known around a weight.
+function cellAt(head, i, j) {
+  if (exactWeight(head, i, j) !== null) {
+    const weight = exactWeight(head, i, j);
+    return {mean: weight, max: weight, r0: i, r1: i + 1, k0: j, k1: j + 1};
+  }
+  return liveCell(head, i, j) ?? mapCell(head, i, j);
+}
+
 function mapCell(head, i, j) {
   const line = Math.floor(i / data.rowCell), column = Math.floor(j / data.keyCell);
   const at = line * data.mapKeys + column;
@@ -78,5 +100,11 @@ if (data.queryTokens === "same") data.queryTokens = data.keyTokens;
 const keyToken = (j) => (data.keyTokens ? data.keyTokens[j] : String(j));
 const queryToken = (i) => (data.queryTokens ? data.queryTokens[i] : String(i));
 
-// Line breaks and the like, made visible.
-const shown = (token) => token.replace(/\n/g, "\u23ce").replace(/\t/g, "\u21e5").replace(/^ +| +$/g, (s) => "\u2423".repeat(s.length));
+// A token as it can be seen: line breaks and the like as signs, nothing that turns the text around it, not endless.
+function shown(token) {
+  const cut = token.length > 80 ? token.slice(0, 79) + "\u2026" : token;
+  return cut.replace(/\n/g, "\u23ce").replace(/\t/g, "\u21e5").replace(/[\u0000-\u001f\u007f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\ufffd")
+    .replace(/^ +| +$/g, (s) => "\u2423".repeat(s.length));
+}
+// ... inside other text, with a direction of its own.
+const quoted = (token) => `\u201c\u2068${shown(token)}\u2069\u201d`;

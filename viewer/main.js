@@ -7,10 +7,11 @@ function redraw() {
   requestAnimationFrame(() => {
     waiting = false;
     drawMatrix();
+    drawLegend();
     drawProfiles();
     drawRow();
     rememberLink();
-    askForTile(redraw);
+    askForView();
   });
 }
 
@@ -32,8 +33,8 @@ function listenToControls() {
     select.value = state[name];
     select.addEventListener("change", () => {
       state[name] = select.value;
-      if (name !== "sort") drawOverview();
       arrangeOverview();
+      drawOverview();
       redraw();
     });
   }
@@ -88,7 +89,7 @@ function listenToKeys() {
   matrix.addEventListener("keydown", (event) => {
     const cursor = state.cursor, size = event.shiftKey ? 10 : 1, zoom = {"+": 0.6, "=": 0.6, "-": 1 / 0.6}[event.key];
     if (steps[event.key]) {
-      const [rows, keys] = steps[event.key], cell = cursorCell();
+      const [rows, keys] = steps[event.key], cell = cellAt(state.head, cursor.i, cursor.j);
       cursor.i = Math.min(data.queries - 1, Math.max(0, cursor.i + rows * size * (cell.r1 - cell.r0)));
       cursor.j = Math.min(data.keys - 1, Math.max(0, cursor.j + keys * size * (cell.k1 - cell.k0)));
       followCursor();
@@ -109,24 +110,32 @@ function listenToKeys() {
   });
 }
 
+// What the numbers are.
+function exactness() {
+  if (arrays.weights) return "Every weight is exact.";
+  if (data.live) return "Every zoom level is computed from the queries and keys, and exact.";
+  const cells = data.rowCell === 1 && data.keyCell === 1 ? "Every weight, in three digits"
+    : `Cells of ${data.rowCell} x ${data.keyCell} weights, with their means and maxima in three digits`;
+  return `${cells}${data.top ? "; the strongest keys of each row are exact" : ""}.`;
+}
+
 async function start() {
   document.title = data.title;
   document.getElementById("title").textContent = data.title;
+  const heads = data.layers > 1 ? `${data.layers} layers, ${data.heads.length} heads` : `${data.heads.length} heads`;
   document.getElementById("subtitle").textContent =
-    `${data.heads.length} heads, ${data.queries} queries, ${data.keys} keys${data.options ? `; ${data.options}` : ""}`;
-  document.getElementById("exactness").textContent = arrays.weights ? "" : data.live
-    ? "Every zoom level is computed from the queries and keys."
-    : `Cells of ${data.rowCell} x ${data.keyCell} weights, exact means and maxima${data.top ? "; the strongest keys of each row are exact" : ""}.`;
+    `${heads}, ${data.queries} queries, ${data.keys} keys${data.options ? `; ${data.options}` : ""}`;
   await loadArrays();
-  if (arrays.weights) document.getElementById("exactness").textContent = "Every weight is in this file.";
+  document.getElementById("exactness").textContent = exactness();
   readLink();
   applyTheme();
   makeOverview(chooseHead);
+  arrangeOverview();
   drawOverview();
   listenToControls();
   listenToMouse();
   listenToKeys();
-  addEventListener("resize", redraw);
+  addEventListener("resize", () => { drawOverview(); redraw(); });
   addEventListener("hashchange", () => { readLink(); applyTheme(); chooseHead(state.head); });
   chooseHead(state.head);
   document.documentElement.dataset.ready = "true";

@@ -7,26 +7,25 @@ const images = new Map();
 function headImage(head) {
   const name = [head, state.value, state.scale, state.theme].join();
   if (!images.has(name)) {
-    const palette = paletteOf(state.theme);
-    let made;
-    if (arrays.weights) {
-      const numbers = headPart(arrays.weights, head);
-      made = imageOf(numbers, data.keys, data.queries, palette, state.scale, largest(numbers));
-    } else {
-      const numbers = headPart(arrays[state.value], head);
-      made = imageOf(numbers, data.mapKeys, data.mapRows, palette, state.scale, largest(numbers));
-    }
+    const numbers = headPart(arrays[state.value], head);
     if (images.size > 64) images.clear();
-    images.set(name, made);
+    images.set(name, imageOf(numbers, data.mapKeys, data.mapRows, paletteOf(state.theme), state.scale, highestOf(head)));
   }
   return images.get(name);
 }
 
+// The weight that the strongest colour stands for.
+const highestOf = (head) => largest(headPart(arrays[state.value], head));
+
 function tileImage(tile) {
   const name = [state.value, state.scale, state.theme].join();
-  tile.images[name] ??= imageOf(tile[state.value], tile.columns, tile.rows, paletteOf(state.theme), state.scale,
-                                largest(headPart(arrays.max, tile.head)));
+  tile.images[name] ??= imageOf(tile[state.value], tile.columns, tile.rows, paletteOf(state.theme), state.scale, tileHighest(tile));
   return tile.images[name];
+}
+
+// Means of finer cells are larger: up to the largest weight of the head, in a part of single weights.
+function tileHighest(tile) {
+  return Math.max(highestOf(tile.head), largest(tile[state.value]));
 }
 
 // The canvas in CSS pixels, drawn at the screen's own density.
@@ -60,25 +59,38 @@ function drawMatrix() {
   context.rect(area.x, area.y, area.width, area.height);
   context.clip();
   context.imageSmoothingEnabled = false;
-  const base = arrays.weights ? [data.queries, data.keys] : [data.mapRows * data.rowCell, data.mapKeys * data.keyCell];
-  drawPart(context, area, headImage(state.head), 0, base[0], 0, base[1]);
+  drawPart(context, area, headImage(state.head), 0, data.mapRows * data.rowCell, 0, data.mapKeys * data.keyCell);
   const tile = liveTile(state.head);
   if (tile) {
     drawPart(context, area, tileImage(tile), tile.r0, tile.r0 + tile.rows * tile.rowCell, tile.k0, tile.k0 + tile.columns * tile.keyCell);
   }
+  drawNumbers(context, area);
   context.strokeStyle = style.getPropertyValue("--arc");
   context.lineWidth = 1.5;
-  const cell = cursorCell(), x = xOf(area, cell.k0), y = yOf(area, cell.r0);
+  const cell = cellAt(state.head, state.cursor.i, state.cursor.j), x = xOf(area, cell.k0), y = yOf(area, cell.r0);
   context.strokeRect(x, y, Math.max(2, xOf(area, cell.k1) - x), Math.max(2, yOf(area, cell.r1) - y));
   context.restore();
   drawAxes(context, area, width, height, style);
 }
 
-// The cell under the cursor: a single weight where it is known, else a cell of the map.
-function cursorCell() {
-  const {i, j} = state.cursor;
-  if (arrays.weights || (liveTile(state.head) && exactWeight(state.head, i, j) !== null)) return {r0: i, r1: i + 1, k0: j, k1: j + 1};
-  return mapCell(state.head, i, j);
+// The weights themselves, where cells have room for them.
+function drawNumbers(context, area) {
+  const {r0, r1, k0, k1} = state.view;
+  if (area.width / (k1 - k0) < 44 || area.height / (r1 - r0) < 18) return;
+  const highest = liveTile(state.head) ? tileHighest(liveTile(state.head)) : highestOf(state.head), shade = shadeOf(state.scale, highest);
+  context.font = "11px system-ui, sans-serif";
+  context.textAlign = "center";
+  context.textBaseline = "middle";
+  for (let i = Math.floor(r0); i < r1; i++) {
+    for (let j = Math.floor(k0); j < k1; j++) {
+      const weight = exactWeight(state.head, i, j);
+      if (weight === null) continue;
+      context.fillStyle = shade(weight) > 128 === (state.theme === "light") ? "#ffffff" : "#1c1f23";
+      if (state.theme === "dark" && shade(weight) <= 128) context.fillStyle = "#c9d0d6";
+      const text = weight === 0 ? "0" : weight >= 0.001 ? weight.toPrecision(3).slice(0, 6) : weight.toExponential(0);
+      context.fillText(text, xOf(area, j + 0.5), yOf(area, i + 0.5));
+    }
+  }
 }
 
 function drawAxes(context, area, width, height, style) {
@@ -102,11 +114,16 @@ function drawAxes(context, area, width, height, style) {
   }
 }
 
+// As much of a text as fits, found by halving.
 function clipped(context, text, pixels) {
   if (context.measureText(text).width <= pixels) return text;
-  let end = text.length;
-  while (end > 1 && context.measureText(text.slice(0, end) + "\u2026").width > pixels) end--;
-  return text.slice(0, end) + "\u2026";
+  let low = 1, high = text.length;
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (context.measureText(text.slice(0, middle) + "\u2026").width <= pixels) low = middle;
+    else high = middle;
+  }
+  return text.slice(0, low) + "\u2026";
 }
 
 // ---- Moving about ----

@@ -3,11 +3,11 @@
 const percent = (p) => (p >= 0.001 ? `${(100 * p).toFixed(p < 0.1 ? 2 : 1)} %` : p.toExponential(2));
 
 function describeCursor() {
-  const {i, j} = state.cursor, exact = exactWeight(state.head, i, j);
-  const who = `query ${i}${data.queryTokens ? ` \u201c${shown(queryToken(i))}\u201d` : ""}`;
-  const whom = `key ${j}${data.keyTokens ? ` \u201c${shown(keyToken(j))}\u201d` : ""}`;
-  if (exact !== null) return `${who} \u2192 ${whom}: weight ${exact.toPrecision(7)}`;
-  const cell = mapCell(state.head, i, j);
+  const {i, j} = state.cursor, cell = cellAt(state.head, i, j);
+  const who = `query ${i}${data.queryTokens ? ` ${quoted(queryToken(i))}` : ""}`;
+  const whom = `key ${j}${data.keyTokens ? ` ${quoted(keyToken(j))}` : ""}`;
+  if (exactWeight(state.head, i, j) !== null) return `${who} \u2192 ${whom}: weight ${cell.max.toPrecision(7)}`;
+  if (cell.r1 - cell.r0 === 1 && cell.k1 - cell.k0 === 1) return `${who} \u2192 ${whom}: weight ${cell.max.toPrecision(3)}, in three digits`;
   return `${who} \u2192 ${whom}: cell of rows ${cell.r0}\u2013${cell.r1 - 1} and keys ${cell.k0}\u2013${cell.k1 - 1}, ` +
          `mean ${cell.mean.toPrecision(3)}, largest ${cell.max.toPrecision(3)}`;
 }
@@ -22,7 +22,7 @@ function drawRow() {
   document.getElementById("cursor").textContent = describeCursor();
   const entries = rowKeys();
   document.getElementById("row-keys").replaceChildren(...entries.map(({name, share}) => {
-    const chip = document.createElement("span"), bold = document.createElement("b");
+    const chip = document.createElement("span"), bold = document.createElement("bdi");
     bold.textContent = name;
     chip.append(bold, ` ${percent(share)}`);
     return chip;

@@ -1,10 +1,13 @@
 // A page that shows attention: every head as a small map, one head from the whole matrix down to single cells, and what
-// each row attends to most. One HTML file that needs nothing else, no network either.
+// each row attends to most. One HTML file that needs nothing else, no network either; or the same page from a server.
 #pragma once
 
-#include <cstdint>
 #include <filesystem>
+#include <memory>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "headway/attention.h"
@@ -13,32 +16,59 @@
 #pragma GCC visibility push(default)
 namespace headway {
 
+// One call of attention: query [B,H,Sq,D] and key [B,Hkv,Sk,D], or with fewer axes. A page of a model has one for each
+// of its layers, all with the same Sq and Sk.
+struct ViewLayer {
+  ConstTensorView query, key;
+  AttentionOptions options = {};  // without progress, which is the request's
+};
+
 struct ViewRequest {
   std::string title = "Attention";
   std::vector<std::string> key_tokens = {};    // one a key; without them positions are shown
   std::vector<std::string> query_tokens = {};  // one a query; the keys' where there are as many
-  std::vector<std::string> head_names = {};    // one for each of the B * H heads
+  std::vector<std::string> head_names = {};    // one for each of the B * H heads of every layer; "layer 3, head 7"
   bool overwrite = false;                      // an existing file is an error otherwise
+  Progress progress = {};
 };
 
-// Analyzes query [B,H,Sq,D] and key [B,Hkv,Sk,D], or with fewer axes, and writes the page. A small matrix is in the
-// file whole; a large one as exact means and maxima of cells, so that the file stays below 5 MB, with each row's
-// strongest keys as long as there is room for them. Tokens are data: whatever they hold is shown, never run.
+// Analyzes the layers and writes the page. A small matrix is in the file whole; a large one as exact means and maxima
+// of cells, so that the file stays below 5 MB, with each row's strongest keys as long as there is room for them. Tokens
+// are data: whatever they hold is shown, never run.
+void write_view(const std::filesystem::path& path, std::span<const ViewLayer> layers, const ViewRequest& request = {});
+
+// The same for one call. Progress is asked for in the options or in the request.
 void write_view(const std::filesystem::path& path, ConstTensorView query, ConstTensorView key,
                 const AttentionOptions& options = {}, const ViewRequest& request = {});
 
-// The page's text. From a server, it asks for exact parts as it zooms: GET
-// tile?head=..&r0=..&r1=..&k0=..&k1=..&rc=..&kc=.. beside the page answers with the f32 numbers of tile_map(): all
-// means, then all maxima; or 204 where that takes too long.
-enum class ViewSource : std::uint8_t { file, server };
-
-struct ViewPage {
-  std::string text;
-  Tensor lse;  // [B,H,Sq], for tile_map
+// What a server sends back.
+struct ViewAnswer {
+  int status = 200;
+  std::vector<std::pair<std::string, std::string>> headers = {};
+  std::string body = {};
 };
 
-ViewPage view_page(ConstTensorView query, ConstTensorView key, const AttentionOptions& options = {},
-                   const ViewRequest& request = {}, ViewSource source = ViewSource::file);
+// The page as a server on this machine hands it out: everything but the sockets. It asks for the part that it shows,
+// for any zoom level of any head, and gets exact cells, computed then; where that would take too long, merged from a
+// map that was made with the overview. What the layers view must stay alive and unchanged.
+class LiveView {
+ public:
+  explicit LiveView(std::span<const ViewLayer> layers, const ViewRequest& request = {});  // analyzes the layers
+  ~LiveView();
+  LiveView(const LiveView&) = delete;
+  LiveView& operator=(const LiveView&) = delete;
+
+  // Where the page is, for a server that listens at `own_host`, "127.0.0.1:8000": its path is random.
+  std::string address(std::string_view own_host) const;
+
+  // The answer to GET `target` with the header Host: `host`. Another host's name (a page elsewhere that reaches this
+  // machine by a name of its own), another path, or a part that is not there is refused. Safe from several threads.
+  ViewAnswer answer(std::string_view target, std::string_view host, std::string_view own_host) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace headway
 #pragma GCC visibility pop

@@ -6,6 +6,7 @@ attention_varlen, ..._backward        the same over packed sequences
 explain                               what a call would run, and why
 analyze, weights_in                   what attention does, at lengths where nobody can store its matrix
 trace                                 every step of a small call with its numbers, to read or to step through
+view, plot_heads, plot_row            the same to look at: a page, and figures for reports
 multi_head_attention, self_attention, compute_qkv, MultiHeadAttention
                                       the functions and the layer of the tutorials, in NumPy
 convert                               weights from torch, Keras and Flax in that layer, and back
@@ -30,9 +31,12 @@ from headway._headway import (
     explain,
     weights_in,
 )
+from headway._plots import plot_heads, plot_row
 from headway._results import Analysis, Gradients
+from headway._server import ViewServer
 from headway._settings import engines, get_threads, set_threads
 from headway._trace import Trace, TraceStep, trace
+from headway._view import view
 from headway.functions import compute_qkv, multi_head_attention, self_attention
 from headway.layer import MultiHeadAttention
 
@@ -43,6 +47,7 @@ __all__ = [
     "Plan",
     "Trace",
     "TraceStep",
+    "ViewServer",
     "__version__",
     "analyze",
     "attention",
@@ -56,8 +61,11 @@ __all__ = [
     "explain",
     "get_threads",
     "multi_head_attention",
+    "plot_heads",
+    "plot_row",
     "self_attention",
     "set_threads",
     "trace",
+    "view",
     "weights_in",
 ]

@@ -198,6 +198,7 @@ def analyze(
     top: int = 8,
     near: tuple[int | None, int | None] = (64, 64),
     cells: int = 256,
+    progress: bool | None = None,
     **options: Unpack[Options],
 ) -> Analysis: ...
 def weights_in(
@@ -222,6 +223,34 @@ def trace(
     title: str | None = None,
     **options: Unpack[Options],
 ) -> TraceData: ...
+
+class ViewLayer: ...
+
+def view_layer(query: Any, key: Any, **options: Unpack[Options]) -> ViewLayer: ...
+def write_view(
+    layers: list[ViewLayer],
+    path: str,
+    title: str,
+    key_tokens: list[str],
+    query_tokens: list[str],
+    head_names: list[str],
+    overwrite: bool,
+    progress: bool | None,
+) -> None: ...
+
+class LiveView:
+    def __init__(
+        self,
+        layers: list[ViewLayer],
+        title: str,
+        key_tokens: list[str],
+        query_tokens: list[str],
+        head_names: list[str],
+        progress: bool | None,
+    ) -> None: ...
+    def address(self, own_host: str) -> str: ...
+    def answer(self, target: str, host: str, own_host: str) -> tuple[int, dict[str, str], bytes]: ...
+
 def set_threads(n: int, /) -> None: ...
 def get_threads() -> int: ...
 def share_openmp_threads(path: str, /) -> bool: ...

@@ -9,6 +9,7 @@
 #include "method.h"
 #include "options.h"
 #include "output.h"
+#include "progress_bar.h"
 #include "released.h"
 
 namespace headway::python {
@@ -63,7 +64,8 @@ nb::object call_analyze(const Arguments& arguments) {
   request.cells = read_count(arguments.own(2), request.cells);
   std::optional<Analysis> found;
   {
-    const Released released(options.values);
+    const ProgressBar bar(arguments.own(3).object);
+    const Released released(options.values.progress, bar.callable());
     found = analyze(query_view, key_view, options.values, request);
   }
   const ArrayMaker array(operation, query);
@@ -107,7 +109,8 @@ nb::object call_weights_in(const Arguments& arguments) {
 
 void add_analysis(nb::module_& module) {
   add_method<call_analyze>(
-      module, {"analyze", {{"query"}, {"key"}}, {{"top", "8"}, {"near", "(64, 64)"}, {"cells", "256"}}}, docs::analyze);
+      module, {"analyze", {{"query"}, {"key"}}, {{"top", "8"}, {"near", "(64, 64)"}, {"cells", "256"}, {"progress"}}},
+      docs::analyze);
   add_method<call_weights_in>(module, {"weights_in", {{"query"}, {"key"}, {"rows"}, {"keys"}}, {{"lse"}}},
                               docs::weights_in);
 }

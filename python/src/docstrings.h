@@ -174,6 +174,7 @@ What is asked for
     top     how many keys of each row to name
     near    (left, right): the part around the diagonal whose share is wanted; None on a side = unlimited
     cells   along each side of the maps, at most 512; 0 for none
+    progress  a line that shows how far a long analysis is: True, False, or None, which is on a terminal only
 What comes back (fields of the result)
     entropy      (B, H, Sq)        of each row's weights, natural logarithm
     distance     (B, H, Sq)        the mean distance between query and key
@@ -210,5 +211,11 @@ True
 inline constexpr const char* trace =
     R"(The steps of attention as TraceData; headway.trace makes its Trace of it.
 )";
+inline constexpr const char* view_layer =
+    "One call of attention for write_view and LiveView: query, key and the options.";
+
+inline constexpr const char* write_view = "Writes the page; headway.view says what is in it.";
+
+inline constexpr const char* live_view = "The answers of a server of the page; headway.view has the sockets.";
 
 }  // namespace headway::python::docs

@@ -18,19 +18,25 @@ void remember_main_thread() {
   pthread_atfork(nullptr, nullptr, this_is_the_main_thread);  // a child has one thread, and that is its main one
 }
 
-Released::Released(AttentionOptions& options) : state_(nullptr) {
-  options.progress = [this](double share) { return no_signal(share); };
+Released::Released(Progress& progress, nb::handle report) : report_(report), state_(nullptr) {
+  progress = [this](double share) { return go_on(share); };
   state_ = PyEval_SaveThread();
 }
 
-bool Released::no_signal(double share) {
-  if (share >= 1.0 || PyThread_get_thread_ident() != main_thread) {
+bool Released::go_on(double share) {
+  const bool on_main_thread = PyThread_get_thread_ident() == main_thread;
+  if (share >= 1.0 || (!on_main_thread && report_.is_none())) {
     return true;
   }
   PyEval_RestoreThread(state_);
-  const bool none = PyErr_CheckSignals() == 0;  // otherwise a Python exception is set, and stays set
+  bool well = !on_main_thread || PyErr_CheckSignals() == 0;  // otherwise a Python exception is set, and stays set
+  if (well && !report_.is_none()) {
+    const nb::object done = nb::steal(PyFloat_FromDouble(share));
+    const nb::object answer = nb::steal(PyObject_CallFunctionObjArgs(report_.ptr(), done.ptr(), nullptr));
+    well = answer.is_valid();
+  }
   state_ = PyEval_SaveThread();
-  return none;
+  return well;
 }
 
 }  // namespace headway::python

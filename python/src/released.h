@@ -11,14 +11,17 @@ void remember_main_thread();
 class Released {
  public:
   // Gives the GIL up, and has `options.progress` look for signals now and then.
-  explicit Released(AttentionOptions& options);
+  explicit Released(AttentionOptions& options) : Released(options.progress, nb::none()) {}
+  // The same for `progress`, and tells `report` the share that is done, unless it is None.
+  Released(Progress& progress, nb::handle report);
   ~Released() { PyEval_RestoreThread(state_); }
   Released(const Released&) = delete;
   Released& operator=(const Released&) = delete;
 
  private:
-  bool no_signal(double share);
+  bool go_on(double share);
 
+  nb::handle report_;
   PyThreadState* state_;
 };
 

@@ -2,11 +2,13 @@
 // parallel work, and a chunk walks its rows in blocks whose weights an engine writes into a buffer of its own. Chunks
 // depend on the shape alone and their sums are joined in order: the number of threads changes no bit.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <new>
 #include <stdexcept>
 #include <vector>
 
+#include "analysis/cells.h"
 #include "analysis/row_statistics.h"
 #include "analysis/slice.h"
 #include "core/ceil_div.h"
@@ -31,7 +33,9 @@ std::int64_t cell_size(std::int64_t size, std::int64_t cells) {
 template <class T>
 class Analyzer {
  public:
-  Analyzer(const Problem& problem, const AnalysisRequest& request) : problem_(problem), request_(request) {
+  // Cells go into the result's maps, or, given a taker, to that one in its size.
+  Analyzer(const Problem& problem, const AnalysisRequest& request, const CellTaker& taker)
+      : problem_(problem), request_(request), taker_(taker) {
     const Dims rows{problem.batch, problem.heads, problem.query_len};
     const auto row_tensor = [&] { return Tensor(rows, dtype_of<T>); };
     result_.lse = row_tensor();
@@ -46,22 +50,26 @@ class Analyzer {
     result_.top_keys = Tensor::uninitialized(listed, DType::i64);
     std::fill_n(result_.top_keys.template as<std::int64_t>(), result_.top_keys.elements(), -1);
     result_.top_weights = Tensor(listed, dtype_of<T>);
-    result_.row_cell = cell_size(problem.query_len, request.cells);
-    result_.key_cell = cell_size(problem.key_len, request.cells);
-    map_rows_ = request.cells == 0 ? 0 : ceil_div(problem.query_len, result_.row_cell);
-    map_keys_ = request.cells == 0 ? 0 : ceil_div(problem.key_len, result_.key_cell);
-    result_.map_mean = Tensor({problem.batch, problem.heads, map_rows_, map_keys_}, dtype_of<T>);
-    result_.map_max = Tensor({problem.batch, problem.heads, map_rows_, map_keys_}, dtype_of<T>);
+    result_.row_cell = taker.take ? taker.row_cell : cell_size(problem.query_len, request.cells);
+    result_.key_cell = taker.take ? taker.key_cell : cell_size(problem.key_len, request.cells);
+    const bool maps = taker.take || request.cells != 0;
+    map_keys_ = maps ? ceil_div(problem.key_len, result_.key_cell) : 0;
+    const Dims map_sizes = taker.take ? Dims{problem.batch, problem.heads, 0, 0}
+                                      : Dims{problem.batch, problem.heads,
+                                             maps ? ceil_div(problem.query_len, result_.row_cell) : 0, map_keys_};
+    result_.map_mean = Tensor(map_sizes, dtype_of<T>);
+    result_.map_max = Tensor(map_sizes, dtype_of<T>);
     result_.similarity = Tensor({problem.batch, problem.heads, problem.heads}, dtype_of<T>);
 
     // Whole rows of cells, so that no two chunks share one.
-    const std::int64_t unit = request.cells == 0 ? rows_at_once(problem.key_len) : result_.row_cell;
+    const std::int64_t unit = maps ? result_.row_cell : rows_at_once(problem.key_len);
     chunk_rows_ = ceil_div(ceil_div(std::max<std::int64_t>(problem.query_len, 1), unit), most_chunks) * unit;
     chunks_ = ceil_div(problem.query_len, chunk_rows_);
   }
 
   Analysis run() {
-    SharedProgress progress(problem_.operation, problem_.progress, problem_.batch * problem_.heads * chunks_);
+    SharedProgress progress(problem_.operation, problem_.progress,
+                            problem_.batch * problem_.heads * blocks_of_a_head());
     for (std::int64_t b = 0; b < problem_.batch; ++b) {
       for (std::int64_t h = 0; h < problem_.heads; ++h) {
         analyze_head(b, h, progress);
@@ -73,6 +81,12 @@ class Analyzer {
   }
 
  private:
+  // A row of cells on its way: sums, in the end means, and the largest weights.
+  struct CellRow {
+    std::vector<double> sums;
+    std::vector<T> highest;
+  };
+
   // The first element of (b, h) in one of the results.
   template <class Element>
   Element* at(Tensor& tensor, std::int64_t b, std::int64_t h) {
@@ -84,8 +98,14 @@ class Analyzer {
     const HeadInputs inputs(problem_, b, h);
     std::vector<double> received(static_cast<std::size_t>(chunks_ * problem_.key_len));
     parallel_for(chunks_, get_threads(), [&](std::int64_t chunk, int worker) {
-      analyze_chunk(b, h, chunk, inputs, received.data() + chunk * problem_.key_len);
-      progress.task_done(worker);
+      analyze_chunk(b, h, chunk, inputs, received.data() + chunk * problem_.key_len, [&] {
+        try {
+          progress.task_done(worker);
+        } catch (...) {
+          stopped_ = true;
+          throw;
+        }
+      });
     });
     T* sums = at<T>(result_.received, b, h);
     for (std::int64_t j = 0; j < problem_.key_len; ++j) {
@@ -97,12 +117,25 @@ class Analyzer {
     }
   }
 
-  void analyze_chunk(std::int64_t b, std::int64_t h, std::int64_t chunk, const HeadInputs& inputs, double* received) {
+  std::int64_t blocks_of_a_head() const {
+    const std::int64_t at_once = rows_at_once(problem_.key_len);
+    std::int64_t blocks = 0;
+    for (std::int64_t row = 0; row < problem_.query_len; row += chunk_rows_) {
+      blocks += ceil_div(std::min(chunk_rows_, problem_.query_len - row), at_once);
+    }
+    return blocks;
+  }
+
+  // `block_done` may throw on the calling thread; the others then stop at their next block.
+  template <class BlockDone>
+  void analyze_chunk(std::int64_t b, std::int64_t h, std::int64_t chunk, const HeadInputs& inputs, double* received,
+                     const BlockDone& block_done) {
     const std::int64_t begin = chunk * chunk_rows_, end = std::min(begin + chunk_rows_, problem_.query_len);
     const std::int64_t at_once = rows_at_once(problem_.key_len);
     Tensor weights = Tensor::uninitialized({at_once, problem_.key_len}, dtype_of<T>);
-    std::vector<double> cell_sums(static_cast<std::size_t>(map_keys_));
-    for (std::int64_t row = begin; row < end; row += at_once) {
+    CellRow cells{std::vector<double>(static_cast<std::size_t>(map_keys_)),
+                  std::vector<T>(static_cast<std::size_t>(map_keys_))};
+    for (std::int64_t row = begin; row < end && !stopped_; row += at_once) {
       const std::int64_t block_end = std::min(row + at_once, end);
       const Rectangle part{row, block_end, 0, problem_.key_len};
       const Slice slice(problem_, b, h, part, inputs.query.slice(0, row, block_end), inputs.key);
@@ -115,28 +148,33 @@ class Analyzer {
         analyze_row(b, h, i, sequence.offset + i - row, current);
         add_received(current, received);
         if (map_keys_ != 0) {
-          add_cells(current, result_.key_cell, cell_sums.data(), map_row(result_.map_max, b, h, i));
+          add_cells(current, result_.key_cell, cells.sums.data(), cells.highest.data());
           if ((i + 1) % result_.row_cell == 0 || i + 1 == end) {
-            end_cells(b, h, i, cell_sums);
+            end_cells(b, h, i, cells);
           }
         }
       }
+      block_done();
     }
   }
 
-  T* map_row(Tensor& map, std::int64_t b, std::int64_t h, std::int64_t i) {
-    return at<T>(map, b, h) + i / result_.row_cell * map_keys_;
-  }
-
-  void end_cells(std::int64_t b, std::int64_t h, std::int64_t last_row, std::vector<double>& sums) {
-    T* means = map_row(result_.map_mean, b, h, last_row);
-    const std::int64_t rows = last_row % result_.row_cell + 1;
+  // From sums to means, and out with them; then the next row of cells begins.
+  void end_cells(std::int64_t b, std::int64_t h, std::int64_t last_row, CellRow& cells) {
+    const std::int64_t row = last_row / result_.row_cell, rows = last_row % result_.row_cell + 1;
     for (std::int64_t c = 0; c < map_keys_; ++c) {
       const std::int64_t keys = std::min(result_.key_cell, problem_.key_len - c * result_.key_cell);
-      double& sum = sums[static_cast<std::size_t>(c)];
-      means[c] = static_cast<T>(sum / static_cast<double>(rows * keys));
-      sum = 0;
+      cells.sums[static_cast<std::size_t>(c)] /= static_cast<double>(rows * keys);
     }
+    if (taker_.take) {
+      const std::vector<double> highest(cells.highest.begin(), cells.highest.end());
+      taker_.take(b * problem_.heads + h, row, cells.sums, highest);
+    } else {
+      std::transform(cells.sums.begin(), cells.sums.end(), at<T>(result_.map_mean, b, h) + row * map_keys_,
+                     [](double mean) { return static_cast<T>(mean); });
+      std::copy(cells.highest.begin(), cells.highest.end(), at<T>(result_.map_max, b, h) + row * map_keys_);
+    }
+    std::fill(cells.sums.begin(), cells.sums.end(), 0.0);
+    std::fill(cells.highest.begin(), cells.highest.end(), T{0});
   }
 
   void analyze_row(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t position, const WeightRow<T>& row) {
@@ -154,7 +192,7 @@ class Analyzer {
   }
 
   void compare_heads(std::int64_t b) {
-    const std::int64_t cells = map_rows_ * map_keys_;
+    const std::int64_t cells = result_.map_mean.size(2) * result_.map_mean.size(3);
     const auto product = [&](std::int64_t g, std::int64_t h) {
       double sum = 0;
       for (std::int64_t c = 0; c < cells; ++c) {
@@ -178,9 +216,11 @@ class Analyzer {
 
   const Problem& problem_;
   const AnalysisRequest& request_;
+  const CellTaker& taker_;
   Analysis result_;
-  std::int64_t map_rows_ = 0, map_keys_ = 0;
+  std::int64_t map_keys_ = 0;  // cells in a row of a map
   std::int64_t chunk_rows_ = 1, chunks_ = 0;
+  std::atomic<bool> stopped_ = false;
 };
 
 void check(const Problem& problem, const AnalysisRequest& request) {
@@ -209,12 +249,15 @@ double mean_over_rows(ConstTensorView statistic, std::int64_t batch, std::int64_
   return sum / static_cast<double>(std::max<std::int64_t>(rows.size(0), 1));
 }
 
+Analysis analyze(const Problem& problem, const AnalysisRequest& request, const CellTaker& taker) {
+  check(problem, request);
+  return problem.dtype() == DType::f64 ? Analyzer<double>(problem, request, taker).run()
+                                       : Analyzer<float>(problem, request, taker).run();
+}
+
 Analysis analyze(ConstTensorView query, ConstTensorView key, const AttentionOptions& options,
                  const AnalysisRequest& request) {
-  const Problem problem = analysis_problem("analyze", query, key, options);
-  check(problem, request);
-  return problem.dtype() == DType::f64 ? Analyzer<double>(problem, request).run()
-                                       : Analyzer<float>(problem, request).run();
+  return analyze(analysis_problem("analyze", query, key, options), request, {});
 }
 
 }  // namespace headway

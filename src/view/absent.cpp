@@ -2,14 +2,29 @@
 #include "headway/view.h"
 
 namespace headway {
+namespace {
+
+[[noreturn]] void refuse(const char* operation) {
+  throw Unsupported(std::string(operation) + ": this build has no zlib or no nlohmann-json, which the page needs");
+}
+
+}  // namespace
+
+void write_view(const std::filesystem::path&, std::span<const ViewLayer>, const ViewRequest&) { refuse("write_view"); }
 
 void write_view(const std::filesystem::path&, ConstTensorView, ConstTensorView, const AttentionOptions&,
                 const ViewRequest&) {
-  throw Unsupported("write_view: this build has no zlib or no nlohmann-json, which the page needs");
+  refuse("write_view");
 }
 
-ViewPage view_page(ConstTensorView, ConstTensorView, const AttentionOptions&, const ViewRequest&, ViewSource) {
-  throw Unsupported("view_page: this build has no zlib or no nlohmann-json, which the page needs");
-}
+struct LiveView::State {};
+
+LiveView::LiveView(std::span<const ViewLayer>, const ViewRequest&) { refuse("LiveView"); }
+
+LiveView::~LiveView() = default;
+
+std::string LiveView::address(std::string_view) const { return {}; }
+
+ViewAnswer LiveView::answer(std::string_view, std::string_view, std::string_view) const { return {}; }
 
 }  // namespace headway

@@ -2,14 +2,13 @@
 
 #include <zlib.h>
 
-#include <array>
-#include <bit>
+#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <new>
 #include <nlohmann/json.hpp>
 
 #include "headway/error.h"
+#include "view/fine_map.h"
 #include "view/html.h"
 #include "viewer_texts.h"
 
@@ -50,20 +49,16 @@ void add(json& blobs, const char* name, const std::vector<T>& numbers) {
   }
 }
 
-// The upper half of each float, rounded.
+// In three digits.
 void add_short(json& blobs, const char* name, const std::vector<float>& numbers) {
-  std::vector<std::uint16_t> halves;
-  halves.reserve(numbers.size());
-  for (const float number : numbers) {
-    const auto bits = std::bit_cast<std::uint32_t>(std::isfinite(number) ? number : 0.0f);
-    halves.push_back(static_cast<std::uint16_t>((bits + 0x8000u) >> 16));
-  }
+  std::vector<std::uint16_t> halves(numbers.size());
+  std::transform(numbers.begin(), numbers.end(), halves.begin(), short_float);
   add(blobs, name, halves);
 }
 
 double finite(double number) { return std::isfinite(number) ? number : 0.0; }
 
-json data_of(const Content& content) {
+json data_of(const Content& content, Source source) {
   json data = {{"title", content.title},
                {"options", content.options},
                {"queries", content.queries},
@@ -75,8 +70,8 @@ json data_of(const Content& content) {
                {"top", content.top},
                {"keyTokens", nullptr},
                {"queryTokens", nullptr},
-               {"similarity", nullptr},
-               {"live", nullptr},
+               {"layers", content.layers},
+               {"live", source == Source::server},
                {"blobs", json::object()}};
   if (!content.key_tokens.empty()) {
     data["keyTokens"] = content.key_tokens;
@@ -85,14 +80,10 @@ json data_of(const Content& content) {
     // "same": the page takes the keys' tokens.
     data["queryTokens"] = content.query_tokens == content.key_tokens ? json("same") : json(content.query_tokens);
   }
-  if (!content.similarity.empty()) {
-    for (const float number : content.similarity) {
-      data["similarity"].push_back(std::round(1000 * finite(static_cast<double>(number))) / 1000);
-    }
-  }
   data["heads"] = json::array();
   for (const Head& head : content.heads) {
     data["heads"].push_back({{"name", head.name},
+                             {"layer", head.layer},
                              {"entropy", finite(head.entropy)},
                              {"distance", finite(head.distance)},
                              {"first", finite(head.first)},
@@ -112,11 +103,11 @@ json data_of(const Content& content) {
 
 }  // namespace
 
-std::string page_text(const Content& content, ViewSource source) {
+std::string page_text(const Content& content, Source source) {
   // Bytes that are no UTF-8 are replaced.
   return assembled({viewer_page_markup, viewer_style, viewer_script},
-                   data_of(content).dump(-1, ' ', false, json::error_handler_t::replace),
-                   source == ViewSource::server ? Connect::own_server : Connect::nowhere);
+                   data_of(content, source).dump(-1, ' ', false, json::error_handler_t::replace),
+                   source == Source::server ? Connect::own_server : Connect::nowhere);
 }
 
 }  // namespace headway::view

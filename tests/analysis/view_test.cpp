@@ -73,10 +73,19 @@ TEST_F(View, of_a_long_text_stays_small) {
   EXPECT_LT(fs::file_size(file("a.html")), 5'000'000u);
 }
 
-TEST_F(View, from_a_server_may_ask_it_and_brings_the_lse) {
-  const ViewPage page = view_page(inputs_.q, inputs_.k, {}, {}, ViewSource::server);
-  EXPECT_NE(page.text.find("connect-src 'self'"), std::string::npos);
-  EXPECT_TRUE(same_bits(page.lse, analyze(inputs_.q, inputs_.k).lse));
+TEST_F(View, of_layers_names_layers_and_heads) {
+  const std::vector<ViewLayer> layers{{inputs_.q, inputs_.k}, {inputs_.q, inputs_.k, {.causal = Causal::square}}};
+  write_view(file("a.html"), layers);
+  const std::string page = text_of("a.html");
+  EXPECT_NE(page.find("\"layer 0, head 0\""), std::string::npos);
+  EXPECT_NE(page.find("\"layer 1, head 1\""), std::string::npos);
+  EXPECT_NE(page.find("options differ"), std::string::npos);
+  const Inputs shorter = random_inputs({.batch = 1, .heads = 2, .kv_heads = 1, .queries = 6, .keys = 5});
+  const std::vector<ViewLayer> unlike{{inputs_.q, inputs_.k}, {shorter.q, shorter.k}};
+  EXPECT_TRUE(throws<InvalidArgument>("write_view", {"layer 1 has 6 queries and 5 keys", "expected 6 and 6"},
+                                      [&] { write_view(file("b.html"), unlike); }));
+  EXPECT_TRUE(throws<InvalidArgument>("write_view", {"nothing to show"},
+                                      [&] { write_view(file("b.html"), std::span<const ViewLayer>()); }));
 }
 
 TEST_F(View, says_what_is_wrong_and_leaves_nothing_behind) {
@@ -100,7 +109,11 @@ TEST_F(View, says_what_is_wrong_and_leaves_nothing_behind) {
 }
 
 TEST_F(View, that_is_stopped_leaves_nothing_behind) {
-  EXPECT_THROW(write_view(file("a.html"), inputs_.q, inputs_.k, {.progress = [](double) { return false; }}), Cancelled);
+  const Progress stop = [](double) { return false; };
+  EXPECT_THROW(write_view(file("a.html"), inputs_.q, inputs_.k, {.progress = stop}), Cancelled);
+  ViewRequest request;
+  request.progress = stop;
+  EXPECT_THROW(write_view(file("a.html"), inputs_.q, inputs_.k, {}, request), Cancelled);
   EXPECT_TRUE(fs::is_empty(file("").parent_path()));
 }
 

@@ -5,6 +5,7 @@ MultiheadAttention                  torch.nn.MultiheadAttention; parameters and 
 replace_attention                   swaps every torch.nn.MultiheadAttention inside a model, restore_attention undoes it
 register_with_transformers          attn_implementation="headway" for Hugging Face models
 MultiHeadAttention                  the tutorials' module, with nn.Linear W_q, W_k, W_v, W_o
+record                              what every attention layer of a model attends to, while it runs
 attention, attention_varlen         headway.attention and headway.attention_varlen with gradients
 
 >>> import torch, headway.torch
@@ -27,6 +28,7 @@ from headway.torch.functional import attention, attention_varlen
 from headway.torch.hugging_face import register_with_transformers
 from headway.torch.layer import MultiHeadAttention
 from headway.torch.multihead import MultiheadAttention
+from headway.torch.recording import Recording, record
 from headway.torch.sdpa import scaled_dot_product_attention
 from headway.torch.swap import replace_attention, restore_attention
 
@@ -36,8 +38,10 @@ _headway.share_openmp_threads(_os.path.join(_os.path.dirname(_torch.__file__), "
 __all__ = [
     "MultiHeadAttention",
     "MultiheadAttention",
+    "Recording",
     "attention",
     "attention_varlen",
+    "record",
     "register_with_transformers",
     "replace_attention",
     "restore_attention",

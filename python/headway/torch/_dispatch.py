@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,10 @@ transforms_active = torch._C._are_functorch_transforms_active
 modes_active = torch._C._len_torch_dispatch_stack
 tracing_state = torch._C._get_tracing_state
 autocast_active = torch._C._is_any_autocast_enabled
+
+
+# Called with query, key and options of every call while headway.torch.record is on.
+recorders: list[Callable[[Tensor, Tensor, Options], None]] = []
 
 
 class _Attention(torch.autograd.Function):
@@ -63,6 +68,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, options: Options, return_w
     """(out, lse, weights if asked for) of attention under autograd, autocast and everything that may watch a call."""
     if autocast_active():
         query, key, value, options = _autocast(query, key, value, options)
+    for take in recorders:
+        take(query, key, options)
     alibi = options.alibi_slopes
     if alibi is not None and alibi.requires_grad and torch.is_grad_enabled():
         raise ValueError("attention: alibi_slopes requires grad, and has no gradient: pass what is learnt as bias")

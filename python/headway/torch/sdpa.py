@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from headway.torch._dispatch import (
     autocast_active,
     is_compiling,
     modes_active,
+    recorders,
     tracing_state,
     transforms_active,
 )
@@ -65,7 +66,7 @@ def scaled_dot_product_attention(
         and not (is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
         and query.is_contiguous()
         and not (query.is_neg() or key.is_neg() or value.is_neg())
-        and not (transforms_active() or modes_active() or autocast_active() or tracing_state() or unknown)
+        and not (transforms_active() or modes_active() or autocast_active() or tracing_state() or recorders or unknown)
         and (enable_gqa or query.dim() != 4 or query.size(1) == key.size(1))
     ):
         try:
@@ -77,6 +78,45 @@ def scaled_dot_product_attention(
     if unknown:
         refuse_keywords(_NAME, scaled_dot_product_attention, unknown)
     _check(query, key, value, attn_mask, dropout_p)
+    call = _call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    out = attend(call.query, call.key, call.value, call.options)[0]
+    sizes = (*call.leading, *out.shape[-2:])
+    return out if out.shape == sizes else out.reshape(sizes)
+
+
+def seen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor, Options]:
+    """A call of torch's function as Headway would make it: query, key and options."""
+    call = _call(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+    return call.query, call.key, call.options
+
+
+class _Call(NamedTuple):
+    query: Tensor  # (B, H, Sq, D), or fewer axes
+    key: Tensor
+    value: Tensor
+    options: Options
+    leading: tuple[int, ...]  # the axes of the result before (Sq, Dv)
+
+
+def _call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> _Call:
     options = Options(
         causal="top_left" if is_causal else "none",
         scale=None if scale is None else float(scale),
@@ -84,7 +124,7 @@ def scaled_dot_product_attention(
         seed=draw_seed() if dropout_p > 0 else None,
     )
     if query.dim() <= 4 and not enable_gqa and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
-        return attend(query, key, value, _with_mask(options, attn_mask))[0]
+        return _Call(query, key, value, _with_mask(options, attn_mask), tuple(query.shape[:-2]))
     return _broadcast(query, key, value, attn_mask, enable_gqa, options)
 
 
@@ -106,7 +146,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
 
 def _broadcast(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, enable_gqa: bool, options: Options
-) -> Tensor:
+) -> _Call:
     """Attention of what has grouped heads, other leading axes than (B, H), or leading axes that differ."""
     if enable_gqa:
         key, value = _same_heads(query, key, value)
@@ -116,9 +156,7 @@ def _broadcast(
     query, key, value = (
         _spread(x, batch, x.shape[-3:-2] if enable_gqa else heads[-1:], rank) for x in (query, key, value)
     )
-    out = attend(query, key, value, _with_mask(options, _one_batch_axis(attn_mask, batch)))[0]
-    sizes = (*batch, *heads[-1:], *out.shape[-2:])
-    return out if out.shape == sizes else out.reshape(sizes)
+    return _Call(query, key, value, _with_mask(options, _one_batch_axis(attn_mask, batch)), (*batch, *heads[-1:]))
 
 
 def _with_mask(options: Options, attn_mask: Tensor | None) -> Options:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from torch import nn
@@ -51,17 +53,34 @@ def restore_attention(model: _Model) -> _Model:
     return _swap(model, MultiheadAttention, nn.MultiheadAttention)
 
 
+@contextmanager
+def swapped(model: nn.Module) -> Iterator[None]:
+    """replace_attention for a while: afterwards the modules that it changed are torch's again, and no others."""
+    changed = [module for module in model.modules() if type(module) is nn.MultiheadAttention]
+    _swap(model, nn.MultiheadAttention, MultiheadAttention)
+    try:
+        yield
+    finally:
+        for module in changed:
+            module.__class__ = nn.MultiheadAttention
+        _set_bypasses(model)
+
+
 def _swap(model: _Model, old: type[nn.Module], new: type[nn.Module]) -> _Model:
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch.nn.Module, found {type(model).__name__}")
     for module in model.modules():
         if type(module) is old:
             module.__class__ = new  # one layout: what differs is forward
+    _set_bypasses(model)
+    return model
+
+
+def _set_bypasses(model: nn.Module) -> None:
     for module in model.modules():
         for kind, values in _BYPASSES.items():
             if isinstance(module, kind):
                 _set_bypass(module, values)
-    return model
 
 
 def _set_bypass(module: nn.Module, values: dict[str, Any]) -> None:

@@ -1,0 +1,99 @@
+"""The page that shows attention from a small server on this machine: sockets for the answers of the compiled part."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+from headway._headway import LiveView
+
+
+class ViewServer:
+    """The page that headway.view(..., serve=True) shows, until close(), the end of a with block, or the end of Python.
+
+    Only this machine reaches it: it listens on the loopback address. The address has a random part, and whoever does
+    not know it gets nothing; neither does a request in the name of another host, or for anything but the page and its
+    parts.
+
+    >>> import numpy as np, headway
+    >>> x = np.eye(4)
+    >>> with headway.view(x, x, serve=True) as server:
+    ...     server.url.startswith("http://127.0.0.1:")
+    True
+    """
+
+    def __init__(self, view: LiveView) -> None:
+        self._server = _Server(view)
+        self.url: str = view.address(self._server.own_host)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="headway.view", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends serving; again is allowed."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+    def wait(self) -> None:
+        """Says where the page is, serves until Ctrl-C, and closes: the last line of a script."""
+        print(f"{self.url}  Ctrl-C ends", flush=True)
+        try:
+            while self._thread.is_alive():
+                self._thread.join(0.2)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self.close()
+
+    def __enter__(self) -> ViewServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ViewServer: {self.url}>"
+
+    def _repr_html_(self) -> str:
+        """In a notebook, a link."""
+        return f'<a href="{self.url}" target="_blank" rel="noopener">{self.url}</a>'
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, view: LiveView) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.view = view
+        self.own_host = f"127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that leaves in the middle of an answer is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "headway", ""
+    timeout = 60
+    server: _Server
+
+    def do_GET(self) -> None:  # noqa: N802
+        """The answer is the compiled part's."""
+        status, headers, body = self.server.view.answer(self.path, self.headers.get("Host", ""), self.server.own_host)
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""

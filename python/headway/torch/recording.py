@@ -1,0 +1,252 @@
+"""What a model attends to, recorded while it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from headway import _headway
+from headway._results import Analysis
+from headway._server import ViewServer
+from headway._view import Texts, show
+from headway.torch import sdpa
+from headway.torch._core import Options
+from headway.torch._dispatch import recorders
+from headway.torch.hugging_face import register_with_transformers
+from headway.torch.swap import swapped
+
+_REGISTERED = "headway"
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of attention: queries, keys and options as headway.analyze takes them, and whose call it was."""
+
+    name: str  # the module inside the model, "encoder.layer.3.attention.self"
+    query: Tensor  # (B, H, Sq, D), or fewer axes
+    key: Tensor  # (B, Hkv, Sk, D)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def item(self, number: int) -> Call:
+        """The same for one item of the batch, which keeps its axis."""
+        if self.query.dim() < 3:
+            return self
+        batch = self.query.shape[0]
+        if not 0 <= number < batch:
+            raise ValueError(f"record: item is {number}, expected 0 to {batch - 1}")
+        # Masks and biases have a batch axis where they have all four, lengths in front.
+        per_item = {"mask": self.query.dim(), "bias": self.query.dim(), "valid_lens": 0, "query_lens": 0}
+        options = dict(self.options)
+        for name, axes in per_item.items():
+            value = options.get(name)
+            if value is not None and value.dim() >= axes and value.shape[0] == batch:
+                options[name] = value[number : number + 1]
+        part = slice(number, number + 1)
+        return Call(self.name, self.query[part], self.key[part], options)
+
+
+class Recording:
+    """What record() saw: calls in their order, and runs of the model, each a list with one call for each layer.
+
+    >>> import torch, headway.torch
+    >>> layer = torch.nn.TransformerEncoderLayer(d_model=32, nhead=4, batch_first=True)
+    >>> model = torch.nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False).eval()
+    >>> with torch.no_grad(), headway.torch.record(model) as recording:
+    ...     out = model(torch.randn(1, 10, 32))
+    >>> recording
+    <Recording: 2 calls in 1 run of 2 layers>
+    >>> [analysis.entropy.shape for analysis in recording.analyze()]
+    [torch.Size([1, 4, 10]), torch.Size([1, 4, 10])]
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    @property
+    def runs(self) -> list[list[Call]]:
+        """The calls of each run: a layer that comes again begins the next one, as every new token does in generation."""
+        runs: list[list[Call]] = []
+        seen: set[str] = set()
+        for call in self.calls:
+            if not runs or call.name in seen:
+                runs.append([])
+                seen = set()
+            seen.add(call.name)
+            runs[-1].append(call)
+        return runs
+
+    def layers(self, run: int = 0) -> list[Call]:
+        """The calls of one run, one for each layer."""
+        runs = self.runs
+        if not runs:
+            raise ValueError("record: no attention was recorded: nothing ran, or the model has attention of its own kind")
+        if not -len(runs) <= run < len(runs):
+            raise ValueError(f"record: run is {run}, expected 0 to {len(runs) - 1}")
+        return runs[run]
+
+    def analyze(self, *, run: int = 0, **asked: Any) -> list[Analysis]:
+        """headway.analyze for each layer of a run; asked is top, near, cells and progress."""
+        return [_headway.analyze(call.query, call.key, **call.options, **asked) for call in self.layers(run)]
+
+    @overload
+    def view(
+        self,
+        *,
+        tokens: Iterable[str] | None = None,
+        query_tokens: Iterable[str] | None = None,
+        title: str = "Attention",
+        run: int = 0,
+        item: int = 0,
+        path: str | os.PathLike[str] = "attention.html",
+        overwrite: bool = False,
+        serve: Literal[False] = False,
+        progress: bool | None = None,
+    ) -> Path: ...
+    @overload
+    def view(
+        self,
+        *,
+        tokens: Iterable[str] | None = None,
+        query_tokens: Iterable[str] | None = None,
+        title: str = "Attention",
+        run: int = 0,
+        item: int = 0,
+        path: str | os.PathLike[str] = "attention.html",
+        overwrite: bool = False,
+        serve: Literal[True],
+        progress: bool | None = None,
+    ) -> ViewServer: ...
+    def view(
+        self,
+        *,
+        tokens: Iterable[str] | None = None,
+        query_tokens: Iterable[str] | None = None,
+        title: str = "Attention",
+        run: int = 0,
+        item: int = 0,
+        path: str | os.PathLike[str] = "attention.html",
+        overwrite: bool = False,
+        serve: bool = False,
+        progress: bool | None = None,
+    ) -> Path | ViewServer:
+        """headway.view of all layers and heads in one page, for one item of the batch of one run."""
+        calls = [call.item(item) for call in self.layers(run)]
+        # One page has one text along each side: what has other lengths than the first layer is another page.
+        sizes = [(int(call.query.shape[-2]), int(call.key.shape[-2])) for call in calls]
+        calls = [call for call, size in zip(calls, sizes) if size == sizes[0]]
+        layers = [_headway.view_layer(call.query, call.key, **call.options) for call in calls]
+        return show(layers, Texts(title, tokens, query_tokens, None, *sizes[0]), path, overwrite, serve, progress)
+
+    def __repr__(self) -> str:
+        runs = self.runs
+        layers = f" of {len(runs[0])} layers" if runs else ""
+        return f"<Recording: {len(self.calls)} calls in {len(runs)} run{'' if len(runs) == 1 else 's'}{layers}>"
+
+
+@contextmanager
+def record(model: nn.Module) -> Iterator[Recording]:
+    """Records the queries and keys of every attention layer of the model while it runs, and what masks them.
+
+    Inside the with block the model runs as always; its attention is computed by Headway, and no weight is stored. Seen
+    are torch.nn.MultiheadAttention, Headway's own modules and functions, Hugging Face models, and every other call of
+    torch.nn.functional.scaled_dot_product_attention. Afterwards the model is what it was.
+
+    Recording.analyze gives the statistics of each layer, Recording.view the page that shows all layers and heads.
+    Queries and keys are kept, which is as much memory as the model's own for one run.
+
+    >>> import torch, headway.torch
+    >>> model = torch.nn.MultiheadAttention(32, 4, batch_first=True).eval()
+    >>> x = torch.randn(1, 10, 32)
+    >>> with headway.torch.record(model) as recording:
+    ...     out, weights = model(x, x, x, average_attn_weights=False)
+    >>> call = recording.calls[0]
+    >>> torch.allclose(headway.attention_scores(call.query, call.key, **call.options), weights, atol=1e-6)
+    True
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"record: model is a {type(model).__name__}, expected a torch.nn.Module")
+    recording, places = Recording(), _Places(model)
+
+    def take(query: Tensor, key: Tensor, options: Options) -> None:
+        if options.packed:
+            raise NotImplementedError("record: packed sequences (attention_varlen) cannot be recorded")
+        kept = options._replace(dropout=0.0, seed=None, engine=None).keywords()
+        kept = {name: value.detach() if isinstance(value, Tensor) else value for name, value in kept.items()}
+        # Copies, in whatever order they lie: a cache that the next step overwrites must not change what was recorded.
+        recording.calls.append(Call(places.here(), query.detach().clone(), key.detach().clone(), kept))
+
+    with ExitStack() as stack:
+        stack.enter_context(places)
+        stack.enter_context(swapped(model))
+        stack.enter_context(_through_headway(model))
+        stack.enter_context(_Functions(take))
+        recorders.append(take)
+        stack.callback(recorders.remove, take)
+        yield recording
+
+
+class _Places:
+    """Which module inside the model is running."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._running: list[str] = []
+        self._hooks: list[Any] = []
+
+    def here(self) -> str:
+        return self._running[-1] if self._running else ""
+
+    def __enter__(self) -> None:
+        for name, module in self._model.named_modules():
+            self._hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self._running.append(name)))
+            self._hooks.append(module.register_forward_hook(self._left, always_call=True))
+
+    def _left(self, *_: Any) -> None:
+        self._running.pop()
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+class _Functions(TorchFunctionMode):
+    """Sees torch's own attention function, whoever calls it."""
+
+    def __init__(self, take: Callable[[Tensor, Tensor, Options], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._take = take
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            self._take(*sdpa.seen(*args, **kwargs))
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _through_headway(model: nn.Module) -> Iterator[None]:
+    """Hugging Face's configurations inside the model say attn_implementation="headway" meanwhile."""
+    configs: dict[int, Any] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(getattr(config, "_attn_implementation_internal", None), str):
+            configs[id(config)] = config
+    if configs:
+        register_with_transformers(_REGISTERED)
+    before = {number: config._attn_implementation_internal for number, config in configs.items()}
+    try:
+        for config in configs.values():
+            config._attn_implementation_internal = _REGISTERED
+        yield
+    finally:
+        for number, config in configs.items():
+            config._attn_implementation_internal = before[number]

@@ -1,0 +1,29 @@
+// From layers of attention to what a page shows of them, as fine as there is room for.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "core/problem.h"
+#include "headway/view.h"
+#include "view/fine_map.h"
+#include "view/page.h"
+
+namespace headway::view {
+
+// The layers' problems: checked, and alike enough for one page.
+std::vector<Problem> problems_of(const char* operation, std::span<const ViewLayer> layers, const ViewRequest& request);
+
+struct Analyzed {
+  Content content;
+  std::vector<Tensor> lse;  // [B,H,Sq] of each layer
+};
+
+// Analyzes the layers, with `request.progress` over all of them. A fine map that is not empty is filled on the way, and
+// the page's own map comes from it.
+Analyzed analyzed(std::span<const ViewLayer> layers, std::span<const Problem> problems, const ViewRequest& request,
+                  FineMap& fine);
+
+std::int64_t heads_in(std::span<const Problem> problems);
+
+}  // namespace headway::view
