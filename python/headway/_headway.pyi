@@ -229,7 +229,7 @@ class ViewLayer: ...
 def view_layer(query: Any, key: Any, **options: Unpack[Options]) -> ViewLayer: ...
 def write_view(
     layers: list[ViewLayer],
-    path: str,
+    path: bytes,
     title: str,
     key_tokens: list[str],
     query_tokens: list[str],

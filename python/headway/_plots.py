@@ -37,7 +37,7 @@ def plot_heads(
     >>> x = np.random.default_rng(0).standard_normal((1, 4, 64, 16), dtype=np.float32)
     >>> figure = headway.plot_heads(headway.analyze(x, x, causal=True))
     >>> figure.axes[3].get_title()
-    'head 3  entropy 2.45'
+    'head 3  entropy 2.09'
     """
     pyplot, colors = _matplotlib("plot_heads")
     layers = [analysis] if isinstance(analysis, Analysis) else list(analysis)
@@ -61,7 +61,7 @@ def plot_heads(
     flat = [(layer, n, head) for n, layer in enumerate(layers) for head in range(len(maps[n]))]
     for ax in axes.flat:
         ax.set_axis_off()
-    for place, (layer, n, head), title in zip(places, flat, titles or [None] * count):
+    for place, (layer, n, head), title in zip(places, flat, titles or [""] * count):
         ax, numbers = axes[place], maps[n][head]
         highest = float(numbers.max()) or 1.0
         norm = colors.LogNorm(highest / 1e4, highest, clip=True) if scale == "log" else colors.Normalize(0, highest)
@@ -93,8 +93,8 @@ def plot_row(
     """The exact weights of one row of one head as bars over the keys; returns the matplotlib axes.
 
     query (B, H, Sq, D), key (B, Hkv, Sk, D), or fewer axes; head and item say which one. keys is a part (begin, end) of
-    them. With tokens, one text for each key, up to 40 keys are named; of more, the 40 strongest are shown in their order.
-    Options as for attention.
+    them. With tokens, one text for each key, up to 40 keys are named; of more, the 40 strongest are shown, in
+    order. Options as for attention.
 
     >>> import numpy as np, headway
     >>> x = np.random.default_rng(0).standard_normal((2, 5, 8))
@@ -122,12 +122,14 @@ def plot_row(
     if tokens is not None and len(weights) > _MOST_BARS:
         shown = np.sort(np.argsort(-weights, kind="stable")[:_MOST_BARS])
     if tokens is None:
-        ax.fill_between(begin + np.append(shown, len(weights)), np.append(weights, weights[-1:]), step="post", color=_COLOUR)
+        ax.fill_between(
+            begin + np.append(shown, len(weights)), np.append(weights, weights[-1:]), step="post", color=_COLOUR
+        )
         ax.set_xlim(begin, end)
         ax.set_xlabel("key")
     else:
         ax.bar(np.arange(len(shown)), weights[shown], color=_COLOUR, width=0.85)
-        ax.set_xticks(np.arange(len(shown)), [_label(tokens[begin + n]) for n in shown], rotation=60, ha="right")
+        ax.set_xticks(np.arange(len(shown)), [_label(tokens[begin + int(n)]) for n in shown], rotation=60, ha="right")
         ax.set_xlim(-0.6, len(shown) - 0.4)
     ax.set_ylim(bottom=0)
     ax.set_ylabel("weight")
@@ -156,7 +158,8 @@ def _numpy(array: Any) -> Any:
 def _heads_of(array: Any, own_axes: int) -> list[Any]:
     """(.., R, C) -> one (R, C) for each head."""
     numbers = _numpy(array)
-    return list(numbers.reshape(-1, *numbers.shape[numbers.ndim - own_axes :]))
+    leading = numbers.ndim - own_axes
+    return list(numbers.reshape(math.prod(numbers.shape[:leading]), *numbers.shape[leading:]))
 
 
 def _title(layers: list[Analysis], layer: Analysis, number: int, head: int) -> str:

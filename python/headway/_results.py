@@ -64,11 +64,10 @@ class Analysis:
         """The heads' means, the first 16 of them."""
         queries, keys = int(self.lse.shape[-1]), int(self.received.shape[-1])
         leading = tuple(int(size) for size in self.lse.shape[:-1])
-        if not leading:
-            what, heads = "one head", [()]
-        else:
+        what = "one head"
+        if leading:
             what = " x ".join(map(str, leading)) + (" heads" if len(leading) == 2 else " items, one head each")
-            heads = list(product(*map(range, leading)))
+        heads = list(product(*map(range, leading)))
         lines = [f"Analysis of {what}, {queries} queries, {keys} keys (means over the rows)"]
         if queries:
             lines.append("  head  entropy  distance  first  diagonal  near")

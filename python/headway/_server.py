@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
@@ -11,7 +12,7 @@ from headway._headway import LiveView
 
 
 class ViewServer:
-    """The page that headway.view(..., serve=True) shows, until close(), the end of a with block, or the end of Python.
+    """The page that headway.view(..., serve=True) shows, until close(), the end of a with block, or its own end.
 
     Only this machine reaches it: it listens on the loopback address. The address has a random part, and whoever does
     not know it gets nothing; neither does a request in the name of another host, or for anything but the page and its
@@ -31,18 +32,16 @@ class ViewServer:
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="headway.view", daemon=True
         )
         self._thread.start()
+        self._end = weakref.finalize(self, _end, self._server, self._thread)
 
     def close(self) -> None:
         """Ends serving; again is allowed."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-            self._thread.join()
-        self._server.server_close()
+        self._end()
 
     def wait(self) -> None:
         """Says where the page is, serves until Ctrl-C, and closes: the last line of a script."""
-        print(f"{self.url}  Ctrl-C ends", flush=True)
         try:
+            print(f"{self.url}  Ctrl-C ends", flush=True)
             while self._thread.is_alive():
                 self._thread.join(0.2)
         except KeyboardInterrupt:
@@ -66,6 +65,12 @@ class ViewServer:
         return f'<a href="{self.url}" target="_blank" rel="noopener">{self.url}</a>'
 
 
+def _end(server: _Server, thread: threading.Thread) -> None:
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
@@ -85,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
     server: _Server
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         """The answer is the compiled part's."""
         status, headers, body = self.server.view.answer(self.path, self.headers.get("Host", ""), self.server.own_host)
         self.send_response(status)

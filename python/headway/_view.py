@@ -73,11 +73,11 @@ def view(
 
     progress shows how far a long analysis is: None means on a terminal only. Ctrl-C leaves no file behind.
 
-    >>> import numpy as np, headway, os, tempfile
+    >>> import numpy as np, headway, tempfile
     >>> x = np.random.default_rng(0).standard_normal((2, 5, 8))
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> page = headway.view(x, x, tokens="the cat sat down .".split(), path=folder.name + "/cat.html", causal=True)
-    >>> page.name, page.stat().st_size > 10_000
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page = headway.view(x, x, tokens="the cat sat down .".split(), path=f"{folder}/cat.html", causal=True)
+    ...     page.name, page.stat().st_size > 10_000
     ('cat.html', True)
     """
     layer = _headway.view_layer(query, key, **options)
@@ -129,5 +129,6 @@ def show(
     words = (texts.title, texts.keys, texts.queries, texts.heads)
     if serve:
         return ViewServer(_headway.LiveView(list(layers), *words, progress))
-    _headway.write_view(list(layers), os.fsdecode(path), *words, bool(overwrite), progress)
-    return Path(path)
+    target = Path(os.fsdecode(path))
+    _headway.write_view(list(layers), os.fsencode(target), *words, bool(overwrite), progress)
+    return target

@@ -68,15 +68,16 @@ void translated(const Body& body) {
   }
 }
 
-void write(const nb::list& layers, const std::string& path, const nb::str& title, const nb::list& key_tokens,
+void write(const nb::list& layers, const nb::bytes& path, const nb::str& title, const nb::list& key_tokens,
            const nb::list& query_tokens, const nb::list& head_names, bool overwrite, nb::handle progress) {
   const std::vector<ViewLayer> views = views_of(layers);
   ViewRequest request = request_of(title, key_tokens, query_tokens, head_names);
   request.overwrite = overwrite;
+  const std::filesystem::path target(std::string(path.c_str(), path.size()));
   translated([&] {
     const ProgressBar bar(progress);
     const Released released(request.progress, bar.callable());
-    write_view(path, views, request);
+    write_view(target, views, request);
   });
 }
 

@@ -9,6 +9,9 @@
 namespace headway::view {
 namespace {
 
+// Whole vectors; and what is narrower than 512 such cells can be computed while someone waits.
+constexpr std::int64_t least_cell = 8;
+
 // How many of `cell` sized cells the span [begin, end) of a matrix touches.
 std::int64_t cells_in(std::int64_t begin, std::int64_t end, std::int64_t cell) {
   return ceil_div(end, cell) - begin / cell;
@@ -26,11 +29,9 @@ float from_short(std::uint16_t half) { return std::bit_cast<float>(std::uint32_t
 FineMap::FineMap(std::int64_t heads, std::int64_t queries, std::int64_t keys, std::int64_t bytes)
     : queries_(queries), keys_(keys) {
   const double pairs = static_cast<double>(heads) * static_cast<double>(queries) * static_cast<double>(keys);
-  cell_ = std::max<std::int64_t>(
-      1, static_cast<std::int64_t>(std::ceil(std::sqrt(4 * pairs / static_cast<double>(bytes)))));
-  if (cell_ > 8) {
-    cell_ = ceil_div(cell_, 8) * 8;  // whole vectors
-  }
+  const double smallest = std::sqrt(4 * pairs / static_cast<double>(bytes));
+  cell_ = std::max<std::int64_t>(static_cast<std::int64_t>(std::ceil(smallest / static_cast<double>(least_cell))), 1) *
+          least_cell;
   rows_ = ceil_div(queries, cell_);
   columns_ = ceil_div(keys, cell_);
   mean_.resize(static_cast<std::size_t>(heads * rows_ * columns_));

@@ -52,6 +52,7 @@ def test_the_command_is_installed_where_it_was_built():
 
 
 PROGRAM = """
+import pathlib
 import numpy as np
 import numpy.typing as npt
 import headway
@@ -69,6 +70,9 @@ steps: tuple[headway.TraceStep, ...] = headway.trace(x, x, x, causal=True, token
 layer = headway.MultiHeadAttention(4, 2, bias=True)
 layer.forward(x, x, x, None, training=True)
 parts: dict[str, object] = layer.backward(x)
+found: headway.Analysis = headway.analyze(x, x, top=3, progress=False, causal=True)
+page: pathlib.Path = headway.view(x, x, tokens=["a", "b", "c"], path="page.html", scale=2.0)
+server: headway.ViewServer = headway.view(x, x, serve=True)
 headway.set_threads(headway.get_threads())
 names: list[str] = headway.engines()
 """

