@@ -129,6 +129,7 @@ async function start() {
   document.getElementById("exactness").textContent = exactness();
   readLink();
   applyTheme();
+  if (data.layers === 1) document.getElementById("detail").append(text);  // beside one layer's heads it has no room
   makeOverview(chooseHead);
   arrangeOverview();
   drawOverview();

@@ -15,7 +15,10 @@ function headImage(head) {
 }
 
 // The weight that the strongest colour stands for.
-const highestOf = (head) => largest(headPart(arrays[state.value], head));
+const highest = {};
+function highestOf(head) {
+  return (highest[[head, state.value]] ??= largest(headPart(arrays[state.value], head)));
+}
 
 function tileImage(tile) {
   const name = [state.value, state.scale, state.theme].join();
@@ -25,7 +28,7 @@ function tileImage(tile) {
 
 // Means of finer cells are larger: up to the largest weight of the head, in a part of single weights.
 function tileHighest(tile) {
-  return Math.max(highestOf(tile.head), largest(tile[state.value]));
+  return Math.max(highestOf(tile.head), (tile[`${state.value}Highest`] ??= largest(tile[state.value])));
 }
 
 // The canvas in CSS pixels, drawn at the screen's own density.
@@ -65,8 +68,8 @@ function drawMatrix() {
     drawPart(context, area, tileImage(tile), tile.r0, tile.r0 + tile.rows * tile.rowCell, tile.k0, tile.k0 + tile.columns * tile.keyCell);
   }
   drawNumbers(context, area);
-  context.strokeStyle = style.getPropertyValue("--arc");
-  context.lineWidth = 1.5;
+  context.strokeStyle = style.getPropertyValue("--cursor");
+  context.lineWidth = 2;
   const cell = cellAt(state.head, state.cursor.i, state.cursor.j), x = xOf(area, cell.k0), y = yOf(area, cell.r0);
   context.strokeRect(x, y, Math.max(2, xOf(area, cell.k1) - x), Math.max(2, yOf(area, cell.r1) - y));
   context.restore();
@@ -77,17 +80,17 @@ function drawMatrix() {
 function drawNumbers(context, area) {
   const {r0, r1, k0, k1} = state.view;
   if (area.width / (k1 - k0) < 44 || area.height / (r1 - r0) < 18) return;
-  const highest = liveTile(state.head) ? tileHighest(liveTile(state.head)) : highestOf(state.head), shade = shadeOf(state.scale, highest);
+  const tile = liveTile(state.head), shade = shadeOf(state.scale, tile ? tileHighest(tile) : highestOf(state.head));
   context.font = "11px system-ui, sans-serif";
   context.textAlign = "center";
   context.textBaseline = "middle";
   for (let i = Math.floor(r0); i < r1; i++) {
     for (let j = Math.floor(k0); j < k1; j++) {
       const weight = exactWeight(state.head, i, j);
-      if (weight === null) continue;
+      if (weight === null || weight === 0) continue;
       context.fillStyle = shade(weight) > 128 === (state.theme === "light") ? "#ffffff" : "#1c1f23";
       if (state.theme === "dark" && shade(weight) <= 128) context.fillStyle = "#c9d0d6";
-      const text = weight === 0 ? "0" : weight >= 0.001 ? weight.toPrecision(3).slice(0, 6) : weight.toExponential(0);
+      const text = weight >= 0.001 ? weight.toPrecision(3).slice(0, 6) : weight.toExponential(0);
       context.fillText(text, xOf(area, j + 0.5), yOf(area, i + 0.5));
     }
   }
@@ -101,7 +104,7 @@ function drawAxes(context, area, width, height, style) {
   context.textAlign = "right";
   context.textBaseline = "middle";
   for (let i = Math.ceil(state.view.r0 / rowStep) * rowStep; i < state.view.r1; i += rowStep) {
-    context.fillText(clipped(context, shown(queryToken(i)), area.x - 8), area.x - 5, yOf(area, Math.min(i + 0.5, state.view.r1)));
+    context.fillText(clipped(context, shown(queryToken(i)), area.x - 8), area.x - 5, Math.max(7, yOf(area, Math.min(i + 0.5, state.view.r1))));
   }
   for (let j = Math.ceil(state.view.k0 / keyStep) * keyStep; j < state.view.k1; j += keyStep) {
     const x = xOf(area, Math.min(j + 0.5, state.view.k1)), y = area.height + 6;

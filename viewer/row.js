@@ -28,17 +28,53 @@ function drawRow() {
     return chip;
   }));
   drawArcs(entries);
+  drawText(entries);
+}
+
+// The words around the cursor, each shaded by the weight that the row gives it; pointing at a word goes to its row.
+const text = document.getElementById("text"), mostWords = 240;
+let words = {begin: 0, elements: []};
+
+function drawText(entries) {
+  if (!data.keyTokens || data.queryTokens !== data.keyTokens) return;
+  const {i} = state.cursor, {begin, elements} = words;
+  if (!elements.length || i < begin || i >= begin + elements.length) fillText(i);
+  const shares = arrays.weights ? headPart(arrays.weights, state.head).subarray(i * data.keys, (i + 1) * data.keys) : null;
+  const most = entries.length ? entries[0].share : 0;
+  words.elements.forEach((element, n) => {
+    const key = words.begin + n, entry = shares ? null : entries.find(({begin: from, end}) => key >= from && key < end);
+    const share = shares ? shares[key] : entry ? entry.share : 0;
+    const strength = most > 0 ? Math.round(62 * Math.sqrt(Math.min(1, share / most))) : 0;
+    element.style.background = strength > 4 ? `color-mix(in srgb, var(--arc) ${strength}%, transparent)` : "";
+    element.classList.toggle("self", key === i);
+  });
+}
+
+function fillText(i) {
+  const begin = Math.max(0, Math.min(i - mostWords / 2, data.keys - mostWords)), end = Math.min(data.keys, begin + mostWords);
+  const elements = Array.from({length: end - begin}, (_, n) => {
+    const element = document.createElement("bdi");
+    element.textContent = shown(keyToken(begin + n));
+    element.addEventListener("pointerenter", () => {
+      state.cursor.i = begin + n;
+      redraw();
+    });
+    return element;
+  });
+  words = {begin, elements};
+  text.replaceChildren(...elements.flatMap((element) => [element, " "]));
 }
 
 // Words in a line, and arcs from the row's own word to those it attends to; long texts show the part around the cursor.
 function drawArcs(entries) {
   const canvas = document.getElementById("arcs"), {context, width, height} = prepared(canvas);
-  const style = getComputedStyle(document.documentElement), words = data.keyTokens && data.queryTokens;
+  const style = getComputedStyle(document.documentElement), named = data.keyTokens && data.queryTokens;
+  const left = named ? 26 : 0;  // room for the first word
   const self = Math.min(data.keys - 1, state.cursor.i + Math.max(0, data.keys - data.queries));
-  const most = words ? Math.max(8, Math.floor(width / 34)) : data.keys;
-  const begin = words ? Math.max(0, Math.min(self - Math.floor(most / 2), data.keys - most)) : 0;
-  const end = Math.min(data.keys, begin + most), step = width / (end - begin), ground = height - (words ? 46 : 16);
-  const x = (j) => (Math.min(end, Math.max(begin, j)) - begin) * step;
+  const most = named ? Math.max(8, Math.floor((width - left) / 34)) : data.keys;
+  const begin = named ? Math.max(0, Math.min(self - Math.floor(most / 2), data.keys - most)) : 0;
+  const end = Math.min(data.keys, begin + most), step = (width - left) / (end - begin), ground = height - (named ? 46 : 16);
+  const x = (j) => left + (Math.min(end, Math.max(begin, j)) - begin) * step;
   context.strokeStyle = style.getPropertyValue("--line");
   context.beginPath();
   context.moveTo(0, ground);
@@ -55,7 +91,7 @@ function drawArcs(entries) {
     context.stroke();
   }
   context.globalAlpha = 1;
-  if (!words) return;
+  if (!named) return;
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "middle";
   context.textAlign = "right";
@@ -78,8 +114,9 @@ function drawProfile(canvas, numbers, size, low, high, sideways, inset) {
   for (let n = Math.floor(low / bin); n < Math.min(numbers.length, Math.ceil(high / bin)); n++) {
     const from = ((n * bin - low) / (high - low)) * length, to = (((n + 1) * bin - low) / (high - low)) * length;
     const bar = (numbers[n] / highest) * ((sideways ? width : height) - 2);
-    if (sideways) context.fillRect(0, from, bar, Math.max(0.6, to - from));
-    else context.fillRect(inset + from, height - bar, Math.max(0.6, to - from), bar);
+    const thick = Math.max(0.6, to - from + (to - from < 3 ? 0.3 : -0.7));  // wide bars apart, narrow ones without seams
+    if (sideways) context.fillRect(0, from, bar, thick);
+    else context.fillRect(inset + from, height - bar, thick, bar);
   }
 }
 
