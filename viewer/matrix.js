@@ -88,8 +88,8 @@ function drawNumbers(context, area) {
     for (let j = Math.floor(k0); j < k1; j++) {
       const weight = exactWeight(state.head, i, j);
       if (weight === null || weight === 0) continue;
-      context.fillStyle = shade(weight) > 128 === (state.theme === "light") ? "#ffffff" : "#1c1f23";
-      if (state.theme === "dark" && shade(weight) <= 128) context.fillStyle = "#c9d0d6";
+      const dark = state.theme === "light" ? shade(weight) <= 128 : shade(weight) > 165;
+      context.fillStyle = dark ? "#1c1f23" : "#f1f3f5";
       const text = weight >= 0.001 ? weight.toPrecision(3).slice(0, 6) : weight.toExponential(0);
       context.fillText(text, xOf(area, j + 0.5), yOf(area, i + 0.5));
     }

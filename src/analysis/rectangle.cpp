@@ -79,6 +79,16 @@ Tensor weights_of(const Problem& problem, const Rectangle& rectangle, const std:
   return result;
 }
 
+// Means from the sums of a row of cells, `rows` weights high, over `keys` keys; the sums begin anew.
+template <class T>
+void means_of(std::vector<double>& sums, std::int64_t rows, std::int64_t keys, std::int64_t key_cell, T* means) {
+  for (std::size_t c = 0; c < sums.size(); ++c) {
+    const std::int64_t width = std::min(key_cell, keys - static_cast<std::int64_t>(c) * key_cell);
+    means[c] = static_cast<T>(sums[c] / static_cast<double>(rows * width));
+    sums[c] = 0;
+  }
+}
+
 template <class T>
 TileMap map_of(const Problem& problem, std::int64_t b, std::int64_t h, const Rectangle& rectangle,
                std::int64_t row_cell, std::int64_t key_cell, const ConstTensorView& lse) {
@@ -87,25 +97,26 @@ TileMap map_of(const Problem& problem, std::int64_t b, std::int64_t h, const Rec
   const std::int64_t cell_keys = ceil_div(keys, key_cell);
   TileMap map{Tensor({cell_rows, cell_keys}, dtype_of<T>), Tensor({cell_rows, cell_keys}, dtype_of<T>)};
   const HeadInputs inputs(problem, b, h);
-  for_row_blocks(rectangle, row_cell, [&](const Rectangle& cell_row) {
-    const std::int64_t r = (cell_row.row_begin - rectangle.row_begin) / row_cell;
-    const std::int64_t at_once = rows_at_once(keys);
-    std::vector<T> weights(static_cast<std::size_t>(std::min(at_once, row_cell) * keys));
+  // A block is whole rows of cells: one that takes several buffers, or as many as fill a buffer, since every block
+  // packs the keys anew.
+  const std::int64_t at_once = rows_at_once(keys);
+  const std::int64_t block_rows = std::max<std::int64_t>(at_once / row_cell, 1) * row_cell;
+  for_row_blocks(rectangle, block_rows, [&](const Rectangle& block) {
+    std::vector<T> weights(static_cast<std::size_t>(std::min(at_once, block_rows) * keys));
     std::vector<double> sums(static_cast<std::size_t>(cell_keys));
-    for (std::int64_t row = cell_row.row_begin; row < cell_row.row_end; row += at_once) {
-      Rectangle part = cell_row;
+    for (std::int64_t row = block.row_begin; row < block.row_end; row += at_once) {
+      Rectangle part = block;
       part.row_begin = row;
-      part.row_end = std::min(row + at_once, cell_row.row_end);
+      part.row_end = std::min(row + at_once, block.row_end);
       fill(problem, b, h, part, inputs, lse, weights.data());
-      for (std::int64_t i = 0; i < part.row_end - part.row_begin; ++i) {
-        add_cells(WeightRow<T>{weights.data() + i * keys, 0, keys}, key_cell, sums.data(),
+      for (std::int64_t i = row; i < part.row_end; ++i) {
+        const std::int64_t r = (i - rectangle.row_begin) / row_cell, first = rectangle.row_begin + r * row_cell;
+        add_cells(WeightRow<T>{weights.data() + (i - row) * keys, 0, keys}, key_cell, sums.data(),
                   map.max.as<T>() + r * cell_keys);
+        if (i + 1 == std::min(first + row_cell, block.row_end)) {
+          means_of(sums, i + 1 - first, keys, key_cell, map.mean.as<T>() + r * cell_keys);
+        }
       }
-    }
-    for (std::int64_t c = 0; c < cell_keys; ++c) {
-      const std::int64_t width = std::min(key_cell, keys - c * key_cell);
-      const auto count = static_cast<double>((cell_row.row_end - cell_row.row_begin) * width);
-      map.mean.as<T>()[r * cell_keys + c] = static_cast<T>(sums[static_cast<std::size_t>(c)] / count);
     }
   });
   return map;

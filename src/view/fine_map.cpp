@@ -5,6 +5,8 @@
 #include <cmath>
 
 #include "core/ceil_div.h"
+#include "core/parallel.h"
+#include "headway/threads.h"
 
 namespace headway::view {
 namespace {
@@ -58,40 +60,40 @@ Tile FineMap::part(std::int64_t head, const Rectangle& part, std::int64_t cells)
   tile.key_begin = part.key_begin / tile.key_cell * tile.key_cell;
   tile.rows = cells_in(part.row_begin, part.row_end, tile.row_cell);
   tile.columns = cells_in(part.key_begin, part.key_end, tile.key_cell);
-  const auto count = static_cast<std::size_t>(tile.columns);
-  std::vector<double> sums(count);
-  std::vector<float> highest(count);
-  const std::int64_t first_row = tile.row_begin / cell_, first_column = tile.key_begin / cell_;
-  for (std::int64_t r = 0; r < tile.rows; ++r) {
-    std::fill(sums.begin(), sums.end(), 0.0);
-    std::fill(highest.begin(), highest.end(), 0.0f);
-    const std::int64_t begin = first_row + r * by_rows, end = std::min(begin + by_rows, rows_);
-    std::int64_t weights_down = 0;  // rows of the matrix
-    for (std::int64_t row = begin; row < end; ++row) {
-      const std::int64_t height = std::min(cell_, queries_ - row * cell_);
-      weights_down += height;
-      const std::uint16_t* means = mean_.data() + at(head, row);
-      const std::uint16_t* maxima = max_.data() + at(head, row);
-      for (std::int64_t c = 0; c < tile.columns; ++c) {
-        const std::int64_t from = first_column + c * by_keys, to = std::min(from + by_keys, columns_);
-        float sum = 0, high = 0;
-        for (std::int64_t column = from; column < to; ++column) {
-          sum += from_short(means[column]) * static_cast<float>(std::min(cell_, keys_ - column * cell_));
-          high = std::max(high, from_short(maxima[column]));
-        }
-        sums[static_cast<std::size_t>(c)] += static_cast<double>(sum) * static_cast<double>(height);
-        highest[static_cast<std::size_t>(c)] = std::max(highest[static_cast<std::size_t>(c)], high);
-      }
-    }
-    for (std::int64_t c = 0; c < tile.columns; ++c) {
-      const std::int64_t key = tile.key_begin + c * tile.key_cell;
-      const std::int64_t weights_across = std::min(tile.key_cell, keys_ - key);
-      tile.mean.push_back(
-          static_cast<float>(sums[static_cast<std::size_t>(c)] / static_cast<double>(weights_down * weights_across)));
-    }
-    tile.max.insert(tile.max.end(), highest.begin(), highest.end());
-  }
+  tile.mean.resize(static_cast<std::size_t>(tile.rows * tile.columns));
+  tile.max.resize(tile.mean.size());
+  parallel_for(tile.rows, get_threads(), [&](std::int64_t r, int) { merge_row(head, tile, r); });
   return tile;
+}
+
+// Row r of the tile's cells. Every cell of the map below it is read once: bytes bound it.
+void FineMap::merge_row(std::int64_t head, Tile& tile, std::int64_t r) const {
+  const std::int64_t by_rows = tile.row_cell / cell_, by_keys = tile.key_cell / cell_;
+  const std::int64_t begin = tile.row_begin / cell_ + r * by_rows, end = std::min(begin + by_rows, rows_);
+  const std::int64_t first_column = tile.key_begin / cell_;
+  float* means = tile.mean.data() + r * tile.columns;
+  float* maxima = tile.max.data() + r * tile.columns;
+  std::vector<double> sums(static_cast<std::size_t>(tile.columns));
+  for (std::int64_t row = begin; row < end; ++row) {
+    const auto height = static_cast<double>(std::min(cell_, queries_ - row * cell_));
+    const std::uint16_t* fine_means = mean_.data() + at(head, row);
+    const std::uint16_t* fine_maxima = max_.data() + at(head, row);
+    for (std::int64_t c = 0; c < tile.columns; ++c) {
+      const std::int64_t from = first_column + c * by_keys, to = std::min(from + by_keys, columns_);
+      float sum = 0, high = maxima[c];
+      for (std::int64_t column = from; column < to; ++column) {
+        sum += from_short(fine_means[column]) * static_cast<float>(std::min(cell_, keys_ - column * cell_));
+        high = std::max(high, from_short(fine_maxima[column]));
+      }
+      sums[static_cast<std::size_t>(c)] += static_cast<double>(sum) * height;
+      maxima[c] = high;
+    }
+  }
+  const std::int64_t rows = std::min(end * cell_, queries_) - begin * cell_;  // of the matrix
+  for (std::int64_t c = 0; c < tile.columns; ++c) {
+    const std::int64_t keys = std::min(tile.key_cell, keys_ - tile.key_begin - c * tile.key_cell);
+    means[c] = static_cast<float>(sums[static_cast<std::size_t>(c)] / static_cast<double>(rows * keys));
+  }
 }
 
 }  // namespace headway::view

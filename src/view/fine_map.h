@@ -32,6 +32,8 @@ class FineMap {
   Tile part(std::int64_t head, const Rectangle& rectangle, std::int64_t cells) const;
 
  private:
+  void merge_row(std::int64_t head, Tile& tile, std::int64_t r) const;
+
   // Numbers are the upper halves of floats: three digits.
   std::size_t at(std::int64_t head, std::int64_t row) const {
     return static_cast<std::size_t>((head * rows_ + row) * columns_);

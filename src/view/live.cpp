@@ -13,6 +13,7 @@
 
 #include "core/ceil_div.h"
 #include "core/elements.h"
+#include "core/plan.h"
 #include "core/text.h"
 #include "headway/analysis.h"
 #include "view/content.h"
@@ -24,7 +25,7 @@ constexpr std::int64_t cells_along_a_side = 512;
 constexpr std::int64_t strongest = 8;                         // keys of a row
 constexpr std::int64_t fine_map_bytes = 512'000'000;          // of all heads together
 constexpr double most_pairs = 0x1p28, fewest_pairs = 0x1p24;  // of a part that is computed when it is looked at
-constexpr double seconds_to_wait = 0.08;
+constexpr double seconds_to_wait = 0.05;  // at the speed of the analysis; parts take about half as long again
 
 std::string random_word() {
   static constexpr char letters[] = "abcdefghijklmnopqrstuvwxyz234567";
@@ -89,8 +90,10 @@ struct LiveView::State {
     const auto begin = std::chrono::steady_clock::now();
     view::Analyzed found = view::analyzed(layers, problems, request, fine);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    const double pairs = static_cast<double>(view::heads_in(problems)) * static_cast<double>(problems[0].query_len) *
-                         static_cast<double>(problems[0].key_len);
+    double pairs = 0;
+    for (const Problem& problem : problems) {
+      pairs += common_plan(problem).pairs;
+    }
     affordable_pairs = std::clamp(pairs / took.count() * seconds_to_wait, fewest_pairs, most_pairs);
     page = view::page_text(found.content, view::Source::server);
     lse = std::move(found.lse);
