@@ -85,8 +85,8 @@ function arrangeOverview() {
   if (inLayers()) {
     const columns = Math.max(...layerRows.map((row) => row.length)), every = Math.ceil(columns / 16);
     const numbers = Array.from({length: columns}, (_, n) => cornerText(n % every ? "" : String(n), "column"));
-    const rows = layerRows.flatMap((row, layer) => {
-      const line = [cornerText(`layer ${layer}`, "layer"), ...row.map((index) => headButtons[index].button)];
+    const rows = layerRows.flatMap((row) => {
+      const line = [cornerText(data.heads[row[0]].name.split(",")[0], "layer"), ...row.map((index) => headButtons[index].button)];
       while (line.length <= columns) line.push(cornerText("", "column"));
       return line;
     });

@@ -155,6 +155,24 @@ def test_every_step_of_a_generation_is_a_run(transformers):
     assert recording.analyze(run=-1)[0].received.shape == (1, 2, 5)
 
 
+def test_layers_of_one_length_are_chosen_where_there_are_several(tmp_path):
+    model = nn.Transformer(
+        16, 2, num_encoder_layers=1, num_decoder_layers=2, dim_feedforward=16, batch_first=True
+    ).eval()
+    with torch.no_grad(), headway.torch.record(model) as recording:
+        model(torch.randn(1, 6, 16), torch.randn(1, 4, 16))
+    with pytest.raises(ValueError, match=r"6 queries and 6 keys in \[0\]; 4 queries and 4 keys in \[1, 3\]"):
+        recording.view(path=tmp_path / "a.html")
+    with pytest.raises(ValueError, match="layers has 5, expected 0 to 4"):
+        recording.view(layers=[5])
+    with pytest.raises(ValueError, match="found none"):
+        recording.view(layers=[])
+    page = recording.view(layers=[2, 4], tokens=list("abcdef"), query_tokens=list("wxyz"), path=tmp_path / "a.html")
+    data = page_data(page.read_text())
+    assert (data["queries"], data["keys"], data["keyTokens"]) == (4, 6, list("abcdef"))
+    assert data["heads"][-1]["name"] == "layer 4, head 1"
+
+
 PARAGRAPH = (
     "Attention is a weighted mean. Every word asks a question, every word offers an answer, and what a word takes home "
     "is the answers of the others, each as loud as it fits. Twelve heads ask twelve questions at once, and "

@@ -107,6 +107,7 @@ class Recording:
         title: str = "Attention",
         run: int = 0,
         item: int = 0,
+        layers: Iterable[int] | None = None,
         path: str | os.PathLike[str] = "attention.html",
         overwrite: bool = False,
         serve: Literal[False] = False,
@@ -121,6 +122,7 @@ class Recording:
         title: str = "Attention",
         run: int = 0,
         item: int = 0,
+        layers: Iterable[int] | None = None,
         path: str | os.PathLike[str] = "attention.html",
         overwrite: bool = False,
         serve: Literal[True],
@@ -134,18 +136,38 @@ class Recording:
         title: str = "Attention",
         run: int = 0,
         item: int = 0,
+        layers: Iterable[int] | None = None,
         path: str | os.PathLike[str] = "attention.html",
         overwrite: bool = False,
         serve: bool = False,
         progress: bool | None = None,
     ) -> Path | ViewServer:
-        """headway.view of all layers and heads in one page, for one item of the batch of one run."""
-        calls = [call.item(item) for call in self.layers(run)]
-        # One page has one text along each side: what has other lengths than the first layer is another page.
-        sizes = [(int(call.query.shape[-2]), int(call.key.shape[-2])) for call in calls]
-        calls = [call for call, size in zip(calls, sizes) if size == sizes[0]]
-        layers = [_headway.view_layer(call.query, call.key, **call.options) for call in calls]
-        return show(layers, Texts(title, tokens, query_tokens, None, *sizes[0]), path, overwrite, serve, progress)
+        """headway.view of all layers and heads in one page, for one item of the batch of one run.
+
+        A page has one text along each side. Where layers have different lengths, as in a model with an encoder and a
+        decoder, layers says which ones to show, by their number in the run.
+        """
+        run_calls = self.layers(run)
+        chosen = range(len(run_calls)) if layers is None else list(layers)
+        for number in chosen:
+            if not 0 <= number < len(run_calls):
+                raise ValueError(f"record: layers has {number}, expected 0 to {len(run_calls) - 1}")
+        calls = {number: run_calls[number].item(item) for number in chosen}
+        sizes = {number: (int(call.query.shape[-2]), int(call.key.shape[-2])) for number, call in calls.items()}
+        if len(set(sizes.values())) != 1:
+            groups = {size: [n for n, own in sizes.items() if own == size] for size in sizes.values()}
+            found = "; ".join(f"{size[0]} queries and {size[1]} keys in {numbers}" for size, numbers in groups.items())
+            raise ValueError(
+                f"record: expected layers of one length, found {found or 'none'}: pass one group as layers"
+            )
+        owned = [_headway.view_layer(call.query, call.key, **call.options) for call in calls.values()]
+        names = [
+            f"layer {number}, head {head}"
+            for number, call in calls.items()
+            for head in range(call.query.shape[1] if call.query.dim() == 4 else 1)
+        ]
+        texts = Texts(title, tokens, query_tokens, names, *next(iter(sizes.values())))
+        return show(owned, texts, path, overwrite, serve, progress)
 
     def __repr__(self) -> str:
         runs = self.runs
@@ -162,7 +184,7 @@ def record(model: nn.Module) -> Iterator[Recording]:
     torch.nn.functional.scaled_dot_product_attention. Afterwards the model is what it was.
 
     Recording.analyze gives the statistics of each layer, Recording.view the page that shows all layers and heads.
-    Queries and keys are kept, which is as much memory as the model's own for one run.
+    Queries and keys are kept, in host memory: as much as the model's own for one run.
 
     >>> import torch, headway.torch
     >>> model = torch.nn.MultiheadAttention(32, 4, batch_first=True).eval()
@@ -181,9 +203,8 @@ def record(model: nn.Module) -> Iterator[Recording]:
         if options.packed:
             raise NotImplementedError("record: packed sequences (attention_varlen) cannot be recorded")
         kept = options._replace(dropout=0.0, seed=None, engine=None).keywords()
-        kept = {name: value.detach() if isinstance(value, Tensor) else value for name, value in kept.items()}
-        # Copies, in whatever order they lie: a cache that the next step overwrites must not change what was recorded.
-        recording.calls.append(Call(places.here(), query.detach().clone(), key.detach().clone(), kept))
+        kept = {name: value.detach().cpu() if isinstance(value, Tensor) else value for name, value in kept.items()}
+        recording.calls.append(Call(places.here(), _copy(query), _copy(key), kept))
 
     with ExitStack() as stack:
         stack.enter_context(places)
@@ -193,6 +214,11 @@ def record(model: nn.Module) -> Iterator[Recording]:
         recorders.append(take)
         stack.callback(recorders.remove, take)
         yield recording
+
+
+def _copy(x: Tensor) -> Tensor:
+    """In host memory, where it is analyzed; a cache that the next step overwrites does not change what was recorded."""
+    return x.detach().to("cpu", copy=True)
 
 
 class _Places:
