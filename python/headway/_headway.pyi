@@ -133,7 +133,15 @@ def attention(
     **options: Unpack[Options],
 ) -> Any: ...
 def attention_backward(
-    grad_out: Any, query: Any, key: Any, value: Any, out: Any, lse: Any, **options: Unpack[Options]
+    grad_out: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    lse: Any,
+    *,
+    gradients: Sequence[Any | None] | None = None,
+    **options: Unpack[Options],
 ) -> Gradients: ...
 def attention_scores(
     query: _Array,
@@ -178,6 +186,8 @@ def attention_varlen_backward(
     lse: Any,
     cu_seqlens_q: _Integers,
     cu_seqlens_k: _Integers,
+    *,
+    gradients: Sequence[Any | None] | None = None,
     **options: Unpack[Options],
 ) -> Gradients: ...
 def explain(

@@ -30,8 +30,9 @@ def compute_qkv(X: Any, W_q: Any, W_k: Any, W_v: Any) -> tuple[Any, Any, Any]:
             raise ValueError(
                 f"compute_qkv: {name} has shape {weight.shape}, X has {X.shape}: expected (d_model, d_out)"
             )
-    # Some types, bfloat16 among them, multiply to a wider one.
-    return tuple((X @ weight).astype(X.dtype, copy=False) for weight in (W_q, W_k, W_v))
+    products = (X @ weight for weight in (W_q, W_k, W_v))
+    # Some of NumPy's types, bfloat16 among them, multiply to a wider one.
+    return tuple(product if product.dtype == X.dtype else product.astype(X.dtype) for product in products)
 
 
 def self_attention(Q: Any, K: Any, V: Any) -> Any:

@@ -9,6 +9,8 @@ import numpy as np
 from headway._headway import attention, attention_backward
 from headway.functions import attend, check_heads, same_type, split_heads
 
+_CUDA = (2, 13)  # DLPack's numbers for memory on a GPU, the second for managed memory
+
 
 class _Forward(NamedTuple):
     """What backward needs of the last forward."""
@@ -133,6 +135,11 @@ class MultiHeadAttention:
         return gradients
 
     def _check_inputs(self, queries: Any, keys: Any, values: Any) -> tuple[Any, Any, Any]:
+        for name, array in zip(("queries", "keys", "values"), (queries, keys, values)):
+            if hasattr(array, "__dlpack_device__") and int(array.__dlpack_device__()[0]) in _CUDA:
+                raise NotImplementedError(
+                    f"MultiHeadAttention: {name} is on cuda, and this layer is NumPy's: use headway.torch's modules"
+                )
         arrays = np.asarray(queries), np.asarray(keys), np.asarray(values)
         for name, array, weight in zip(("queries", "keys", "values"), arrays, (self.W_q, self.W_k, self.W_v)):
             if array.ndim != 3 or array.shape[-1] != weight.shape[0]:

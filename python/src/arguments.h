@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "array.h"
+#include "stream.h"
 
 namespace headway::python {
 
@@ -62,16 +62,20 @@ class Arguments {
   Argument leading(std::size_t index) const { return at(index); }
   Argument option(Option option) const { return at(signature_.leading_ + static_cast<std::size_t>(option)); }
   Argument own(std::size_t index) const { return at(signature_.own_ + index); }
+  // An array that the call makes itself.
+  Argument made(const char* name) const { return {function(), name, {}, &stream_}; }
+  const CallStream& stream() const { return stream_; }
 
  private:
   static constexpr std::size_t capacity = 32;
 
   Argument at(std::size_t index) const {
-    return {signature_.function_, signature_.parameters_[index].name, values_[index]};
+    return {signature_.function_, signature_.parameters_[index].name, values_[index], &stream_};
   }
 
   const Signature& signature_;
   std::array<PyObject*, capacity> values_{};
+  mutable CallStream stream_;  // known when the first array on a GPU has been read
 };
 
 // Not given, or given as None.

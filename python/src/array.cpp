@@ -2,6 +2,7 @@
 
 #include "framework.h"
 #include "numpy.h"
+#include "stream.h"
 
 namespace headway::python {
 namespace {
@@ -112,7 +113,13 @@ void Array::read_dlpack() {
       }
       place(tensor);
     } else {
-      owner_ = dlpack_capsule(owner_);
+      const std::optional<dlpack::Device> device = dlpack_device(owner_);
+      if (device && is_cuda(device->kind)) {
+        join_stream(device->index);
+        owner_ = dlpack_capsule(owner_, argument_.stream->dlpack_number());
+      } else {
+        owner_ = dlpack_capsule(owner_, {});
+      }
       read_capsule(owner_);
     }
   } catch (nb::python_error& error) {
@@ -133,7 +140,7 @@ void Array::read_capsule(nb::handle capsule) {
     place(managed->tensor);
   } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
     // The old capsules do not say who may write. JAX still makes them, and its arrays never change.
-    read_only_ = !is_torch(argument_.object);
+    read_only_ = !is_mutable(argument_.object);
     place(static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor);
   } else {
     refuse<TypeMismatch>(argument_, "has a __dlpack__ that gives no DLPack capsule");
@@ -165,9 +172,20 @@ void Array::place_device(dlpack::Device device) {
     case dlpack::DeviceKind::cuda_host:
     case dlpack::DeviceKind::rocm_host: return;
     case dlpack::DeviceKind::cuda:
-    case dlpack::DeviceKind::cuda_managed: device_ = {DeviceType::cuda, device.index}; return;
+    case dlpack::DeviceKind::cuda_managed:
+      join_stream(device.index);
+      device_ = {DeviceType::cuda, device.index};
+      return;
   }
   refuse<Unsupported>(argument_, "is on DLPack's device ", static_cast<int>(device.kind), ", expected CPU or CUDA");
+}
+
+// The call's work is queued where this array's library works.
+void Array::join_stream(int device) const {
+  if (argument_.stream == nullptr) {
+    refuse<Unsupported>(argument_, "is on ", Device{DeviceType::cuda, device}, ", expected host memory");
+  }
+  argument_.stream->join(argument_, exchange_, device);
 }
 
 // ---- Both ----

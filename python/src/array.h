@@ -9,11 +9,14 @@
 
 namespace headway::python {
 
+class CallStream;
+
 // An argument and who asks for it; the names are for error texts.
 struct Argument {
   const char* operation;
   const char* name;
   nb::handle object;
+  CallStream* stream = nullptr;  // of the call that the argument belongs to
 };
 
 // "attention: query " and what is wrong with it.
@@ -50,6 +53,7 @@ class Array {
   void read_capsule(nb::handle capsule);
   void place(const dlpack::Tensor& tensor);
   void place_device(dlpack::Device device);
+  void join_stream(int device) const;
   void check_rank(std::int64_t rank) const;
   void check_bytes(DType dtype) const;
 

@@ -28,6 +28,8 @@ struct Type {
 
 enum class DeviceKind : std::int32_t { cpu = 1, cuda = 2, cuda_host = 3, rocm_host = 11, cuda_managed = 13 };
 
+inline bool is_cuda(DeviceKind kind) { return kind == DeviceKind::cuda || kind == DeviceKind::cuda_managed; }
+
 struct Device {
   DeviceKind kind;
   std::int32_t index;

@@ -12,8 +12,12 @@ Shapes
     value  (B, Hkv, Sk, Dv)  (B, Sk, Dv)                   (Sk, Dv)
     out    (B, H, Sq, Dv)    (B, Sq, Dv)                   (Sq, Dv)
 
-Hkv divides H (grouped-query attention). The arrays are NumPy's or any with DLPack (torch, JAX), float32, float64, bfloat16
-or float16, all three alike; strided arrays are read where they lie. The result is of the query's library and type.
+Hkv divides H (grouped-query attention). The arrays are NumPy's or any with DLPack (torch, JAX, CuPy), float32, float64,
+bfloat16 or float16, all three alike; strided arrays are read where they lie. The result is of the query's library and type.
+
+Arrays on a CUDA device are computed there, on the stream that their library works on, and the result stays there; the call
+returns before the work is done. All of them must be on one device and of one library. valid_lens, query_lens and
+cu_seqlens may be in host memory, where they are checked; on the device they are not read, but cut to what is legal.
 
 Which keys a query sees; all that are given must allow it
     mask          bool, broadcasts to (B, H, Sq, Sk): True = attend
@@ -57,6 +61,8 @@ Shapes
     grad_out, out  (B, H, Sq, Dv)
     lse            (B, H, Sq), from return_lse=True
     query, key, value and the options as for attention, without heads or batch too
+
+    gradients      a Gradients of arrays to write to, None where one is to be made
 
 Returns Gradients: .query .key .value .bias .sinks, each with the shape and type of what it belongs to; .bias and .sinks are
 None where the call has none.

@@ -23,32 +23,36 @@ const dlpack::ExchangeApi* find_exchange_api(nb::handle type) {
   return api;
 }
 
-// The module that a type belongs to, without its submodules: "torch".
+}  // namespace
+
 std::string root_module(nb::handle type) {
   const nb::object module = type.attr("__module__");
   const std::string name = nb::isinstance<nb::str>(module) ? nb::cast<std::string>(module) : "";
   return name.substr(0, name.find('.'));
 }
 
-// An imported module, or none; imports nothing.
 nb::object loaded_module(const std::string& name) {
   const nb::object modules = nb::module_::import_("sys").attr("modules");
   return modules.attr("get")(name.c_str());
 }
 
-// from_dlpack of the array API's namespace, else of the type's own module, else NumPy's.
-nb::object importer(nb::handle like) {
+namespace {
+
+// A function or type of the array API's namespace, else of the type's own module, else none.
+nb::object library_function(nb::handle like, const char* name) {
   if (nb::hasattr(like, "__array_namespace__")) {
     const nb::object space = like.attr("__array_namespace__")();
-    if (nb::hasattr(space, "from_dlpack")) {
-      return space.attr("from_dlpack");
+    if (nb::hasattr(space, name)) {
+      return space.attr(name);
     }
   }
   const nb::object module = loaded_module(root_module(like.type()));
-  if (!module.is_none() && nb::hasattr(module, "from_dlpack")) {
-    return module.attr("from_dlpack");
-  }
-  return nb::module_::import_("numpy").attr("from_dlpack");
+  return module.is_none() ? module : nb::getattr(module, name, nb::none());
+}
+
+nb::object importer(nb::handle like) {
+  const nb::object found = library_function(like, "from_dlpack");
+  return found.is_none() ? nb::object(nb::module_::import_("numpy").attr("from_dlpack")) : found;
 }
 
 }  // namespace
@@ -68,7 +72,10 @@ const dlpack::ExchangeApi* exchange_api(nb::handle type) {
   return last_api;
 }
 
-bool is_torch(nb::handle object) { return root_module(object.type()) == "torch"; }
+bool is_mutable(nb::handle object) {
+  const std::string library = root_module(object.type());
+  return library == "torch" || library == "cupy";
+}
 
 namespace {
 
@@ -100,16 +107,58 @@ nb::object without_gradient(const Argument& argument) {
   return object.attr("detach")();
 }
 
-nb::object dlpack_capsule(nb::handle object) {
+std::optional<dlpack::Device> dlpack_device(nb::handle object) {
+  if (!nb::hasattr(object, "__dlpack_device__")) {
+    return {};
+  }
+  const nb::object pair = object.attr("__dlpack_device__")();
+  const auto number = [&](int index) { return nb::cast<std::int32_t>(nb::int_(nb::object(pair[index]))); };
+  return dlpack::Device{static_cast<dlpack::DeviceKind>(number(0)), number(1)};
+}
+
+nb::object dlpack_capsule(nb::handle object, std::optional<std::uintptr_t> stream) {
   const nb::object method = object.attr("__dlpack__");
+  nb::dict keywords;
+  if (stream) {
+    keywords["stream"] = nb::int_(*stream);
+  }
+  keywords["max_version"] = nb::make_tuple(1, 0);
   try {
-    return method(nb::arg("max_version") = nb::make_tuple(1, 0));
+    return method(**keywords);
   } catch (nb::python_error& error) {
     if (!error.matches(PyExc_TypeError)) {
       throw;
     }
   }
-  return method();  // from before DLPack 1.0
+  nb::del(keywords["max_version"]);  // from before DLPack 1.0
+  return method(**keywords);
+}
+
+nb::object empty_like(const Argument& argument, const Array& like, DType dtype, const Dims& sizes) {
+  const nb::handle object = like.argument().object;
+  const nb::object empty = library_function(object, "empty");
+  if (empty.is_none() || root_module(object.type()) == "jax" || root_module(object.type()) == "jaxlib") {
+    refuse<Unsupported>(argument, "cannot be made: ", root_module(object.type()), " has no arrays on ", like.device(),
+                        " that may be written");
+  }
+  nb::list shape;
+  for (const std::int64_t size : sizes) {
+    shape.append(size);
+  }
+  nb::dict keywords;
+  const bool same_type = dtype_from(like.type()) == dtype;
+  keywords["dtype"] = same_type ? nb::object(object.attr("dtype"))
+                                : library_function(object, dtype == DType::f64 ? "float64" : "float32");
+  keywords["device"] = nb::getattr(object, "device", nb::none());
+  try {
+    return empty(nb::tuple(shape), **keywords);
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_TypeError)) {
+      throw;
+    }
+  }
+  nb::del(keywords["device"]);  // a library whose arrays are made on its current device
+  return empty(nb::tuple(shape), **keywords);
 }
 
 nb::object array_like(nb::handle like, Tensor&& tensor) {

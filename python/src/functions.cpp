@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -49,10 +50,15 @@ DType statistics_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : D
 
 // ---- What the functions share ----
 
-// Memory on a GPU cannot be given to an engine that is not there: the reason, in the engine list's own words.
-void require_host(const char* operation, ConstTensorView query, ConstTensorView key, ConstTensorView value,
-                  const AttentionOptions& options) {
-  if (query.device().type == DeviceType::cpu) {
+// Memory on a GPU cannot be given to an engine that is not there: the reason, in the engine list's own words, before
+// anything is allocated.
+void require_engine(const char* operation, ConstTensorView query, ConstTensorView key, ConstTensorView value,
+                    const AttentionOptions& options) {
+  static const bool has_cuda = [] {
+    const std::vector<Engine> there = engines();
+    return std::find(there.begin(), there.end(), Engine::cuda) != there.end();
+  }();
+  if (has_cuda || query.device().type == DeviceType::cpu) {
     return;
   }
   try {
@@ -61,7 +67,6 @@ void require_host(const char* operation, ConstTensorView query, ConstTensorView 
     const std::string reason = error.what();
     throw Unsupported(text(operation, reason.substr(reason.find(':'))));
   }
-  throw Unsupported(text(operation, ": query is on ", query.device(), ", which Python calls do not reach yet"));
 }
 
 // query, key, value and the packed sequences' bounds, as they come among the arguments.
@@ -100,22 +105,22 @@ nb::object forward(const Arguments& arguments, const Inputs& inputs) {
   const Argument return_weights = arguments.own(0), return_lse = arguments.own(1), given_out = arguments.own(2);
   const ConstTensorView query = inputs.query.view(), key = inputs.key.view(), value = inputs.value->view();
   Options options(arguments);
-  require_host(operation, query, key, value, options.values);
+  require_engine(operation, query, key, value, options.values);
 
   std::optional<Output> out, weights, lse;
   if (is_absent(given_out)) {
-    out.emplace(Argument{operation, "out", {}}, inputs.query, query.dtype(), out_sizes(query.sizes(), value.sizes()));
+    out.emplace(arguments.made("out"), inputs.query, query.dtype(), out_sizes(query.sizes(), value.sizes()));
   } else {
     out.emplace(given_out);
   }
   AttentionOutputs outputs;
   if (is_true(return_weights)) {
     const Dims sizes = inputs.packed() ? Dims{0} : matrix_sizes(query.sizes(), key.sizes());
-    weights.emplace(Argument{operation, "weights", {}}, inputs.query, query.dtype(), sizes);
+    weights.emplace(arguments.made("weights"), inputs.query, query.dtype(), sizes);
     outputs.weights = weights->view();
   }
   if (is_true(return_lse)) {
-    lse.emplace(Argument{operation, "lse", {}}, inputs.query, statistics_type(query.dtype()),
+    lse.emplace(arguments.made("lse"), inputs.query, statistics_type(query.dtype()),
                 lse_sizes(query.sizes(), inputs.packed()));
     outputs.lse = lse->view();
   }
@@ -145,12 +150,43 @@ nb::object call_varlen(const Arguments& arguments) {
 
 // ---- Backward ----
 
+// gradients=: a Gradients, or a sequence of its first arrays, to write to; None where one is to be made.
+class GivenGradients {
+ public:
+  explicit GivenGradients(const Argument& argument) : argument_(argument) {
+    if (is_absent(argument)) {
+      return;
+    }
+    if (PySequence_Check(argument.object.ptr()) == 0 || is_array(argument.object) || nb::len(argument.object) > 5) {
+      refuse<TypeMismatch>(argument, "is a ", class_name(argument.object),
+                           ", expected a headway.Gradients or a sequence of at most its 5 arrays");
+    }
+    for (std::size_t i = 0; i < nb::len(argument.object); ++i) {
+      objects_.push_back(argument.object[i]);
+    }
+  }
+
+  // The one at `index`, or none; `name` for error texts.
+  Argument at(std::size_t index, const char* name) const {
+    return {argument_.operation, name, index < objects_.size() ? nb::handle(objects_[index]) : nb::handle(),
+            argument_.stream};
+  }
+
+ private:
+  Argument argument_;
+  std::vector<nb::object> objects_;
+};
+
 struct GradientOutputs {
   std::optional<Output> query, key, value, bias, sinks;
 
-  static void add(std::optional<Output>& output, const char* operation, const char* name, const Array& like) {
-    const ConstTensorView view = like.view();
-    output.emplace(Argument{operation, name, {}}, like, view.dtype(), view.sizes());
+  static void add(std::optional<Output>& output, const Argument& given, const Array& like) {
+    if (is_absent(given)) {
+      const ConstTensorView view = like.view();
+      output.emplace(given, like, view.dtype(), view.sizes());
+    } else {
+      output.emplace(given);
+    }
   }
   static std::optional<TensorView> view(const std::optional<Output>& output) {
     return output ? std::optional(output->view()) : std::nullopt;
@@ -165,24 +201,25 @@ struct GradientOutputs {
   }
 };
 
-// The leading arguments: grad_out, query, key, value, out, lse.
+// The leading arguments: grad_out, query, key, value, out, lse; the function's own keyword: gradients.
 nb::object backward(const Arguments& arguments, const Inputs& inputs) {
   const char* operation = arguments.function();
   const Array grad_out(arguments.leading(0)), out(arguments.leading(4)), lse(arguments.leading(5));
   const ConstTensorView query = inputs.query.view(), key = inputs.key.view(), value = inputs.value->view();
   const ConstTensorView grad_out_view = grad_out.view(), out_view = out.view(), lse_view = lse.view("f32 or f64");
   Options options(arguments);
-  require_host(operation, query, key, value, options.values);
+  require_engine(operation, query, key, value, options.values);
 
+  const GivenGradients given(arguments.own(0));
   GradientOutputs outputs;
-  outputs.add(outputs.query, operation, "the query's gradient", inputs.query);
-  outputs.add(outputs.key, operation, "the key's gradient", inputs.key);
-  outputs.add(outputs.value, operation, "the value's gradient", *inputs.value);
+  outputs.add(outputs.query, given.at(0, "the query's gradient"), inputs.query);
+  outputs.add(outputs.key, given.at(1, "the key's gradient"), inputs.key);
+  outputs.add(outputs.value, given.at(2, "the value's gradient"), *inputs.value);
   if (options.bias()) {
-    outputs.add(outputs.bias, operation, "the bias's gradient", *options.bias());
+    outputs.add(outputs.bias, given.at(3, "the bias's gradient"), *options.bias());
   }
   if (options.sinks()) {
-    outputs.add(outputs.sinks, operation, "the sinks' gradient", *options.sinks());
+    outputs.add(outputs.sinks, given.at(4, "the sinks' gradient"), *options.sinks());
   }
   {
     const AttentionGradients views = outputs.views();
@@ -219,12 +256,11 @@ nb::object call_scores(const Arguments& arguments) {
   const Stage stage = read_stage(arguments.own(0));
   const ConstTensorView query = inputs.query.view(), key = inputs.key.view();
   Options options(arguments);
-  require_host(operation, query, key, key, options.values);
+  require_engine(operation, query, key, key, options.values);
 
   std::optional<Output> scores;
   if (is_absent(given_out)) {
-    scores.emplace(Argument{operation, "scores", {}}, inputs.query, query.dtype(),
-                   matrix_sizes(query.sizes(), key.sizes()));
+    scores.emplace(arguments.made("scores"), inputs.query, query.dtype(), matrix_sizes(query.sizes(), key.sizes()));
   } else {
     scores.emplace(given_out);
   }
@@ -268,11 +304,11 @@ void add_functions(nb::module_& module) {
   explained.push_back({"backward", "False"});
 
   add_method<call_attention>(module, {"attention", inputs, outputs}, docs::attention);
-  add_method<call_backward>(module, {"attention_backward", backward, {}}, docs::attention_backward);
+  add_method<call_backward>(module, {"attention_backward", backward, {{"gradients"}}}, docs::attention_backward);
   add_method<call_scores>(module, {"attention_scores", {{"query"}, {"key"}}, {{"stage", "'weights'"}, {"out"}}},
                           docs::attention_scores);
   add_method<call_varlen>(module, {"attention_varlen", packed, outputs}, docs::attention_varlen);
-  add_method<call_varlen_backward>(module, {"attention_varlen_backward", packed_backward, {}},
+  add_method<call_varlen_backward>(module, {"attention_varlen_backward", packed_backward, {{"gradients"}}},
                                    docs::attention_varlen_backward);
   add_method<call_explain>(module, {"explain", inputs, explained}, docs::explain);
   module.def("engines", &engine_names);

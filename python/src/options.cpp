@@ -113,7 +113,7 @@ nb::object as_array(const Argument& argument) {
 }
 
 void open(const Argument& argument, nb::handle object, std::optional<Array>& array) {
-  array.emplace(Argument{argument.operation, argument.name, object});
+  array.emplace(Argument{argument.operation, argument.name, object, argument.stream});
 }
 
 ConstTensorView read_mask(const Argument& argument, std::optional<Array>& array) {
@@ -135,6 +135,9 @@ ConstTensorView read_floats(const Argument& argument, std::optional<Array>& arra
 
 // Any integers as i64. What is past it is past every length too, so the largest number stands for it.
 nb::object as_int64(const Array& array) {
+  if (array.device() != Device{}) {
+    refuse<TypeMismatch>(array.argument(), "has type ", array.type_text(), ", expected i32 or i64 on ", array.device());
+  }
   const nb::module_ np = nb::module_::import_("numpy");
   nb::object integers = nb::borrow(array.argument().object);
   if (!array.is_numpy()) {
@@ -256,6 +259,7 @@ Options::Options(const Arguments& arguments) {
   read(Option::dropout, values.dropout, read_number);
   read(Option::seed, values.seed, read_seed);
   read(Option::engine, values.engine, read_engine);
+  values.stream = arguments.stream().value();
 }
 
 }  // namespace headway::python

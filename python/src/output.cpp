@@ -7,6 +7,13 @@
 #include "numpy.h"
 
 namespace headway::python {
+namespace {
+
+dlpack::Device dlpack_device(Device device) {
+  return {device.type == DeviceType::cuda ? dlpack::DeviceKind::cuda : dlpack::DeviceKind::cpu, device.index};
+}
+
+}  // namespace
 
 Output::Output(const Argument& argument, const Array& like, DType dtype, const Dims& sizes) : argument_(argument) {
   try {
@@ -18,6 +25,8 @@ Output::Output(const Argument& argument, const Array& like, DType dtype, const D
     allocate_numpy(like, dtype, sizes);
   } else if (like.exchange() != nullptr) {
     allocate_exchanged(like, dtype, sizes);
+  } else if (like.device().type == DeviceType::cuda) {
+    allocate_in_library(like, dtype, sizes);
   } else {
     allocate_own(like, dtype, sizes);
   }
@@ -59,11 +68,21 @@ void Output::allocate_numpy(const Array& like, DType dtype, const Dims& sizes) {
   view_ = array_->writable_view();
 }
 
+void Output::allocate_in_library(const Array& like, DType dtype, const Dims& sizes) {
+  object_ = empty_like(argument_, like, dtype, sizes);
+  array_.emplace(Argument{argument_.operation, argument_.name, object_, argument_.stream});
+  view_ = array_->writable_view();
+  if (view_.device() != like.device()) {
+    refuse<InvalidArgument>(argument_, "was made on ", view_.device(), ", expected ", like.device(),
+                            ": make that the current device");
+  }
+}
+
 void Output::allocate_exchanged(const Array& like, DType dtype, Dims sizes) {
   exchange_ = like.exchange();
   Dims strides = contiguous_strides(sizes);
   dlpack::Tensor prototype{.data = nullptr,
-                           .device = {dlpack::DeviceKind::cpu, 0},
+                           .device = dlpack_device(like.device()),
                            .rank = sizes.size(),
                            .type = dlpack_type(dtype),
                            .sizes = &sizes[0],
@@ -75,7 +94,7 @@ void Output::allocate_exchanged(const Array& like, DType dtype, Dims sizes) {
     refuse_memory(dtype, sizes);
   }
   const dlpack::Tensor& tensor = managed_->tensor;
-  view_ = TensorView(static_cast<char*>(tensor.data) + tensor.byte_offset, dtype, sizes);
+  view_ = TensorView(static_cast<char*>(tensor.data) + tensor.byte_offset, dtype, sizes, like.device());
 }
 
 void Output::allocate_own(const Array& like, DType dtype, const Dims& sizes) {

@@ -23,6 +23,7 @@ class Output {
  private:
   void allocate_numpy(const Array& like, DType dtype, const Dims& sizes);
   void allocate_exchanged(const Array& like, DType dtype, Dims sizes);
+  void allocate_in_library(const Array& like, DType dtype, const Dims& sizes);
   void allocate_own(const Array& like, DType dtype, const Dims& sizes);
   [[noreturn]] void refuse_memory(DType dtype, const Dims& sizes) const;
 

@@ -10,12 +10,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+import headway
+
 DTYPES = {
     "float32": np.dtype(np.float32),
     "float64": np.dtype(np.float64),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
+# Those that read NumPy arrays.
+HOST_ENGINES = [engine for engine in headway.engines() if engine != "cuda"]
 # How far a result of moderate size may be from the float64 oracle: a few roundings of the type.
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12, "float16": 6e-3, "bfloat16": 5e-2}
 

@@ -300,3 +300,107 @@ def test_what_is_no_array_is_refused_by_name():
     for nothing in ([[1.0]], 3.0, None, "text", b"bytes", object(), array_module.array("d", [1.0]), memoryview(x), {}):
         with pytest.raises(TypeError, match=f"query must be an array .*found {type(nothing).__name__}"):
             headway.attention(nothing, x, x)
+
+
+# ---- Memory on a GPU, as far as it can be tested without one ----
+
+
+class OnGpu(Forged):
+    """Says that it is on a GPU, and remembers how it was asked for its memory."""
+
+    def __init__(self, *sizes, **fields):
+        super().__init__(*sizes, device=Device(2, 0), **fields)
+        self.asked = []
+
+    def __dlpack__(self, **keywords):
+        self.asked.append(keywords)
+        return super().__dlpack__(**keywords)
+
+
+class BeforeDlpack1(OnGpu):
+    def __dlpack__(self, *, stream):
+        self.asked.append({"stream": stream})
+        return Forged.__dlpack__(self)
+
+
+def test_a_library_is_told_the_stream_for_memory_on_a_gpu_and_only_there():
+    x = OnGpu(3, 4)
+    old = BeforeDlpack1(3, 4)
+    here = np.ones((3, 4), np.float32)
+    for query in (x, old):
+        with pytest.raises((NotImplementedError, ValueError)):
+            headway.explain(query, here, here)
+    assert x.asked == [{"stream": 1, "max_version": (1, 0)}]
+    assert old.asked == [{"stream": 1}]
+    asked = []
+
+    class OnHost(Forged):
+        def __dlpack__(self, **keywords):
+            asked.append(keywords)
+            return super().__dlpack__()
+
+    headway.attention(OnHost(3, 4), here, here)
+    assert asked == [{"max_version": (1, 0)}]
+
+
+def test_arrays_of_two_libraries_on_a_gpu_are_refused():
+    x = OnGpu(3, 4)
+    Other = type("Other", (OnGpu,), {"__module__": "other_library"})
+    text = "attention: value is on a GPU and comes from other_library, query from test_arrays: expected arrays of one"
+    with pytest.raises(ValueError, match=text):
+        headway.attention(x, x, Other(3, 4))
+
+
+def test_what_has_no_way_on_a_gpu_says_so():
+    x = OnGpu(3, 4)
+    for call in (lambda: headway.analyze(x, x), lambda: headway.weights_in(x, x, (0, 1), (0, 1))):
+        with pytest.raises(NotImplementedError, match="the tensors are on cuda:0, and it reads host memory only"):
+            call()
+    with pytest.raises(NotImplementedError, match="MultiHeadAttention: queries is on cuda, and this layer is NumPy's"):
+        headway.MultiHeadAttention(4, 2).forward(x, x, x)
+    here = np.ones((3, 4), np.float32)
+    short = OnGpu(1, code=0, bits=16)
+    with pytest.raises(TypeError, match="valid_lens has type .*, expected i32 or i64 on cuda:0"):
+        headway.attention(here, here, here, valid_lens=short)
+
+
+# ---- Gradients where the caller wants them ----
+
+
+def test_gradients_are_written_where_they_are_wanted():
+    x = np.random.default_rng(0).standard_normal((2, 3, 5, 4))
+    bias = np.zeros((5, 5))
+    out, lse = headway.attention(x, x, x, bias=bias, return_lse=True)
+    expected = headway.attention_backward(x, x, x, x, out, lse, bias=bias)
+    joined = np.empty((2, 5, 3, 3, 4)).transpose(2, 0, 3, 1, 4)
+    place = np.empty((5, 5), np.float32)
+    found = headway.attention_backward(x, x, x, x, out, lse, bias=bias, gradients=[joined[0], None, joined[2], place])
+    assert np.shares_memory(found.query, joined) and np.shares_memory(found.value, joined)
+    assert found.bias is place and not np.shares_memory(found.key, joined)
+    for one, other in zip(found[:3], expected[:3]):
+        assert np.array_equal(one, other)
+    assert np.allclose(place, expected.bias, atol=1e-6)
+    starts = [0, 5]
+    rows = np.ascontiguousarray(x[0].swapaxes(0, 1))
+    out, lse = headway.attention_varlen(rows, rows, rows, starts, starts, return_lse=True)
+    place = headway.Gradients(*(np.empty_like(rows) for _ in range(3)))
+    found = headway.attention_varlen_backward(rows, rows, rows, rows, out, lse, starts, starts, gradients=place)
+    assert all(one is other for one, other in zip(found[:3], place[:3]))
+
+
+@pytest.mark.parametrize(
+    "gradients, error, text",
+    [
+        (np.ones((3, 4)), TypeError, "gradients is a ndarray, expected a headway.Gradients or a sequence"),
+        (3, TypeError, "gradients is a int"),
+        ([None] * 6, TypeError, "gradients is a list, expected .* at most its 5 arrays"),
+        ([np.ones((3, 3))], ValueError, r"dq has shape \(3, 3\), expected \(3, 4\)"),
+        ([[1.0]], TypeError, "the query's gradient must be an array"),
+        ([np.ones((3, 4), np.float32)], TypeError, "dq has type f32"),
+    ],
+)
+def test_places_for_gradients_that_do_not_fit(gradients, error, text):
+    x = np.ones((3, 4))
+    out, lse = headway.attention(x, x, x, return_lse=True)
+    with pytest.raises(error, match=f"attention_backward: {text}"):
+        headway.attention_backward(x, x, x, x, out, lse, gradients=gradients)

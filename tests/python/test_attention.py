@@ -5,7 +5,7 @@ import pytest
 
 import headway
 import oracle
-from cases import DTYPES, assert_close, random_case, without_batch_and_heads
+from cases import DTYPES, HOST_ENGINES, assert_close, random_case, without_batch_and_heads
 
 SEEDS = range(120)
 
@@ -15,7 +15,7 @@ def as_float64(case):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("engine", headway.engines())
+@pytest.mark.parametrize("engine", HOST_ENGINES)
 def test_every_option_with_every_other(dtype, engine):
     for seed in SEEDS:
         case = random_case(seed, dtype)

@@ -229,7 +229,7 @@ def test_engines():
     assert "reference" in there and set(there) <= {"reference", "cpu", "cuda"}
     x = np.ones((3, 4))
     for engine in ("reference", "cpu", "cuda"):
-        if engine in there:
+        if engine in there and engine != "cuda":
             assert headway.explain(x, x, x, engine=engine).engine == engine
         else:
             with pytest.raises(NotImplementedError, match=f"attention: .*{engine}: "):

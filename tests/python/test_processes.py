@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import headway
-from cases import random_case
+from cases import HOST_ENGINES, random_case
 
 
 def test_sixteen_threads_at_once_give_the_same_bits():
@@ -75,7 +75,7 @@ def heeded_interrupts():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("engine", headway.engines())
+@pytest.mark.parametrize("engine", HOST_ENGINES)
 def test_control_c_stops_a_long_call_and_the_next_one_works(engine, heeded_interrupts):
     begin = time.monotonic()
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))

@@ -16,3 +16,16 @@ def one_thread():
     yield
     torch.set_num_threads(before[0])
     headway.set_threads(before[1])
+
+
+def no_cuda() -> str | None:
+    """Why the tests on a GPU cannot run here; None where they can."""
+    try:
+        import torch
+    except ImportError:
+        return "torch is not installed"
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device here"
+    if "cuda" not in headway.engines():
+        return "this build of headway has no CUDA engine"
+    return None

@@ -1,0 +1,28 @@
+// The CUDA stream that a call's work is queued on.
+#pragma once
+
+#include <string>
+
+#include "array.h"
+
+namespace headway::python {
+
+// The stream that a library works on now. All CUDA arrays of a call come from one library, so that its own order of
+// work is all the order there is: what was queued before the call is done before it, and memory that is freed
+// afterwards is given to nobody before the call's work is done.
+class CallStream {
+ public:
+  // Says that `argument` lies on a CUDA device. InvalidArgument when it comes from another library than the others.
+  void join(const Argument& argument, const dlpack::ExchangeApi* exchange, int device);
+
+  void* value() const { return stream_; }  // a cudaStream_t; null: the default stream
+  std::uintptr_t dlpack_number() const;    // as __dlpack__(stream=) wants it
+
+ private:
+  std::string library_;  // empty until the first array
+  const dlpack::ExchangeApi* exchange_ = nullptr;
+  const char* first_ = nullptr;
+  void* stream_ = nullptr;
+};
+
+}  // namespace headway::python
