@@ -341,3 +341,35 @@ def test_what_is_no_plain_module_is_left_alone():
     assert type(replace_attention(nn.MultiheadAttention(8, 2))) is MultiheadAttention
     with pytest.raises(TypeError, match=r"expected a torch.nn.Module, found int"):
         replace_attention(3)
+
+
+# ---- Query, key and value out of one product ----
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("shared", ["all", "key and value"])
+def test_gradients_go_back_into_one_projection_without_a_copy(batch_first, shared):
+    layer = MultiheadAttention(16, 4, batch_first=batch_first)
+    x, y = torch.randn(3, 5, 16, requires_grad=True), torch.randn(3, 5, 16)
+    inputs = (x, x, x) if shared == "all" else (x, y, y)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        out = layer(*inputs, need_weights=False)[0]
+        found = torch.autograd.grad(out, [x, *layer.parameters()], y)
+    copies = {event.key for event in profile.key_averages()} & {"aten::cat", "aten::clone", "aten::contiguous"}
+    assert not copies
+    other = nn.MultiheadAttention(16, 4, batch_first=batch_first)
+    other.load_state_dict(layer.state_dict())
+    expected = torch.autograd.grad(other(*inputs, need_weights=False)[0], [x, *other.parameters()], y)
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+
+
+def test_parts_of_a_projection_with_other_gradients():
+    from headway.torch._parts import split
+
+    joined = torch.randn(2, 3, 12, dtype=torch.float64, requires_grad=True)
+    torch.autograd.gradcheck(lambda x: split(x, 3, False), joined)
+    torch.autograd.gradgradcheck(lambda x: tuple(part.sin() for part in split(x, 3, False)), joined)
+    one, _, three = split(joined, 3, False)
+    (one.sum() - 2 * three.sum()).backward()
+    assert torch.equal(joined.grad[0, 0], torch.tensor([1.0] * 4 + [0.0] * 4 + [-2.0] * 4, dtype=torch.float64))

@@ -356,3 +356,16 @@ def test_devices_that_the_build_has_no_engine_for():
     if torch.cuda.is_available() and "cuda" not in headway.engines():
         with pytest.raises(NotImplementedError, match="attention: "):
             ht.attention(*3 * [torch.ones(1, 2, 3, 4, device="cuda")])
+
+
+def test_shapes_and_strides_on_a_gpu_are_known_without_one():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(), torch.no_grad():
+        x = torch.empty(2, 9, 3, 8, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+        out, lse = ht.attention(x, x, x, causal=True, return_lse=True)
+        y = torch.empty(2, 3, 9, 8, device="cuda", dtype=torch.bfloat16)
+        grads = _ops.attention_backward(out, None, x, x, y, out, lse, *Options())
+    for one, like in zip((out, *grads), (x, x, x, y)):
+        assert one.device.type == "cuda" and one.dtype == x.dtype and one.stride() == like.stride()
+    assert lse.device.type == "cuda" and lse.dtype == torch.float32

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headway import _headway
+from headway.torch._parts import empty_like_parts
 
 # The type of out decides the type of lse.
 _LSE_TYPE = {torch.float64: torch.float64}
@@ -78,17 +79,18 @@ def lse_shape(query: Tensor, packed: bool) -> tuple[int, ...]:
     return (query.shape[1], query.shape[0]) if packed else tuple(query.shape[:-1])
 
 
-def out_like(query: Tensor, value: Tensor) -> Tensor | None:
-    """An empty out (B, H, Sq, Dv) whose axes lie in memory as the query's do; None where that is the usual order.
+def empty_in_order(like: Tensor, width: int) -> Tensor | None:
+    """An empty (B, H, S, width) whose axes lie in memory as those of like (B, H, S, D); None where that is as usual.
 
-    A query that is a (B, Sq, H, D) projection seen as (B, H, Sq, D) gets an out whose heads are joined without a copy.
+    A query that is a (B, Sq, H, D) projection seen as (B, H, Sq, D) gets an out whose heads are joined without a copy,
+    and a gradient that goes back into the projection without one.
     """
-    if query.dim() != 4 or value.dim() != 4:
+    if like.dim() != 4:
         return None
-    stride = query.stride()
+    stride = like.stride()
     if stride[0] >= stride[1] >= stride[2]:
         return None
-    sizes = (*query.shape[:-1], value.shape[-1])
+    sizes = (*like.shape[:-1], width)
     # Axes of one element lie anywhere; expanded ones have no place of their own. Both keep theirs.
     axes = [axis for axis in range(3) if sizes[axis] > 1 and stride[axis] > 0]
     by_stride = iter(sorted(axes, key=lambda axis: -stride[axis]))
@@ -96,7 +98,12 @@ def out_like(query: Tensor, value: Tensor) -> Tensor | None:
     if order == [0, 1, 2]:
         return None
     back = sorted(range(3), key=order.__getitem__)
-    return query.new_empty([sizes[axis] for axis in order] + [sizes[3]]).permute(*back, 3)
+    return like.new_empty([sizes[axis] for axis in order] + [width]).permute(*back, 3)
+
+
+def out_like(query: Tensor, value: Tensor) -> Tensor | None:
+    """An empty out (B, H, Sq, Dv) whose axes lie in memory as the query's do; None where that is the usual order."""
+    return empty_in_order(query, value.shape[-1]) if value.dim() == 4 else None
 
 
 def forward(
@@ -121,6 +128,18 @@ def forward(
     return out, lse, None
 
 
+def _gradient_places(query: Tensor, key: Tensor, value: Tensor, may_share: bool) -> list[Tensor | None]:
+    """Where to write the gradients: as their tensors lie, so that what split them joins them again without a copy."""
+    if may_share:
+        all_three = empty_like_parts((query, key, value))
+        if all_three is not None:
+            return [*all_three]
+        two = empty_like_parts((key, value))
+        if two is not None:
+            return [empty_in_order(query, query.shape[-1]), *two]
+    return [empty_in_order(x, x.shape[-1]) for x in (query, key, value)]
+
+
 def backward(
     grad_out: Tensor,
     grad_lse: Tensor | None,
@@ -130,8 +149,12 @@ def backward(
     out: Tensor,
     lse: Tensor,
     options: Options,
+    may_share: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The gradients of query, key, value, bias and sinks; None for those that are not given."""
+    """The gradients of query, key, value, bias and sinks; None for those that are not given.
+
+    may_share lets gradients lie side by side in one buffer, as query, key and value do where one product made them.
+    """
     width = value.shape[-1]
     grad_out, query, key, value = (x.resolve_neg() for x in (grad_out, query, key, value))
     if grad_lse is not None:
@@ -148,6 +171,8 @@ def backward(
             grad_out, query, key, value, out, lse, options.cu_seqlens_q, options.cu_seqlens_k, **keywords
         )
     else:
+        if grad_lse is None:
+            keywords["gradients"] = _gradient_places(query, key, value, may_share)
         grads = _headway.attention_backward(grad_out, query, key, value, out, lse, **keywords)
     grad_value = grads.value if grad_lse is None else grads.value[..., :width].contiguous()
     return grads.query, grads.key, grad_value, grads.bias, grads.sinks

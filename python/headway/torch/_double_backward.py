@@ -92,7 +92,7 @@ def _attention(options: Options, query: Any, key: Any, value: Any) -> tuple[Tens
         allowed = biased > -math.inf
         if options.query_lens is not None:
             rows = torch.arange(query.shape[-2], device=query.device)
-            real = rows < options.query_lens.reshape(-1, *[1] * (query.dim() - 2))
+            real = rows < options.query_lens.to(query.device).reshape(-1, *[1] * (query.dim() - 2))
             allowed = allowed & (real if query.dim() > 2 else real.reshape(-1)).unsqueeze(-1)
     if options.bias is not None:
         scores = scores + torch.where(options.bias > -math.inf, options.bias, 0.0).to(scores.dtype)

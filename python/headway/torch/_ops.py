@@ -91,7 +91,7 @@ def input_gradients(
             grad_out = out.new_zeros(()).expand_as(out)
         if eager:
             query, key, value, out, lse = (x.detach() for x in saved[:5])
-            found = list(_core.backward(grad_out, grad_lse, query, key, value, out, lse, options))
+            found = list(_core.backward(grad_out, grad_lse, query, key, value, out, lse, options, may_share=True))
         else:
             results = _run_backward(grad_out, grad_lse, *saved[:5], *options)
             found = [*results[:3], None if options.bias is None else results[3]]
@@ -132,10 +132,15 @@ def _(
     lse: Tensor,
     *options: Any,
 ) -> Results:
-    like = (query, key, value, *Options(*options)[:2])
-    found = [
-        query.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in like
-    ]
+    given = Options(*options)
+    found: list[Tensor] = []
+    for x in (query, key, value):
+        place = None if given.packed or grad_lse is not None else _core.empty_in_order(x, x.shape[-1])
+        found.append(torch.empty_like(x, memory_format=torch.contiguous_format) if place is None else place)
+    for option in given[:2]:
+        found.append(
+            query.new_empty(0) if option is None else torch.empty_like(option, memory_format=torch.contiguous_format)
+        )
     return tuple(found)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headway.torch._core import Options
 from headway.torch._dispatch import attend, is_watched
+from headway.torch._parts import split
 from headway.torch.functional import draw_seed, refuse_keywords
 
 _NAME = "MultiheadAttention"
@@ -131,13 +132,13 @@ class MultiheadAttention(nn.MultiheadAttention):
             )
         weight = self.in_proj_weight
         if query is key and key is value:
-            q, k, v = F.linear(query, weight, bias).chunk(3, dim=-1)
+            q, k, v = split(F.linear(query, weight, bias), 3, is_watched())
             return q, k, v
         own, rest = weight[:width], weight[width:]
         own_bias, rest_bias = (None, None) if bias is None else (bias[:width], bias[width:])
         q = F.linear(query, own, own_bias)
         if key is value:
-            k, v = F.linear(key, rest, rest_bias).chunk(2, dim=-1)
+            k, v = split(F.linear(key, rest, rest_bias), 2, is_watched())
             return q, k, v
         weights = rest.chunk(2)
         biases = (None, None) if rest_bias is None else rest_bias.chunk(2)
