@@ -3,7 +3,8 @@
     python examples/python/train_gpt.py --steps 300 --plot train_gpt.png
 
 The text is the repository's LICENSE unless --text names another file. Both runs begin with the same parameters and see
-the same batches; the only difference is the function that computes attention.
+the same batches; the only difference is the function that computes attention. train_gpt_cuda.py does the same with a
+larger model on a GPU.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 import time
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,23 +20,35 @@ from torch import Tensor, nn
 
 import headway.torch
 
-LENGTH, BATCH, WIDTH, HEADS, LAYERS = 64, 8, 64, 4, 2
+
+class Sizes(NamedTuple):
+    """What a model and its batches are like."""
+
+    length: int = 64
+    batch: int = 8
+    width: int = 64
+    heads: int = 4
+    layers: int = 2
+
+
+SMALL = Sizes()
 LICENSE = pathlib.Path(__file__).resolve().parents[2] / "LICENSE"
 
 
 class Block(nn.Module):
     """One layer of a transformer: causal attention, then a small network, each added to its input."""
 
-    def __init__(self, attention) -> None:
+    def __init__(self, attention, sizes: Sizes) -> None:
         super().__init__()
-        self.attention = attention
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.network = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        width = sizes.width
+        self.attention, self.heads = attention, (3, sizes.heads, width // sizes.heads)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.network = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, width) -> the same."""
-        split = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, WIDTH // HEADS))
+        split = self.qkv(self.norm1(x)).unflatten(-1, self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)  # each (batch, heads, length, width / heads)
         heads = self.attention(query, key, value, is_causal=True)
         x = x + self.out(heads.transpose(1, 2).flatten(2))
@@ -44,11 +58,11 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """Characters in, scores for the next character out."""
 
-    def __init__(self, characters: int, attention) -> None:
+    def __init__(self, characters: int, attention, sizes: Sizes = SMALL) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(characters, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.Sequential(*(Block(attention) for _ in range(LAYERS)))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, characters)
+        self.tokens, self.places = nn.Embedding(characters, sizes.width), nn.Embedding(sizes.length, sizes.width)
+        self.blocks = nn.Sequential(*(Block(attention, sizes) for _ in range(sizes.layers)))
+        self.norm, self.head = nn.LayerNorm(sizes.width), nn.Linear(sizes.width, characters)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length) -> (batch, length, characters)."""
@@ -65,8 +79,8 @@ def train(attention, text: str, steps: int) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
     for _ in range(steps):
-        starts = torch.randint(len(data) - LENGTH - 1, (BATCH,)).tolist()
-        batch = torch.stack([data[start : start + LENGTH + 1] for start in starts])
+        starts = torch.randint(len(data) - SMALL.length - 1, (SMALL.batch,)).tolist()
+        batch = torch.stack([data[start : start + SMALL.length + 1] for start in starts])
         loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
