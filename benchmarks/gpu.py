@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_layer import layer_rows
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -207,7 +208,7 @@ def main() -> None:
     about = machine()
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     headway = Headway(arguments.library)
-    results = forward_rows(headway) + option_rows(headway)
+    results = forward_rows(headway) + option_rows(headway) + layer_rows(milliseconds)
     arguments.results.mkdir(parents=True, exist_ok=True)
     stem = f"gpu-{datetime.date.today()}-{about['name'].replace(' ', '-').lower()}"
     record = {"date": str(datetime.date.today()), "machine": about, "results": results}
