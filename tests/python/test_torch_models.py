@@ -1,7 +1,10 @@
 """Real use: Hugging Face models with attn_implementation="headway", and a language model trained both ways."""
 
+import json
 import pathlib
 import runpy
+import subprocess
+import sys
 
 import pytest
 
@@ -10,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import torch.nn.functional as F  # noqa: E402
 
 import headway.torch  # noqa: E402
-from torch_support import one_thread  # noqa: E402, F401
+from torch_support import no_cuda, one_thread  # noqa: E402, F401
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -27,6 +30,34 @@ def test_a_language_model_learns_the_same(one_thread, tmp_path):  # noqa: F811
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     example["plot"](curves, str(tmp_path / "curves.png"))
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_the_training_example_for_a_gpu(tmp_path):
+    script = str(ROOT / "examples" / "python" / "train_gpt_cuda.py")
+    reason = no_cuda()
+    options = ["--steps", "30", "--json", str(tmp_path / "record.json")]
+    done = subprocess.run([sys.executable, script, *options], capture_output=True, text=True, check=False)
+    if reason is not None:
+        assert done.returncode == 1 and "CUDA" in done.stderr and "Traceback" not in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    losses = json.loads((tmp_path / "record.json").read_text())["losses"]
+    assert losses["headway"][-1] < 0.8 * losses["headway"][0]
+    assert max(abs(one - other) for one, other in zip(losses["torch"], losses["headway"], strict=True)) < 0.2
+
+
+def test_the_gpu_example_draws_what_it_recorded(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    sys.path.insert(0, str(ROOT / "examples" / "python"))
+    try:
+        example = runpy.run_path(str(ROOT / "examples" / "python" / "train_gpt_cuda.py"))
+    finally:
+        sys.path.pop(0)
+    curve = [4.0, 3.0, 2.5]
+    record = {"device": "a card", "torch": "2", "sizes": example["LARGE"]._asdict()}
+    record |= {"losses": {"torch": curve, "headway": curve}, "tokens_per_second": {"torch": 1e5, "headway": 1.1e5}}
+    example["plot"](record, str(tmp_path / "record.png"))
+    assert (tmp_path / "record.png").stat().st_size > 10_000
 
 
 # ---- Hugging Face ----
