@@ -35,8 +35,6 @@ PerHead per_head_or_none(const std::optional<ConstTensorView>& view) {
   return view ? PerHead{address(*view), view->stride(0), view->dtype()} : PerHead{};
 }
 
-bool is_half_type(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
-
 bool in_host_memory(const std::optional<ConstTensorView>& lengths) { return lengths && lengths->device() == Device{}; }
 
 // The entries that a kernel may read: all of [B] or [B+1], and of [B,Sq] too.
@@ -65,6 +63,8 @@ Rows row_values_of(const ConstTensorView& view) {
 Matrix matrix_of(const ConstTensorView& view) {
   return {address(view), view.stride(0), view.stride(1), view.stride(2), view.stride(3), view.dtype()};
 }
+
+bool is_half_type(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
 
 bool fits_tensor_cores(const Problem& problem) {
   return is_half_type(problem.dtype()) && std::max(problem.head_dim, problem.value_dim) <= mma_widest;

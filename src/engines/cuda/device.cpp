@@ -114,7 +114,7 @@ namespace {
 // What the runtime was asked about a kernel on a device: asking takes microseconds, and every call would.
 struct KernelState {
   KernelResources resources;
-  std::size_t allowed_shared = std::size_t{48} << 10;
+  std::size_t allowed_shared = 0;  // of dynamic shared memory; what a kernel may have unasked includes its static part
 };
 
 KernelState& kernel_state(const void* kernel) {

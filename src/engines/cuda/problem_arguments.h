@@ -11,6 +11,8 @@ Rows rows_of(const ConstTensorView& view);
 Rows row_values_of(const ConstTensorView& view);  // [B,H,S]
 Matrix matrix_of(const ConstTensorView& view);
 
+bool is_half_type(DType dtype);
+
 // Whether the tensor core kernels take it: a half type, and heads that are not too wide.
 bool fits_tensor_cores(const Problem& problem);
 

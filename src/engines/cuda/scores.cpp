@@ -9,7 +9,9 @@ namespace headway::cuda {
 namespace {
 
 Launch choose_launch(const Problem& problem, const ScoresArguments& arguments) {
-  return simt_matrix_launch(arguments, problem.dtype());
+  return is_half_type(problem.dtype()) && problem.head_dim <= mma_widest
+             ? mma_matrix_launch(arguments, problem.dtype())
+             : simt_matrix_launch(arguments, problem.dtype());
 }
 
 Stage stage_of(headway::Stage stage) {

@@ -37,6 +37,7 @@ constexpr std::int64_t mma_widest = 256;
 constexpr std::int64_t mma_both_widest = 128;  // up to here one kernel has the gradients of key and value
 Launch mma_forward_launch(const ForwardArguments& arguments, DType dtype);
 Launch mma_gradient_launch(const GradientArguments& arguments, DType dtype);
+Launch mma_matrix_launch(const ScoresArguments& arguments, DType dtype);
 
 // Decoding: at most decode_rows query rows (times grouped heads) share a kv head; no mask, bias, ALiBi or dropout.
 constexpr std::int64_t decode_rows = 16;

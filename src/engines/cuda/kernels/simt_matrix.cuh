@@ -1,4 +1,4 @@
-// The score matrix after a stage, in exact f32 or f64 arithmetic: the only kernel that stores a [Sq,Sk] matrix.
+// The score matrix after a stage, in exact f32 or f64 arithmetic: every type, size and stride.
 //
 // A block owns a tile of queries. For weights it walks over the keys twice: once for the softmax's statistics, once to
 // store exp(s - highest) / total; for the other stages once. Everything outside of the rows' ranges is written too.
