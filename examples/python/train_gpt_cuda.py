@@ -96,16 +96,17 @@ def plot(record: dict[str, Any], path: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    _, (curves, bars) = plt.subplots(1, 2, figsize=(10, 4), width_ratios=(3, 1))
+    figure, (curves, bars) = plt.subplots(1, 2, figsize=(10, 4), width_ratios=(3, 1))
     for style, (name, losses) in zip(("-", "--"), record["losses"].items()):
         curves.plot(losses, style, label=name)
     sizes = Sizes(**record["sizes"])
     about = f"{sizes.layers} layers, width {sizes.width}, {sizes.heads} heads, length {sizes.length}, bf16"
-    curves.set(xlabel="step", ylabel="loss (nats per character)", title=about)
+    figure.suptitle(f"{record['device']}, torch {record['torch']}: {about}")
+    curves.set(xlabel="step", ylabel="loss (nats per character)")
     curves.legend()
     speeds = {name: speed / 1e3 for name, speed in record["tokens_per_second"].items()}
     bars.bar_label(bars.bar(list(speeds), list(speeds.values()), color=["C0", "C1"]), fmt="%.0f")
-    bars.set(ylabel="thousand tokens per second", title=f"{record['device']}, torch {record['torch']}")
+    bars.set(ylabel="thousand tokens per second")
     plt.tight_layout()
     plt.savefig(path, dpi=110)
     plt.close()
