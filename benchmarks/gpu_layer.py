@@ -17,7 +17,7 @@ def layer_rows(milliseconds: Callable[[Call], float]) -> list[dict[str, Any]]:
     try:
         from headway.torch import MultiheadAttention
     except ImportError as missing:
-        print(f"  no rows for the layer: {missing} (pip install . where nvcc is)")
+        print(f"  no rows for the layer: {missing} (python3 needs nanobind to build it)")
         return []
     theirs = torch.nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, device="cuda", dtype=torch.bfloat16)
     ours = MultiheadAttention(WIDTH, HEADS, batch_first=True, device="cuda", dtype=torch.bfloat16)

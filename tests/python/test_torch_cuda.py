@@ -7,7 +7,10 @@ import pytest
 
 from torch_support import no_cuda
 
-pytestmark = pytest.mark.skipif(no_cuda() is not None, reason=str(no_cuda()))
+pytestmark = [
+    pytest.mark.skipif(no_cuda() is not None, reason=str(no_cuda())),
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # torch's own, about contexts, profiles and what TF32 would gain
+]
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.nn as nn  # noqa: E402
