@@ -171,7 +171,8 @@ def backward(
             grad_out, query, key, value, out, lse, options.cu_seqlens_q, options.cu_seqlens_k, **keywords
         )
     else:
-        if grad_lse is None:
+        contiguous = query.is_contiguous() and key.is_contiguous() and value.is_contiguous()
+        if grad_lse is None and not contiguous:
             keywords["gradients"] = _gradient_places(query, key, value, may_share)
         grads = _headway.attention_backward(grad_out, query, key, value, out, lse, **keywords)
     grad_value = grads.value if grad_lse is None else grads.value[..., :width].contiguous()

@@ -71,13 +71,12 @@ def _side_by_side(parts: Sequence[Tensor]) -> bool:
     """Whether the rows of equal parts follow each other in one storage: all but the last axes have one step."""
     first = parts[0]
     heads_and_width = first.shape[1] * first.shape[3] if first.dim() == 4 else first.shape[-1]
-    step = heads_and_width * first.element_size()
-    storage, begin = first.untyped_storage().data_ptr(), first.data_ptr()
+    begin, step = first.data_ptr(), heads_and_width * first.element_size()
+    # Where they lie says no at once to what was never one tensor.
+    if any(x.data_ptr() != begin + i * step for i, x in enumerate(parts)):
+        return False
+    shape, stride, dtype, storage = first.shape, first.stride(), first.dtype, first.untyped_storage().data_ptr()
     return all(
-        x.shape == first.shape
-        and x.stride() == first.stride()
-        and x.dtype == first.dtype
-        and x.untyped_storage().data_ptr() == storage
-        and x.data_ptr() == begin + i * step
-        for i, x in enumerate(parts)
+        x.shape == shape and x.stride() == stride and x.dtype == dtype and x.untyped_storage().data_ptr() == storage
+        for x in parts
     )
