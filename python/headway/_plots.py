@@ -63,7 +63,7 @@ def plot_heads(
         ax.set_axis_off()
     for place, (layer, n, head), title in zip(places, flat, titles or [""] * count):
         ax, numbers = axes[place], maps[n][head]
-        highest = float(numbers.max()) or 1.0
+        highest = float(np.max(numbers, where=np.isfinite(numbers), initial=0.0)) or 1.0
         norm = colors.LogNorm(highest / 1e4, highest, clip=True) if scale == "log" else colors.Normalize(0, highest)
         sizes = (int(layer.lse.shape[-1]), int(layer.received.shape[-1]))
         ax.imshow(

@@ -219,7 +219,8 @@ ViewAnswer LiveView::answer(std::string_view target, std::string_view host, std:
   answer.headers.insert(answer.headers.end(), {{"Cache-Control", "no-store"},
                                                {"X-Content-Type-Options", "nosniff"},
                                                {"Cross-Origin-Resource-Policy", "same-origin"},
-                                               {"Referrer-Policy", "no-referrer"}});
+                                               {"Referrer-Policy", "no-referrer"},
+                                               {"X-Frame-Options", "DENY"}});
   return answer;
 }
 

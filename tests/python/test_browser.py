@@ -150,6 +150,11 @@ def test_hovering_shows_the_strongest_keys_as_names_and_arcs(open_page, sentence
     assert page.locator("#row-keys bdi").all_inner_texts() == [WORDS[j] for j in best]
     assert page.inner_text("#row-keys span").endswith(f"{100 * expected[0, 9, best[0]]:.1f} %")
     assert colours(page, "arcs") > few + 100
+    shades = page.locator("#text bdi").evaluate_all("all => all.map((one) => one.style.background !== '')")
+    assert shades[best[0]] and not any(shades[10:])
+    page.hover("#text bdi >> nth=7")
+    wait_until(page, "state.cursor.i === 7 && !waiting")
+    assert page.inner_text("#text .self") == WORDS[7]
 
 
 def test_the_keyboard_does_everything(open_page, sentence):

@@ -28,6 +28,8 @@ def test_every_head_is_a_map_with_its_name(pyplot, tmp_path):
     assert len(shown) == 6
     assert shown[4].get_title().startswith("item 1, head 1  entropy ")
     np.testing.assert_array_equal(shown[4].images[0].get_array(), found.map_max[1, 1])
+    x[0, 0, 5] = np.nan
+    headway.plot_heads(headway.analyze(x, x))
     figure.savefig(tmp_path / "heads.png")
     assert (tmp_path / "heads.png").stat().st_size > 10_000
 
