@@ -9,14 +9,11 @@ ProgressBar::~ProgressBar() {
   if (bar_.is_none()) {
     return;
   }
-  // An exception may be on its way, and stays the one that is seen.
-  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
-  PyErr_Fetch(&type, &value, &trace);
+  const nb::error_scope kept;  // an exception may be on its way, and stays the one that is seen
   const nb::object closed = nb::steal(PyObject_CallMethod(bar_.ptr(), "close", nullptr));
   if (!closed.is_valid()) {
     PyErr_Clear();
   }
-  PyErr_Restore(type, value, trace);
 }
 
 }  // namespace headway::python

@@ -6,13 +6,17 @@ import pytest
 import headway
 
 RANDOM = np.random.default_rng(5)
+SOME_ROWS = np.arange(24)[:, None] % 5 != 0
 CASES = [
     {},
     {"causal": True},
     {"window": (3, 1)},
     {"valid_lens": [9, 0]},
     {"query_lens": [20, 3], "causal": "bottom_right"},
+    {"valid_lens": RANDOM.integers(0, 25, (2, 24)), "window": (None, 2)},
     {"mask": RANDOM.random((2, 1, 24, 24)) < 0.5},
+    {"mask": np.broadcast_to(SOME_ROWS, (24, 24)), "causal": "top_left"},
+    {"bias": np.where(SOME_ROWS, RANDOM.standard_normal((24, 24)), -np.inf)},
     {"bias": RANDOM.standard_normal((4, 24, 24))},
     {"alibi_slopes": [0.5, 0.25, 0.125, 0.0], "softcap": 3.0},
     {"sinks": [0.0, 1.0, 2.0, 3.0]},
