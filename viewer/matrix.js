@@ -100,11 +100,11 @@ function drawAxes(context, area, width, height, style) {
   context.fillStyle = style.getPropertyValue("--soft");
   context.font = "11px system-ui, sans-serif";
   const label = (begin, end, pixels, least) => Math.max(1, Math.ceil(((end - begin) * least) / pixels));
-  const rowStep = label(state.view.r0, state.view.r1, area.height, 13), keyStep = label(state.view.k0, state.view.k1, area.width, 14);
+  const rowStep = label(state.view.r0, state.view.r1, area.height, 15), keyStep = label(state.view.k0, state.view.k1, area.width, 14);
   context.textAlign = "right";
   context.textBaseline = "middle";
   for (let i = Math.ceil(state.view.r0 / rowStep) * rowStep; i < state.view.r1; i += rowStep) {
-    context.fillText(clipped(context, shown(queryToken(i)), area.x - 8), area.x - 5, Math.max(7, yOf(area, Math.min(i + 0.5, state.view.r1))));
+    context.fillText(clipped(context, shown(queryToken(i)), area.x - 8), area.x - 5, Math.max(6, yOf(area, Math.min(i + 0.5, state.view.r1))));
   }
   for (let j = Math.ceil(state.view.k0 / keyStep) * keyStep; j < state.view.k1; j += keyStep) {
     const x = xOf(area, Math.min(j + 0.5, state.view.k1)), y = area.height + 6;

@@ -65,16 +65,16 @@ function fillText(i) {
   text.replaceChildren(...elements.flatMap((element) => [element, " "]));
 }
 
-// Words in a line, and arcs from the row's own word to those it attends to; long texts show the part around the cursor.
+// Arcs from the row's own word to those it attends to: over the words between them, or, where these are too many, over
+// the whole text with the names of the arcs' ends.
 function drawArcs(entries) {
-  const canvas = document.getElementById("arcs"), {context, width, height} = prepared(canvas);
-  const style = getComputedStyle(document.documentElement), named = data.keyTokens && data.queryTokens;
-  const left = named ? 26 : 0;  // room for the first word
-  const self = Math.min(data.keys - 1, state.cursor.i + Math.max(0, data.keys - data.queries));
-  const most = named ? Math.max(8, Math.floor((width - left) / 34)) : data.keys;
-  const begin = named ? Math.max(0, Math.min(self - Math.floor(most / 2), data.keys - most)) : 0;
-  const end = Math.min(data.keys, begin + most), step = (width - left) / (end - begin), ground = height - (named ? 46 : 16);
-  const x = (j) => left + (Math.min(end, Math.max(begin, j)) - begin) * step;
+  const {context, width, height} = prepared(document.getElementById("arcs")), style = getComputedStyle(document.documentElement);
+  const self = Math.min(data.keys - 1, state.cursor.i + Math.max(0, data.keys - data.queries)), left = 26, ground = height - 46;
+  const most = Math.max(8, Math.floor((width - left) / 27)), low = Math.min(self, ...entries.map((entry) => entry.begin));
+  const high = Math.max(self + 1, ...entries.map((entry) => entry.end)), near = high - low <= most;
+  const begin = near ? Math.max(0, Math.min(Math.floor((low + high - most) / 2), data.keys - most)) : 0;
+  const end = near ? Math.min(data.keys, begin + most) : data.keys, step = (width - left - 8) / (end - begin);
+  const x = (j) => left + (j - begin) * step;
   context.strokeStyle = style.getPropertyValue("--line");
   context.beginPath();
   context.moveTo(0, ground);
@@ -82,26 +82,35 @@ function drawArcs(entries) {
   context.stroke();
   context.strokeStyle = style.getPropertyValue("--arc");
   for (const {begin: from, end: to, share} of entries) {
-    const a = x(self + 0.5), b = x((from + to) / 2), middle = (a + b) / 2, rise = Math.min(ground - 6, 14 + Math.abs(a - b) * 0.45);
-    context.lineWidth = 0.6 + 5 * share;
-    context.globalAlpha = 0.25 + 0.75 * Math.min(1, share * 2);
+    const a = x(self + 0.5), b = x((from + to) / 2), rise = Math.min(ground - 6, 14 + Math.abs(a - b) * 0.45);
+    const part = share / entries[0].share;  // the strongest arc is full
+    context.lineWidth = 0.7 + 3 * part;
+    context.globalAlpha = 0.25 + 0.75 * part;
     context.beginPath();
     context.moveTo(a, ground);
-    context.quadraticCurveTo(middle, ground - 2 * rise, b, ground);
+    context.quadraticCurveTo((a + b) / 2, ground - 2 * rise, b, ground);
     context.stroke();
   }
   context.globalAlpha = 1;
-  if (!named) return;
+  const label = (place, text, colour) => {
+    context.save();
+    context.translate(place + 3, ground + 8);
+    context.rotate(-Math.PI / 4);
+    context.fillStyle = style.getPropertyValue(colour);
+    context.fillText(clipped(context, text, 58), 0, 0);
+    context.restore();
+  };
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "middle";
   context.textAlign = "right";
-  for (let j = begin; j < end; j++) {
-    context.save();
-    context.translate(x(j + 0.5) + 3, ground + 8);
-    context.rotate(-Math.PI / 4);
-    context.fillStyle = style.getPropertyValue(j === self ? "--mark" : "--ink");
-    context.fillText(clipped(context, shown(keyToken(j)), 54), 0, 0);
-    context.restore();
+  const taken = [x(self + 0.5)];  // names stand apart
+  label(taken[0], shown(keyToken(self)), "--mark");
+  const others = near ? Array.from({length: end - begin}, (_, n) => ({place: x(begin + n + 0.5), text: shown(keyToken(begin + n))}))
+    : entries.map((entry) => ({place: x((entry.begin + entry.end) / 2), text: entry.end - entry.begin === 1 ? entry.name : String(entry.begin)}));
+  for (const {place, text} of others) {
+    if (taken.some((other) => Math.abs(other - place) < 13)) continue;
+    taken.push(place);
+    label(place, text, "--ink");
   }
 }
 
@@ -112,7 +121,7 @@ function drawProfile(canvas, numbers, size, low, high, sideways, inset) {
   if (!(highest > 0)) return;
   const length = (sideways ? height : width) - inset, bin = size / numbers.length;
   for (let n = Math.floor(low / bin); n < Math.min(numbers.length, Math.ceil(high / bin)); n++) {
-    const from = ((n * bin - low) / (high - low)) * length, to = (((n + 1) * bin - low) / (high - low)) * length;
+    const from = Math.max(0, ((n * bin - low) / (high - low)) * length), to = (((n + 1) * bin - low) / (high - low)) * length;
     const bar = (numbers[n] / highest) * ((sideways ? width : height) - 2);
     const thick = Math.max(0.6, to - from + (to - from < 3 ? 0.3 : -0.7));  // wide bars apart, narrow ones without seams
     if (sideways) context.fillRect(0, from, bar, thick);

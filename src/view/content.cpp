@@ -15,7 +15,7 @@ namespace headway::view {
 namespace {
 
 // Bytes before packing. A page has either the matrix or the rest.
-constexpr std::int64_t matrix_bytes = 3'400'000, map_bytes = 2'400'000, top_bytes = 1'500'000;
+constexpr std::int64_t matrix_bytes = 3'400'000, map_bytes = 3'200'000, top_bytes = 1'500'000;
 constexpr std::int64_t most_cells = 512, most_bins = 1024;  // along a map, of a profile
 
 void check_names(const char* operation, const char* what, const std::vector<std::string>& names, std::int64_t count) {
