@@ -166,12 +166,15 @@ struct LiveView::State {
     const std::vector<float> weights = floats_of(computed(*place, {*i, *i + 1, 0, keys}, 1, 1).max);
     std::vector<std::int32_t> order(weights.size());
     std::iota(order.begin(), order.end(), 0);
-    const auto weight = [&](std::int32_t key) { return weights[static_cast<std::size_t>(key)]; };
+    const auto weight = [&](std::int32_t key) {
+      const float found = weights[static_cast<std::size_t>(key)];
+      return found > 0 ? found : 0.0f;  // NaN has no place in an order
+    };
     const auto end = order.begin() + std::min(strongest, keys);
     std::partial_sort(order.begin(), end, order.end(), [&](std::int32_t a, std::int32_t b) {
       return weight(a) != weight(b) ? weight(a) > weight(b) : a < b;
     });
-    order.erase(std::find_if(order.begin(), end, [&](std::int32_t key) { return !(weight(key) > 0); }), order.end());
+    order.erase(std::find_if(order.begin(), end, [&](std::int32_t key) { return weight(key) == 0; }), order.end());
     std::vector<float> found;
     std::transform(order.begin(), order.end(), std::back_inserter(found), weight);
     ViewAnswer answer;
