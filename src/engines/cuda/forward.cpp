@@ -4,6 +4,7 @@
 
 #include "core/text.h"
 #include "engines/cuda/hopper_forward.h"
+#include "engines/cuda/kernels/hopper_kernels.h"
 #include "engines/cuda/kernels/kernels.h"
 #include "engines/cuda/plan_text.h"
 #include "engines/cuda/problem_arguments.h"
@@ -66,7 +67,9 @@ bool takes_hopper(const Problem& problem, const TensorView* out) {
 
 Launch choose_launch(const Problem& problem, const ForwardArguments& arguments, const TensorView* out) {
   if (is_decoding(problem)) {
-    return decode_launch(arguments, problem.dtype(), decode_splits(problem));
+    const std::int64_t splits = decode_splits(problem);
+    return decodes_on_hopper(problem) ? hopper_decode_launch(arguments, problem.dtype(), splits)
+                                      : decode_launch(arguments, problem.dtype(), splits);
   }
   if (takes_hopper(problem, out)) {
     return hopper_launch(problem);
@@ -106,7 +109,9 @@ cudaError_t queue_decode(const ForwardProblem& problem, const Launch& launch, co
   all.split_keys = problem.batch_invariant ? invariant_split : 0;
   all.sums = static_cast<float*>(workspace.take(split.sums));
   all.statistics = static_cast<float*>(workspace.take(split.statistics));
-  return launch_decode(launch, all, problem.dtype(), static_cast<cudaStream_t>(problem.stream));
+  return decodes_on_hopper(problem)
+             ? queue_hopper_decode(problem, launch, all)
+             : launch_decode(launch, all, problem.dtype(), static_cast<cudaStream_t>(problem.stream));
 }
 
 }  // namespace

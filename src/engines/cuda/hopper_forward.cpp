@@ -22,10 +22,13 @@ bool has_ranges(const Problem& problem) {
 bool scale_is_ordinary(const Problem& problem) { return problem.scale > 1e-20 && problem.scale < 1e20; }
 
 HopperVariant variant_of(const Problem& problem) {
+  if (problem.dropout.active()) {
+    return HopperVariant::dropped;
+  }
   if (problem.bias || problem.mask) {
     return HopperVariant::masked;
   }
-  if (problem.softcap || problem.alibi_slopes || problem.dropout.active() || !scale_is_ordinary(problem)) {
+  if (problem.softcap || problem.alibi_slopes || !scale_is_ordinary(problem)) {
     return HopperVariant::modified;
   }
   if (has_ranges(problem)) {
@@ -68,37 +71,60 @@ MapSteps steps_of(const ConstTensorView& view) {
   return {view.size(1) > 1 && view.stride(1) != 0 ? 1 : 0, view.size(0) > 1 && view.stride(0) != 0 ? 1 : 0};
 }
 
-// Whether columns 8 k to 8 k + 7 of every row lie side by side and aligned to 8 elements (or to the 16 bytes of one
-// access).
-bool in_chunks(const std::optional<ConstTensorView>& matrix) {
-  constexpr std::int64_t columns = 8;
-  if (!matrix || matrix->stride(3) != 1) {
-    return false;
+// How blocks of the bias, or else of the mask, reach shared memory.
+UnitArguments units_of(const Problem& problem, const HopperTile& tile) {
+  UnitArguments units{};
+  if (!problem.bias && !problem.mask) {
+    return units;
   }
-  const std::size_t access = std::min<std::size_t>(columns * size_of(matrix->dtype()), 16);
-  return reinterpret_cast<std::uintptr_t>(matrix->data()) % access == 0 && matrix->stride(0) % columns == 0 &&
-         matrix->stride(1) % columns == 0 && matrix->stride(2) % columns == 0;
+  const ConstTensorView& matrix = problem.bias ? *problem.bias : *problem.mask;
+  const auto element_bytes = static_cast<int>(size_of(matrix.dtype()));
+  units.each = element_bytes <= 2 ? 2 : 1;
+  units.bytes = tile.unit_bytes(element_bytes);
+  units.mapped = is_mappable(matrix);
+  if (units.mapped) {
+    // A mask in front of a bias differs from row to row even where the bias does not.
+    units.one_row = (matrix.size(2) == 1 || matrix.stride(2) == 0) && !(problem.bias && problem.mask);
+    units.mapped = units.one_row || (matrix.size(2) > 1 && matrix.stride(2) != 0) || problem.query_len == 1;
+  }
+  if (units.mapped) {
+    constexpr int box_row_bytes = 128, unit_rows = 64;
+    const MatrixBox box{std::min(tile.keys, box_row_bytes / element_bytes), units.one_row ? 1 : unit_rows};
+    units.map = matrix_map(matrix, box, problem.operation);
+    units.steps = steps_of(matrix);
+    units.box_bytes = static_cast<std::uint32_t>(box.columns * box.rows * element_bytes);
+    units.boxes = tile.keys / box.columns;
+    units.box_columns = box.columns;
+  }
+  units.prepared = !units.mapped || problem.mask;  // a bias that the copy engine brings is ready as it is
+  return units;
 }
 
-// cap * tanh(unit * product) = product * (a polynomial in product^2) up to |unit * product| = 1/4. tanh(y) / y there is
-// the polynomial below in y^2, to 1e-9.
-void place_softcap(double cap, double unit, HopperArguments& arguments) {
-  constexpr double factors[] = {0.9999999975, -0.3333320644, 0.1332313281, -0.0513277240};
-  constexpr double small = 0.25;
-  arguments.cap = static_cast<float>(cap);
-  arguments.small_product = static_cast<float>(small / std::abs(unit));
+// cap * tanh(unit * product) = product * (a polynomial in product^2) while |unit * product| is at most `limit`.
+// `factors` are those of tanh(y) / y in y^2, and become those of the former in product^2. Returns the largest product.
+template <std::size_t terms>
+float place_polynomial(const double (&factors)[terms], double limit, double cap, double unit, float (&to)[terms]) {
   double power = cap * unit;
-  for (int k = 0; k < 4; ++k) {
-    arguments.cap_factors[k] = static_cast<float>(factors[k] * power);
+  for (std::size_t k = 0; k < terms; ++k) {
+    to[k] = static_cast<float>(factors[k] * power);
     power *= unit * unit;
   }
+  return static_cast<float>(limit / std::abs(unit));
+}
+
+void place_softcap(double cap, double unit, HopperArguments& arguments) {
+  constexpr double small[] = {0.9999999722, -0.3333137413, 0.1312851963};  // to 3e-8 up to 0.16
+  constexpr double medium[] = {0.9999999975,  -0.3333328327, 0.1333168913,
+                               -0.0537687123, 0.0207536409,  -0.0058521718};  // to 3e-9 up to 0.6
+  arguments.cap = static_cast<float>(cap);
+  arguments.small_product = place_polynomial(small, 0.16, cap, unit, arguments.small_factors);
+  arguments.medium_product = place_polynomial(medium, 0.6, cap, unit, arguments.medium_factors);
 }
 
 // Where the scale is applied: to products on their way to scores, or by the softmax, which saves a multiplication.
 void place_scale(const Problem& problem, HopperArguments& arguments) {
   constexpr double log2_e = 1.4426950408889634;
-  const bool by_softmax =
-      !problem.softcap && scale_is_ordinary(problem) && variant_of(problem) != HopperVariant::masked;
+  const bool by_softmax = !problem.softcap && scale_is_ordinary(problem) && !is_masked(variant_of(problem));
   const double unit = problem.scale / problem.softcap.value_or(1.0);
   arguments.unit = static_cast<float>(unit);
   arguments.multiply = !by_softmax;
@@ -120,8 +146,7 @@ HopperArguments arguments_of(const ForwardProblem& problem, const HopperTile& ti
   result.value_steps = steps_of(problem.value);
   place_scale(problem, result);
   result.kept = static_cast<float>(problem.dropout.kept_scale);
-  result.bias_in_chunks = in_chunks(problem.bias);
-  result.mask_in_chunks = in_chunks(problem.mask);
+  result.units = units_of(problem, tile);
   result.query_tiles = static_cast<int>(query_tiles(problem, tile));
   result.tiles = static_cast<int>(tiles(problem, tile));
   result.head_group = head_group(problem, tile);
@@ -176,8 +201,12 @@ std::optional<std::string> hopper_refusal(const TensorView& out) {
 }
 
 Launch hopper_launch(const Problem& problem) {
-  constexpr const char* names[] = {"hopper_forward", "hopper_forward", "hopper_forward (key ranges)",
-                                   "hopper_forward (modified scores)", "hopper_forward (mask or bias)"};
+  constexpr const char* names[] = {"hopper_forward",
+                                   "hopper_forward",
+                                   "hopper_forward (key ranges)",
+                                   "hopper_forward (modified scores)",
+                                   "hopper_forward (mask or bias)",
+                                   "hopper_forward (dropout)"};
   const HopperKernel kernel = kernel_of(problem);
   Launch launch;
   launch.name = names[static_cast<int>(variant_of(problem))];
@@ -208,6 +237,22 @@ cudaError_t queue_hopper(const ForwardProblem& problem, const Launch& launch, co
   void* parameters[] = {&all};
   return cudaLaunchKernel(launch.kernel, dim3(static_cast<unsigned>(blocks)),
                           dim3(static_cast<unsigned>(launch.threads)), parameters, launch.shared_bytes, stream);
+}
+
+bool decodes_on_hopper(const Problem& problem) {
+  return device_properties(problem.query.device().index).major == 9 && problem.head_dim > 0 && problem.value_dim > 0 &&
+         problem.key_len > 0 && problem.key.size(2) <= longest_axis && problem.batch * problem.heads <= longest_axis &&
+         !map_refusal("key", problem.key) && !map_refusal("value", problem.value);
+}
+
+cudaError_t queue_hopper_decode(const ForwardProblem& problem, const Launch& launch, const DecodeArguments& arguments) {
+  HopperDecodeArguments all{};
+  static_cast<DecodeArguments&>(all) = arguments;
+  all.key_map = tensor_map(problem.key, static_cast<int>(decode_keys), problem.operation);
+  all.value_map = tensor_map(problem.value, static_cast<int>(decode_keys), problem.operation);
+  all.key_steps = steps_of(problem.key);
+  all.value_steps = steps_of(problem.value);
+  return launch_hopper_decode(launch, all, problem.dtype(), static_cast<cudaStream_t>(problem.stream));
 }
 
 }  // namespace headway::cuda

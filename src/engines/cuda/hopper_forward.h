@@ -24,4 +24,8 @@ std::size_t hopper_bytes(const Problem& problem);
 cudaError_t queue_hopper(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
                          Workspace& workspace);
 
+// Decoding: whether the copy engine can read keys and values, and the launch (of hopper_decode_launch's choice).
+bool decodes_on_hopper(const Problem& problem);
+cudaError_t queue_hopper_decode(const ForwardProblem& problem, const Launch& launch, const DecodeArguments& arguments);
+
 }  // namespace headway::cuda

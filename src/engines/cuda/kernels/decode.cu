@@ -41,8 +41,12 @@ cudaError_t launch_decode(const Launch& launch, const DecodeArguments& arguments
   const cudaError_t result =
       cudaLaunchKernel(launch.kernel, grid(launch.tasks), dim3(static_cast<unsigned>(launch.threads)), parameters,
                        launch.shared_bytes, stream);
-  if (result != cudaSuccess || arguments.splits == 1) {
-    return result;
+  return result == cudaSuccess ? launch_merge(arguments, dtype, stream) : result;
+}
+
+cudaError_t launch_merge(const DecodeArguments& arguments, DType dtype, cudaStream_t stream) {
+  if (arguments.splits == 1) {
+    return cudaSuccess;
   }
   const std::int64_t rows = arguments.batch * arguments.heads * arguments.query_len;
   if (dtype == DType::bf16) {

@@ -5,6 +5,9 @@
 // keys, with statistics and sums of its own, which are merged at the end in the order of the warps. Splits are merged
 // the same way by a second, small kernel. Memory bounds it: 2 x 64 x D halves a step for 64 tensor core products a
 // warp.
+//
+// A Feed brings the tiles: CopiedFeed here by copies of every thread, BoxedFeed (hopper_decode.cuh) by the copy engine
+// of Hopper.
 #pragma once
 
 #include "engines/cuda/kernels/mma_scores.cuh"
@@ -12,25 +15,84 @@
 
 namespace headway::cuda {
 
+template <int Depth>
+struct DecodeTiles {
+  static constexpr int bytes = mma_rows * Depth * 2;
+  static constexpr int stages = Depth == 256 ? 2 : 3;
+  unsigned char *keys, *values;  // [stages][bytes]
+};
+
+// Every thread copies 16 bytes at a time. Any layout.
 template <class T, int Depth>
+class CopiedFeed {
+ public:
+  using Arguments = DecodeArguments;
+  static constexpr int columns = Depth;  // of a tile's panel
+  static constexpr int shared_bytes = 0;
+
+  __device__ CopiedFeed(const Arguments& args, const DecodeTiles<Depth>& tiles, unsigned char*)
+      : args_(args), tiles_(tiles) {}
+
+  // Where a tile has a 16-byte chunk.
+  __device__ static int chunk_at(int row, int chunk) { return cuda::chunk_at<Depth>(row, chunk); }
+
+  __device__ void open(const Sequence& sequence, std::int64_t b, std::int64_t g) {
+    first_ = sequence.key_begin, count_ = sequence.key_count, b_ = b, g_ = g;
+  }
+
+  // Begins to bring a tile, if the walk does not end before it.
+  __device__ void fetch(std::int64_t key, std::int64_t end, int stage) {
+    if (key < end) {
+      const HalfRows<T> keys(args_.key, b_, g_, first_, count_, args_.head_dim);
+      const HalfRows<T> values(args_.value, b_, g_, first_, count_, args_.value_dim);
+      fill_tile<Depth>(keys, key, tiles_.keys + stage * tiles_.bytes);
+      fill_tile<Depth>(values, key, tiles_.values + stage * tiles_.bytes);
+    }
+    ptx::commit_copies();
+  }
+
+  // Waits for the tile that was begun `stages - 1` calls ago.
+  __device__ void wait(int) {
+    ptx::wait_for_copies<DecodeTiles<Depth>::stages - 1>();
+    __syncthreads();
+  }
+
+  __device__ void finish() { ptx::wait_for_copies<0>(); }
+
+  // The threads wrote into tiles.
+  __device__ static void written() {}
+
+ private:
+  const Arguments& args_;
+  DecodeTiles<Depth> tiles_;
+  std::int64_t b_ = 0, g_ = 0, first_ = 0, count_ = 0;
+};
+
+template <class T, int Depth, class Feed = CopiedFeed<T, Depth>>
 class Decode {
  public:
-  static constexpr int tile_bytes = mma_rows * Depth * 2;
-  static constexpr int stages = Depth == 256 ? 2 : 3;
+  static constexpr int tile_bytes = DecodeTiles<Depth>::bytes;
+  static constexpr int stages = DecodeTiles<Depth>::stages;
   static constexpr int rows = 16;
   static constexpr int tiles = Depth / 8;
   static constexpr float weight_scale = std::is_same_v<T, float16> ? 32768.0f : 1.0f;
 
-  __host__ static std::size_t shared_bytes() { return 2 * stages * tile_bytes + rows * Depth * 2; }
+  __host__ static std::size_t shared_bytes() { return 2 * stages * tile_bytes + rows * Depth * 2 + Feed::shared_bytes; }
 
-  __device__ Decode(const DecodeArguments& args, unsigned char* shared)
-      : args_(args), keys_(shared), values_(shared + stages * tile_bytes), queries_(values_ + stages * tile_bytes) {}
+  __device__ Decode(const typename Feed::Arguments& args, unsigned char* shared)
+      : args_(args),
+        keys_(shared),
+        values_(shared + stages * tile_bytes),
+        queries_(values_ + stages * tile_bytes),
+        feed_(args, {keys_, values_}, queries_ + rows * Depth * 2) {}
 
   __device__ void run(std::int64_t b, std::int64_t g, std::int64_t split) {
     b_ = b, g_ = g, split_ = split;
     sequence_ = sequence_of(args_, b);
     range_ = tile_range(args_, sequence_, b, 0, sequence_.query_count);
     find_split();
+    feed_.open(sequence_, b, g);
+    Feed::written();
     __syncthreads();  // what shared memory held has been read
     fill_queries();
 #pragma unroll
@@ -97,39 +159,33 @@ class Decode {
     for (int t = 0; t < tiles; ++t) {
       out_[t][0] = out_[t][1] = out_[t][2] = out_[t][3] = 0;
     }
-    const HalfRows<T> keys(args_.key, b_, g_, sequence_.key_begin, sequence_.key_count, args_.head_dim);
     const HalfRows<T> values(args_.value, b_, g_, sequence_.key_begin, sequence_.key_count, args_.value_dim);
     const Modifiers<float> modifiers(args_, sequence_, b_, head_of_row(0));
-    const auto fetch = [&](std::int64_t key, int stage) {
-      if (key < end_) {
-        fill_tile<Depth>(keys, key, keys_ + stage * tile_bytes);
-        fill_tile<Depth>(values, key, values_ + stage * tile_bytes);
-      }
-      ptx::commit_copies();
-    };
 #pragma unroll 1
     for (int stage = 0; stage + 1 < stages; ++stage) {
-      fetch(begin_ + stage * mma_rows, stage);
+      feed_.fetch(begin_ + stage * mma_rows, end_, stage);
     }
     int stage = 0;
     for (std::int64_t key = begin_; key < end_; key += mma_rows) {
       __syncthreads();  // the stage of the step before may be filled again, before anyone waits for this one
-      fetch(key + (stages - 1) * mma_rows, stage == 0 ? stages - 1 : stage - 1);
-      ptx::wait_for_copies<stages - 1>();
-      __syncthreads();
+      feed_.fetch(key + (stages - 1) * mma_rows, end_, stage == 0 ? stages - 1 : stage - 1);
+      feed_.wait(stage);
       float scores[2][4];  // S = Q K^T  [16, 16] of this warp's keys
       multiply_keys(keys_ + stage * tile_bytes, scores);
       const std::uint32_t forbidden = weigh(modifiers, key + thread_.warp * 16, scores);
       unsigned char* tile = values_ + stage * tile_bytes;
-      std::uint64_t found = careful ? take_out_nonfinite<Depth, T>(tile, mma_rows) : 0;
+      std::uint64_t found = careful ? take_out_nonfinite<Depth, T, Feed::columns>(tile, mma_rows) : 0;
       multiply_values(tile, scores);
       found = found >> (16 * thread_.warp) & 0xFFFF;
       if (found != 0) {
         add_nonfinite<Depth, T>(found, values, key + thread_.warp * 16, scores, weight_scale, forbidden, out_);
       }
+      if (careful) {
+        Feed::written();
+      }
       stage = stage + 1 == stages ? 0 : stage + 1;
     }
-    ptx::wait_for_copies<0>();
+    feed_.finish();
     __syncthreads();
     rows_[0].total = quad_sum(rows_[0].total);
     rows_[1].total = quad_sum(rows_[1].total);
@@ -145,7 +201,7 @@ class Decode {
 #pragma unroll
     for (int k = 0; k < Depth / 16; ++k) {
       std::uint32_t b[4];
-      ptx::load_matrices(base + chunk_at<Depth>(row, 2 * k + chunk), b);
+      ptx::load_matrices(base + Feed::chunk_at(row, 2 * k + chunk), b);
       ptx::multiply_add<T>(scores[0], query_[k], b[0], b[1]);
       ptx::multiply_add<T>(scores[1], query_[k], b[2], b[3]);
     }
@@ -162,7 +218,7 @@ class Decode {
 #pragma unroll
     for (int t = 0; t < tiles; t += 2) {
       std::uint32_t b[4];
-      ptx::load_matrices_transposed(base + chunk_at<Depth>(row, t + chunk), b);
+      ptx::load_matrices_transposed(base + Feed::chunk_at(row, t + chunk), b);
       ptx::multiply_add<T>(out_[t], a, b[0], b[1]);
       ptx::multiply_add<T>(out_[t + 1], a, b[2], b[3]);
     }
@@ -275,8 +331,9 @@ class Decode {
     }
   }
 
-  const DecodeArguments& args_;
+  const typename Feed::Arguments& args_;
   unsigned char *keys_, *values_, *queries_;
+  Feed feed_;
   MmaThread thread_;
   std::int64_t b_ = 0, g_ = 0, split_ = 0, begin_ = 0, end_ = 0;
   Sequence sequence_;
@@ -287,16 +344,25 @@ class Decode {
   float out_[Depth / 8][4];
 };
 
-template <class T, int Depth>
-__global__ void __launch_bounds__(mma_threads, Depth == 256 ? 1 : 2)
-    decode(const __grid_constant__ DecodeArguments arguments) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  Decode<T, Depth> decode(arguments, shared);
+// Blocks of one multiprocessor.
+template <int Depth>
+inline constexpr int decode_blocks = Depth == 256 ? 1 : 2;
+
+template <class T, int Depth, class Feed>
+__device__ inline void decode_all(const typename Feed::Arguments& arguments, unsigned char* shared) {
+  Decode<T, Depth, Feed> decode(arguments, shared);
   const std::int64_t tasks = arguments.batch * arguments.kv_heads * arguments.splits;
   for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const std::int64_t head = task / arguments.splits;
     decode.run(head / arguments.kv_heads, head % arguments.kv_heads, task % arguments.splits);
   }
+}
+
+template <class T, int Depth>
+__global__ void __launch_bounds__(mma_threads, decode_blocks<Depth>)
+    decode(const __grid_constant__ DecodeArguments arguments) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  decode_all<T, Depth, CopiedFeed<T, Depth>>(arguments, shared);
 }
 
 constexpr int merge_threads = 128;

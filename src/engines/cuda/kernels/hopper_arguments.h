@@ -1,4 +1,4 @@
-// What the Hopper forward kernel takes: its variants, the shape of their tiles, and a call's arguments.
+// What the Hopper forward and decode kernels take: variants, the shape of their tiles, and a call's arguments.
 #pragma once
 
 #include <cuda.h>
@@ -15,22 +15,29 @@ enum class HopperVariant : std::uint8_t {
   plain,       // every row sees all keys
   plain_long,  // the same in longer key blocks, for long sequences
   ranged,      // each row has its range of keys; sinks
-  modified,    // and scores change on the way: softcap, ALiBi, dropout, a scale that is not positive
+  modified,    // and scores change on the way: softcap, ALiBi, a scale that is not positive
   masked,      // and a mask or bias [B,H,Sq,Sk] is read
+  dropped,     // and weights are dropped; the mask or bias may be missing
 };
 
 HEADWAY_HOST_DEVICE constexpr bool is_plain(HopperVariant variant) {
   return variant == HopperVariant::plain || variant == HopperVariant::plain_long;
 }
 
+// Whether it can read a mask or bias.
+HEADWAY_HOST_DEVICE constexpr bool is_masked(HopperVariant variant) {
+  return variant == HopperVariant::masked || variant == HopperVariant::dropped;
+}
+
 // When a warpgroup lets the next one issue its products: right after its own are issued, or when its scores are there.
 enum class HandOver : std::uint8_t { issued, scored };
 
 struct HopperTile {
-  int head_dim;   // of Q, K and V alike, padded
-  int consumers;  // warpgroups of 64 query rows
-  int keys;       // of a block
-  int slots;      // key and value blocks in shared memory
+  int head_dim;     // of Q, K and V alike, padded
+  int consumers;    // warpgroups of 64 query rows
+  int keys;         // of a block
+  int slots;        // key and value blocks in shared memory
+  int query_slots;  // query tiles in shared memory
   bool query_in_registers;
   bool pinned_maximum;  // the row maxima are taken before waiting for the previous block's output
   HandOver hand_over;
@@ -42,25 +49,25 @@ struct HopperTile {
   HEADWAY_HOST_DEVICE constexpr int panels() const { return head_dim / 64; }
   HEADWAY_HOST_DEVICE constexpr std::uint32_t query_bytes() const { return rows() * head_dim * 2; }
   HEADWAY_HOST_DEVICE constexpr std::uint32_t block_bytes() const { return keys * head_dim * 2; }
+  // A consumer's 64 rows of a mask or bias at one block of keys (hopper_units.cuh), for elements of this size.
+  HEADWAY_HOST_DEVICE constexpr std::uint32_t unit_bytes(int element_bytes) const { return 64 * keys * element_bytes; }
 };
 
 HEADWAY_HOST_DEVICE constexpr HopperTile hopper_tile(int head_dim, HopperVariant variant) {
   using enum HopperVariant;
   if (head_dim == 64) {
-    return variant == masked     ? HopperTile{64, 3, 64, 8, false, true, HandOver::scored, 32, 160}
-           : variant == modified ? HopperTile{64, 3, 96, 8, false, true, HandOver::scored, 32, 160}
-                                 : HopperTile{64, 3, 128, 6, false, true, HandOver::scored, 32, 160};
+    return HopperTile{64, 3, 128, 6, is_masked(variant) ? 1 : 2, false, true, HandOver::scored, 32, 160};
   }
   const int producer = is_plain(variant) ? 24 : 40;
   const int consumer = is_plain(variant) ? 240 : 232;
   if (head_dim == 128) {
-    return variant == plain_long ? HopperTile{128, 2, 176, 4, false, true, HandOver::scored, producer, consumer}
-           : variant == masked
-               ? HopperTile{128, 2, 96, 8, false, true, HandOver::issued, producer, consumer}
-               : HopperTile{128, 2, 128, 6, variant != modified, true, HandOver::issued, producer, consumer};
+    return variant == plain_long ? HopperTile{128, 2, 176, 4, 1, false, true, HandOver::scored, producer, consumer}
+           : is_masked(variant)
+               ? HopperTile{128, 2, 128, 4, 1, false, true, HandOver::issued, producer, consumer}
+               : HopperTile{128, 2, 128, 6, 1, variant != modified, true, HandOver::issued, producer, consumer};
   }
-  return variant == masked ? HopperTile{256, 2, 64, 5, false, true, HandOver::scored, producer, consumer}
-                           : HopperTile{256, 2, 80, 4, false, false, HandOver::scored, producer, consumer};
+  return is_masked(variant) ? HopperTile{256, 2, 64, 4, 1, false, true, HandOver::scored, producer, consumer}
+                            : HopperTile{256, 2, 80, 4, 1, false, false, HandOver::scored, producer, consumer};
 }
 
 // Where a tensor map has one head or batch item for all of them it is not stepped over: 0, else 1.
@@ -68,19 +75,34 @@ struct MapSteps {
   int head = 1, batch = 1;
 };
 
+// How blocks of a bias, or else of a mask, come into shared memory: see kernels/hopper_units.cuh.
+struct UnitArguments {
+  CUtensorMap map;  // boxes of 64 rows, or of 1, and at most 128 bytes
+  MapSteps steps;
+  bool mapped;              // the copy engine reads them; else the guard does
+  bool prepared;            // the guard has something to do before they are used
+  bool one_row;             // every query row has the same one (mapped only)
+  int each;                 // units that a consumer has room for: 1 or 2
+  std::uint32_t bytes;      // of a unit's place
+  std::uint32_t box_bytes;  // that a box fills
+  int boxes;                // of a unit
+  int box_columns;
+};
+
 struct HopperArguments : ForwardArguments {
   CUtensorMap query_map, key_map, value_map;  // boxes of 64 columns: a query tile's or a key block's rows
   MapSteps query_steps, key_steps, value_steps;
-  float unit;            // scale, or scale / softcap
-  bool multiply;         // products become scores by unit; else softmax_unit holds it
-  float softmax_unit;    // log2(e), times scale unless it has been applied
-  float slope_factor;    // 1, or 1 / scale where scores are still products
-  float cap;             // softcap, 0: none
-  float small_product;   // up to here cap * tanh(unit * product) is product * (a polynomial in product^2)
-  float cap_factors[4];  // its coefficients
-  float kept;            // 1 / (1 - p) of dropout
-  bool bias_in_chunks;   // columns 8 k to 8 k + 7 of every row can be read in one access
-  bool mask_in_chunks;
+  UnitArguments units;
+  float unit;          // scale, or scale / softcap
+  bool multiply;       // products become scores by unit; else softmax_unit holds it
+  float softmax_unit;  // log2(e), times scale unless it has been applied
+  float slope_factor;  // 1, or 1 / scale where scores are still products
+  float cap;           // softcap, 0: none
+  // cap * tanh(unit * product) is product * (a polynomial in product^2): a short one up to small_product, a
+  // longer one up to medium_product.
+  float small_product, medium_product;
+  float small_factors[3], medium_factors[6];
+  float kept;       // 1 / (1 - p) of dropout
   int query_tiles;  // of a head
   int head_group;   // heads (of all batch items) whose tiles run together
   int tiles;
@@ -88,6 +110,11 @@ struct HopperArguments : ForwardArguments {
 
   // Keys that a mask or bias forbids may be anywhere.
   __device__ bool masks_anywhere() const { return mask.data != nullptr || bias.data != nullptr; }
+};
+
+struct HopperDecodeArguments : DecodeArguments {
+  CUtensorMap key_map, value_map;  // boxes of 64 columns and rows
+  MapSteps key_steps, value_steps;
 };
 
 }  // namespace headway::cuda

@@ -1,10 +1,11 @@
 // Keeps what a row may not see out of the tensor cores, where a weight of 0 times a NaN or infinite value is NaN.
 //
 // Keys are harmless: their scores are replaced, not multiplied. Values in a block that every row sees belong into every
-// sum. What is left are value blocks at the edge of somebody's range (or under a mask or bias): two warps beside the
-// producer look through them in shared memory, replace what is not finite by 0 and report it. They work ahead of the
-// consumers, who wait for them only at edges. hopper_repair.cuh adds the values that were replaced to the rows that do
-// see them.
+// sum. What is left are value blocks at the edge of somebody's range, or under a mask or bias. Such values are rare, so
+// a tile is first done without looking. Only if its output holds a NaN or an infinity it is done again, carefully: two
+// warps beside the producer look through those blocks in shared memory, replace what is not finite by 0 and report it,
+// and hopper_repair.cuh adds the values that were replaced to the rows that do see them. All other rows get the same
+// bits both times.
 #pragma once
 
 #include <type_traits>
@@ -77,30 +78,16 @@ __device__ __forceinline__ bool check_block(std::uint8_t* block, int thread) {
   return true;
 }
 
+// Looks through one slot of the ring and says what it found to the consumers.
 template <class Half, class Memory>
-__device__ __forceinline__ void guard(Memory& memory, int warp, int lane) {
-  RingPosition<Memory::tile.slots> position;
-  while (true) {
-    ptx::barrier_wait(ptx::shared_address(&memory.full[position.slot]), position.parity);
-    const GuardTask task = memory.guard_task[position.slot];
-    if (task == GuardTask::stop) {
-      return;
-    }
-    if (task == GuardTask::check) {
-      const bool found = check_block<Half, Memory::tile.block_bytes()>(memory.ring[position.slot], warp * 32 + lane);
-      const bool any = __any_sync(~0u, found);
-      if (lane == 0) {
-        memory.guard_found[position.slot][warp] = any;
-      }
-      if (any) {
-        ptx::shared_writes_to_async_fence();
-      }
-    }
-    __syncwarp();
-    if (lane == 0) {
-      ptx::barrier_arrive(ptx::shared_address(&memory.checked[position.slot]));
-    }
-    position.advance();
+__device__ __forceinline__ void check_slot(Memory& memory, std::uint32_t slot, int warp, int lane) {
+  const bool found = check_block<Half, Memory::tile.block_bytes()>(memory.ring[slot], warp * 32 + lane);
+  const bool any = __any_sync(~0u, found);
+  if (lane == 0) {
+    memory.guard_found[slot][warp] = any;
+  }
+  if (any) {
+    ptx::shared_writes_to_async_fence();
   }
 }
 

@@ -25,6 +25,7 @@ HopperKernel hopper_instance(DType dtype, HopperVariant variant) {
     case HopperVariant::ranged: return hopper_instance<head_dim, HopperVariant::ranged>(dtype);
     case HopperVariant::modified: return hopper_instance<head_dim, HopperVariant::modified>(dtype);
     case HopperVariant::masked: return hopper_instance<head_dim, HopperVariant::masked>(dtype);
+    case HopperVariant::dropped: return hopper_instance<head_dim, HopperVariant::dropped>(dtype);
     default: return hopper_instance<head_dim, HopperVariant::plain>(dtype);
   }
 }

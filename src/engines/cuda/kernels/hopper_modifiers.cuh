@@ -15,37 +15,42 @@ __device__ __forceinline__ float load_per_head(const PerHead& values, std::int64
 
 // ---- softcap ----
 
-// cap * tanh(unit * product) for small products, to 1e-8 of it.
-__device__ __forceinline__ float capped_small(const HopperArguments& args, float product) {
+// cap * tanh(unit * product) by a polynomial, to half a unit in the last place of f32.
+template <int terms>
+__device__ __forceinline__ float capped(const float (&factors)[terms], float product) {
   const float square = product * product;
-  float factor = args.cap_factors[3];
+  float factor = factors[terms - 1];
 #pragma unroll
-  for (int k = 2; k >= 0; --k) {
-    factor = fmaf(square, factor, args.cap_factors[k]);
+  for (int k = terms - 2; k >= 0; --k) {
+    factor = fmaf(square, factor, factors[k]);
   }
   return product * factor;
 }
 
 __device__ __forceinline__ float capped_any(const HopperArguments& args, float product) {
-  const float magnitude = fabsf(product);
-  const float power = ptx::exp2_fast(magnitude * (2 * log2_e) * fabsf(args.unit));
+  const float power = ptx::exp2_fast(fabsf(product) * (2 * log2_e) * fabsf(args.unit));
   const float large = copysignf(args.cap - 2.0f * args.cap * ptx::reciprocal_fast(power + 1.0f), product * args.unit);
-  const float small = capped_small(args, product);
-  return magnitude <= args.small_product ? small : large;
+  return fabsf(product) <= args.medium_product ? capped(args.medium_factors, product) : large;
 }
 
-// Most tiles stay below cap / 4, where a polynomial does: the exponential unit is the softmax's bottleneck.
+// Most blocks stay far below the cap, where a polynomial does: the exponential unit is the softmax's bottleneck.
 template <int count>
 __device__ __forceinline__ void cap_scores(const HopperArguments& args, float (&scores)[count]) {
-  float highest = 0.0f;
+  float highest[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // apart: each waits for its predecessor
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    highest = fmaxf(highest, fabsf(scores[i]));
+    highest[i % 4] = fmaxf(highest[i % 4], fabsf(scores[i]));
   }
-  if (__all_sync(~0u, highest <= args.small_product)) {
+  const float all = fmaxf(fmaxf(highest[0], highest[1]), fmaxf(highest[2], highest[3]));
+  if (__all_sync(~0u, all <= args.small_product)) [[likely]] {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      scores[i] = capped_small(args, scores[i]);
+      scores[i] = capped(args.small_factors, scores[i]);
+    }
+  } else if (__all_sync(~0u, all <= args.medium_product)) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      scores[i] = capped(args.medium_factors, scores[i]);
     }
   } else {
 #pragma unroll
@@ -57,11 +62,28 @@ __device__ __forceinline__ void cap_scores(const HopperArguments& args, float (&
 
 // ---- ALiBi ----
 
-// - slope * |i + offset - j|
+// Adds - slope * |i + offset - j|, but for a part of it that is the same for a row's whole block: the softmax adds
+// that (rest[i] for row i). On one side of the diagonal the distance has no bend, so one multiply-add does; a thread
+// that may have keys of both sides adds everything here.
 template <int count>
 __device__ __forceinline__ void add_alibi(float slope, const HopperWork& work, int tile_row, int column,
-                                          float (&scores)[count]) {
-  const float distance = static_cast<float>(work.row + tile_row + work.offset - column);
+                                          float (&scores)[count], float (&rest)[2]) {
+  const float distance = static_cast<float>(work.row + tile_row + work.offset - column);  // of the first row and key
+  const bool before = distance >= static_cast<float>(2 * count), behind = distance + 8.0f <= 0.0f;
+  if (before || behind) {
+    const float growth = before ? slope : -slope;
+    rest[0] = -growth * distance;
+    rest[1] = -growth * (distance + 8.0f);
+#pragma unroll
+    for (int j = 0; j < count / 4; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        scores[4 * j + e] = fmaf(growth, static_cast<float>(8 * j + e % 2), scores[4 * j + e]);
+      }
+    }
+    return;
+  }
+  rest[0] = rest[1] = 0.0f;
 #pragma unroll
   for (int j = 0; j < count / 4; ++j) {
 #pragma unroll
@@ -73,14 +95,10 @@ __device__ __forceinline__ void add_alibi(float slope, const HopperWork& work, i
 }
 
 template <int count>
-__device__ __forceinline__ void scale_scores(const HopperArguments& args, float (&scores)[count]) {
-  if (args.cap != 0.0f) {
-    cap_scores(args, scores);
-  } else if (args.multiply) {
+__device__ __forceinline__ void multiply_scores(float unit, float (&scores)[count]) {
 #pragma unroll
-    for (int i = 0; i < count; ++i) {
-      scores[i] *= args.unit;
-    }
+  for (int i = 0; i < count; ++i) {
+    scores[i] *= unit;
   }
 }
 

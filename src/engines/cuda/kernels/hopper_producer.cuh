@@ -2,6 +2,7 @@
 #pragma once
 
 #include "engines/cuda/kernels/hopper_schedule.cuh"
+#include "engines/cuda/kernels/hopper_units.cuh"
 #include "engines/cuda/ptx/tma.cuh"
 
 namespace headway::cuda {
@@ -24,6 +25,8 @@ class HopperProducer {
   }
 
  private:
+  using Look = GuardTask::Look;
+
   __device__ __forceinline__ void run_plain() {
 #pragma unroll 1
     for (int index = blockIdx.x; index < args_.tiles; index += gridDim.x) {
@@ -39,6 +42,7 @@ class HopperProducer {
       if (memory_.posts[post.slot].finished) {
         break;
       }
+      post_ = static_cast<int>(post.slot);
       load_tile(memory_.posts[post.slot].work);
       ptx::barrier_arrive(ptx::shared_address(&memory_.post_empty[post.slot]));
       post.advance();
@@ -46,35 +50,64 @@ class HopperProducer {
     stop_guard();
   }
 
-  // Q, K(n), K(n-1), V(n), K(n-2), V(n-1), ..., V(first): a block's values are needed one step after its keys.
+  // Q, K(n), K(n-1), V(n), K(n-2), V(n-1), ..., V(first): a block's values are needed one step after its keys. The mask
+  // or bias of a block changes its scores while the values before are multiplied: it follows them.
   __device__ __forceinline__ void load_tile(const HopperWork& work) {
     load_query(work);
     const int last = work.blocks.last - 1;
-    load_keys(work, last);
+    load_block(&args_.key_map, args_.key_steps, work, last, {Look::pass, prepared(last), post_});
+    load_units(work, last);
 #pragma unroll 1
     for (int n = last; n > work.blocks.first; --n) {
-      load_keys(work, n - 1);
-      load_values(work, n);
+      load_block(&args_.key_map, args_.key_steps, work, n - 1, {Look::pass, -1, post_});
+      load_values(work, n, prepared(n - 1));
+      load_units(work, n - 1);
     }
-    load_values(work, work.blocks.first);
+    load_values(work, work.blocks.first, -1);
   }
 
   __device__ __forceinline__ void load_query(const HopperWork& work) {
-    const std::uint32_t full = ptx::shared_address(&memory_.query_full);
-    ptx::barrier_wait(ptx::shared_address(&memory_.query_empty), query_parity_ ^ 1);
-    query_parity_ ^= 1;
+    const std::uint32_t full = ptx::shared_address(&memory_.query_full[query_.slot]);
+    ptx::barrier_wait(ptx::shared_address(&memory_.query_empty[query_.slot]), query_.parity ^ 1);
     ptx::barrier_expect_bytes(full, tile.query_bytes());
-    copy_panels<tile.rows()>(memory_.query, &args_.query_map, work.query_begin + work.row,
+    copy_panels<tile.rows()>(memory_.query[query_.slot], &args_.query_map, work.query_begin + work.row,
                              work.head * args_.query_steps.head, work.batch * args_.query_steps.batch, full);
+    query_.advance();
   }
 
-  __device__ __forceinline__ void load_keys(const HopperWork& work, int n) {
-    load_block(&args_.key_map, args_.key_steps, work, n, GuardTask::pass);
+  __device__ __forceinline__ void load_values(const HopperWork& work, int n, int prepare) {
+    const bool check = work.careful && (every_block_ || work.blocks.is_edge(n));
+    load_block(&args_.value_map, args_.value_steps, work, n, {check ? Look::check : Look::pass, prepare, post_});
   }
 
-  __device__ __forceinline__ void load_values(const HopperWork& work, int n) {
-    const bool check = every_block_ || work.blocks.is_edge(n);
-    load_block(&args_.value_map, args_.value_steps, work, n, check ? GuardTask::check : GuardTask::pass);
+  // The block whose units the guard prepares, or -1.
+  __device__ __forceinline__ int prepared(int n) const { return Memory::masked && args_.units.prepared ? n : -1; }
+
+  __device__ __forceinline__ void load_units(const HopperWork& work, int n) {
+    if (Memory::masked && every_block_) {
+      const UnitArguments& units = args_.units;
+#pragma unroll 1
+      for (int consumer = 0; consumer < tile.consumers; ++consumer) {
+        const int slot = unit_slot(units, consumer, unit_);
+        const std::uint32_t full = ptx::shared_address(&memory_.unit_full[slot]);
+        ptx::barrier_wait(ptx::shared_address(&memory_.unit_empty[slot]), unit_.parity ^ 1);
+        if (!units.mapped) {
+          ptx::barrier_arrive(full);
+          continue;
+        }
+        ptx::barrier_expect_bytes(full, units.boxes * units.box_bytes);
+        const std::uint32_t shared = ptx::shared_address(memory_.units) + slot * units.bytes;
+        const int row = units.one_row ? 0 : work.row + unit_rows * consumer;
+#pragma unroll 1
+        for (int box = 0; box < units.boxes; ++box) {
+          ptx::copy_box(shared + box * unit_rows * box_row_bytes, &units.map,
+                        {n * tile.keys + box * units.box_columns, row, work.head * units.steps.head,
+                         work.batch * units.steps.batch},
+                        full);
+        }
+      }
+      unit_.advance(units.each);
+    }
   }
 
   __device__ __forceinline__ void load_block(const CUtensorMap* map, MapSteps steps, const HopperWork& work, int n,
@@ -102,7 +135,7 @@ class HopperProducer {
 
   __device__ __forceinline__ void stop_guard() {
     ptx::barrier_wait(ptx::shared_address(&memory_.empty[position_.slot]), position_.parity ^ 1);
-    memory_.guard_task[position_.slot] = GuardTask::stop;
+    memory_.guard_task[position_.slot] = {Look::stop, -1, 0};
     ptx::barrier_arrive(ptx::shared_address(&memory_.full[position_.slot]));
   }
 
@@ -111,7 +144,9 @@ class HopperProducer {
   const bool every_block_;  // masks and biases may forbid keys anywhere
   const int group_;         // query heads that share a key head
   RingPosition<tile.slots> position_;
-  std::uint32_t query_parity_ = 0;
+  UnitPosition unit_;  // the same for every consumer
+  RingPosition<tile.query_slots> query_;
+  int post_ = 0;
 };
 
 }  // namespace headway::cuda

@@ -96,6 +96,7 @@ __device__ __forceinline__ bool post_work(const HopperArguments& args, int index
     work.real_rows = static_cast<int>(smaller(sequence.real_queries - row, rows));
     work.key_count = static_cast<int>(sequence.key_count);
     work.offset = static_cast<int>(sequence.offset);
+    work.careful = false;
     // Where no row sees a key one block is visited all the same, every score masked: the rows then end as empty sums
     // do.
     work.blocks.first = highest > 0 ? lowest / keys : 0;
@@ -111,23 +112,58 @@ __device__ __forceinline__ int next_tile(const HopperArguments& args, int lane) 
   return __shfl_sync(~0u, taken, 0);
 }
 
+// Fills the post with the next tile that has work; false when there is none left.
+template <class Memory, class Post>
+__device__ __forceinline__ bool post_next(const HopperArguments& args, int lane, Post& post) {
+  constexpr HopperTile tile = Memory::tile;
+  int index = next_tile(args, lane);
+  while (index < args.tiles && !post_work<tile.rows(), tile.keys>(args, index, lane, post)) {
+    index = next_tile(args, lane);
+  }
+  return index < args.tiles;
+}
+
+// A tile that was done is posted again, possibly in the other post.
+template <class Post>
+__device__ __forceinline__ void post_again(Post& from, Post& to, int lane) {
+  static_assert(sizeof(Post) % sizeof(int) == 0);
+  if (&from != &to) {
+    for (int i = lane; i < static_cast<int>(sizeof(Post) / sizeof(int)); i += 32) {
+      reinterpret_cast<int*>(&to)[i] = reinterpret_cast<const int*>(&from)[i];
+    }
+  }
+  __syncwarp();
+  if (lane == 0) {
+    from.again = to.again = false;
+    to.work.careful = true;
+  }
+}
+
 // The scheduler, one warp: takes tiles from a counter, so that a block of threads that is done early takes more of
 // them, and posts their work one tile ahead of those who do it.
 template <class Memory>
 __device__ __forceinline__ void schedule(const HopperArguments& args, Memory& memory, int lane) {
-  constexpr HopperTile tile = Memory::tile;
-  PostPosition position;
-  bool posted = true;
-  while (posted) {
+  const auto wait_until_done = [&](PostPosition position) {
     ptx::barrier_wait(ptx::shared_address(&memory.post_empty[position.slot]), position.parity ^ 1);
+  };
+  PostPosition position;
+  bool finished = false;
+  while (!finished) {
+    wait_until_done(position);
     auto& post = memory.posts[position.slot];
-    int index = next_tile(args, lane);
-    while (index < args.tiles && !post_work<tile.rows(), tile.keys>(args, index, lane, post)) {
-      index = next_tile(args, lane);
+    if (post.again) {
+      post_again(post, post, lane);
+    } else if (!post_next<Memory>(args, lane, post)) {
+      PostPosition other = position;  // the last tile may be one to be done again
+      other.advance();
+      wait_until_done(other);
+      finished = !memory.posts[other.slot].again;
+      if (!finished) {
+        post_again(memory.posts[other.slot], post, lane);
+      }
     }
-    posted = index < args.tiles;
     if (lane == 0) {
-      post.finished = !posted;
+      post.finished = finished;
     }
     __syncwarp();
     if (lane == 0) {

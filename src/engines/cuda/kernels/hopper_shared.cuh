@@ -30,6 +30,7 @@ struct HopperWork {
   int query_begin, key_begin;  // where the sequence lies on the S axes
   int stored_rows, real_rows;  // rows of the tile that exist, and those that are not padding
   int key_count, offset;
+  bool careful;  // the second time: see hopper_guard.cuh
   HopperBlocks blocks;
 };
 
@@ -38,23 +39,35 @@ template <int rows>
 struct HopperPost {
   HopperWork work;
   bool finished;               // there is no more work
+  bool again;                  // set by consumers: the tile has to be done again, carefully
   int consumer_last[3];        // for each consumer's 64 rows: from here on they see no key
   int begin[rows], end[rows];  // the keys that each row may see
 };
 
-// What the guard does with a slot of the ring: see hopper_guard.cuh.
-enum class GuardTask : int { pass, check, stop };
+// What the guard does when a slot of the ring is full: see hopper_guard.cuh.
+struct GuardTask {
+  enum class Look : int { pass, check, stop };
+
+  Look look;    // at what the slot holds
+  int prepare;  // the block whose mask or bias comes next; -1: none
+  int post;     // the work it belongs to
+};
 
 inline constexpr int tile_alignment = 1024;  // for the swizzle
 
 template <int head_dim, HopperVariant variant>
 struct alignas(tile_alignment) HopperMemory {
   static constexpr HopperTile tile = hopper_tile(head_dim, variant);
+  static constexpr bool masked = is_masked(variant);
+  static constexpr int unit_slots = masked ? 2 * tile.consumers : 1;
+  static constexpr std::uint32_t unit_area = masked ? unit_slots * tile.unit_bytes(2) : 16;
 
-  std::uint8_t query[tile.query_bytes()];
+  std::uint8_t query[tile.query_slots][tile.query_bytes()];
   std::uint8_t ring[tile.slots][tile.block_bytes()];
-  std::uint64_t query_full, query_empty;
+  std::uint8_t units[unit_area];
+  std::uint64_t query_full[tile.query_slots], query_empty[tile.query_slots];
   std::uint64_t full[tile.slots], empty[tile.slots], checked[tile.slots];
+  std::uint64_t unit_full[unit_slots], unit_ready[unit_slots], unit_empty[unit_slots];
   std::uint64_t post_full[2], post_empty[2];
   GuardTask guard_task[tile.slots];
   int guard_found[tile.slots][2];  // by warp of the guard

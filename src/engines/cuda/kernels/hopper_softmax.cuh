@@ -58,16 +58,17 @@ struct RowSoftmax {
     }
   }
 
-  // Raises row i's reference to the block's highest score; returns what older sums are multiplied with.
+  // Raises row i's reference to the block's highest score; returns what older sums are multiplied with. The scores are
+  // without `rest`, which all that a thread has of the row have in common.
   template <int count>
-  __device__ __forceinline__ float raise(const float (&scores)[count], int i) {
+  __device__ __forceinline__ float raise(const float (&scores)[count], int i, float rest) {
     float even = scores[2 * i], odd = scores[2 * i + 1];
 #pragma unroll
     for (int j = 1; j < count / 4; ++j) {
       even = fmaxf(even, scores[4 * j + 2 * i]);
       odd = fmaxf(odd, scores[4 * j + 2 * i + 1]);
     }
-    float highest = fmaxf(even, odd);
+    float highest = fmaxf(even, odd) + rest;  // lanes of a quad have their own
     highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
     highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
     const float old = reference[i];
@@ -75,10 +76,34 @@ struct RowSoftmax {
     return ptx::exp2_fast(natural ? (old - finite_reference(i)) * log2_e : old - finite_reference(i));
   }
 
+  // What row i's exponents are relative to.
+  __device__ __forceinline__ float base(int i, float rest) const {
+    return finite_reference(i) - (natural ? rest : rest * unit);
+  }
+
+  // The same for both rows in units of log2. A natural base so large that it would overflow there is taken from the
+  // scores instead.
+  template <int count>
+  __device__ __forceinline__ void bases_in_log2(float (&scores)[count], float (&bases)[2]) const {
+    if constexpr (natural) {
+      constexpr float huge = 1e38f;
+      if (fmaxf(fabsf(bases[0]), fabsf(bases[1])) > huge) {
+#pragma unroll
+        for (int k = 0; k < count; ++k) {
+          scores[k] -= bases[k / 2 % 2];
+        }
+        bases[0] = bases[1] = 0.0f;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      bases[i] = (natural ? bases[i] * log2_e : bases[i]) - shift;
+    }
+  }
+
   // Scores become weights and join the sum.
   template <int count>
-  __device__ __forceinline__ void exponentials(float (&scores)[count], int i, float older) {
-    const float base = natural ? finite_reference(i) : finite_reference(i) - shift;
+  __device__ __forceinline__ void exponentials(float (&scores)[count], int i, float older, float base) {
     float even = 0.0f, odd = 0.0f;
 #pragma unroll
     for (int j = 0; j < count / 4; ++j) {
@@ -123,7 +148,7 @@ struct RowSoftmax {
   }
 
   __device__ __forceinline__ float exponent(float score, float base) const {
-    return natural ? fmaf(score - base, log2_e, shift) : fmaf(score, unit, -base);
+    return fmaf(score, natural ? log2_e : unit, -base);
   }
 };
 

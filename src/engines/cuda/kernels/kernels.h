@@ -44,6 +44,7 @@ constexpr std::int64_t decode_rows = 16;
 constexpr std::int64_t decode_keys = 64;  // of a tile
 Launch decode_launch(const ForwardArguments& arguments, DType dtype, std::int64_t splits);
 cudaError_t launch_decode(const Launch& launch, const DecodeArguments& arguments, DType dtype, cudaStream_t stream);
+cudaError_t launch_merge(const DecodeArguments& arguments, DType dtype, cudaStream_t stream);  // nothing for one split
 
 cudaError_t launch_forward(const Launch& launch, const ForwardArguments& arguments, cudaStream_t stream);
 cudaError_t launch_gradient(const Launch& launch, const GradientArguments& arguments, cudaStream_t stream);

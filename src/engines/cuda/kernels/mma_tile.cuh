@@ -156,8 +156,8 @@ __device__ inline bool is_finite(T value) {
 // the tile before the product, and afterwards added to the sums of exactly those rows that may see it.
 //
 // Every thread calls it; it begins and ends with a barrier. Bit r of the result is set where row r of the tile lost an
-// element.
-template <int Depth, class T>
+// element. The tile may be made of panels of fewer columns.
+template <int Depth, class T, int Columns = Depth>
 __device__ inline std::uint64_t take_out_nonfinite(unsigned char* tile, int rows) {
   __shared__ unsigned long long found;
   __syncthreads();
@@ -169,7 +169,7 @@ __device__ inline std::uint64_t take_out_nonfinite(unsigned char* tile, int rows
     T* element = reinterpret_cast<T*>(tile) + task;  // swizzling keeps an element in its row
     if (!is_finite(*element)) {
       *element = T{};
-      atomicOr(&found, 1ull << (task / Depth));
+      atomicOr(&found, 1ull << (task / Columns % rows));
     }
   }
   __syncthreads();

@@ -57,6 +57,24 @@ __device__ inline std::uint32_t add_not_finite<float16>(std::uint32_t pair, std:
   return sum;
 }
 
+// The lower of both halves; the other where one is NaN.
+template <class Half>
+__device__ inline std::uint32_t lower_pair(std::uint32_t a, std::uint32_t b);
+
+template <>
+__device__ inline std::uint32_t lower_pair<bfloat16>(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result;
+  asm("min.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
+template <>
+__device__ inline std::uint32_t lower_pair<float16>(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t result;
+  asm("min.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
 template <class Half>
 __device__ inline float2 unpacked_pair(std::uint32_t pair);
 

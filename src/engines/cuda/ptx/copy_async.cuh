@@ -3,11 +3,9 @@
 
 #include <cstdint>
 
-namespace headway::cuda::ptx {
+#include "engines/cuda/ptx/shared_address.cuh"
 
-__device__ inline std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace headway::cuda::ptx {
 
 // Copies the first `bytes` (0 to 16) of 16 and fills the rest with 0. `from`
 // is not read when bytes is 0.

@@ -5,11 +5,9 @@
 
 #include <cstdint>
 
-namespace headway::cuda::ptx {
+#include "engines/cuda/ptx/shared_address.cuh"
 
-__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace headway::cuda::ptx {
 
 __device__ __forceinline__ void barrier_init(std::uint32_t barrier, std::uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");

@@ -23,6 +23,18 @@ __device__ __forceinline__ void load_matrices(std::uint32_t (&result)[4], std::u
                : "memory");
 }
 
+__device__ __forceinline__ std::uint32_t load_shared(std::uint32_t address) {
+  std::uint32_t result;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(result) : "r"(address) : "memory");
+  return result;
+}
+
+__device__ __forceinline__ float2 load_shared_pair(std::uint32_t address) {
+  float2 result;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(result.x), "=f"(result.y) : "r"(address) : "memory");
+  return result;
+}
+
 // 2^x to 2 units in the last place; -inf gives 0.
 __device__ __forceinline__ float exp2_fast(float x) {
   float result;

@@ -1,0 +1,84 @@
+// Decoding (decode.cuh) on Hopper, where the bulk copy engine brings the tiles: one thread asks for a tile's boxes of
+// 64 columns, and none has addresses to compute or waits for its own copies.
+#pragma once
+
+#include "engines/cuda/kernels/decode.cuh"
+#include "engines/cuda/kernels/hopper_arguments.h"
+#include "engines/cuda/ptx/mbarrier.cuh"
+#include "engines/cuda/ptx/tma.cuh"
+
+namespace headway::cuda {
+
+template <int Depth>
+class BoxedFeed {
+ public:
+  using Arguments = HopperDecodeArguments;
+  using Tiles = DecodeTiles<Depth>;
+  static constexpr int columns = 64;
+  static constexpr int shared_bytes = Tiles::stages * sizeof(std::uint64_t);
+
+  __device__ BoxedFeed(const Arguments& args, const Tiles& tiles, unsigned char* barriers)
+      : args_(args), tiles_(tiles), full_(ptx::shared_address(barriers)) {
+    if (threadIdx.x == 0) {
+      for (int stage = 0; stage < Tiles::stages; ++stage) {
+        ptx::barrier_init(barrier(stage), 1);
+      }
+      ptx::barrier_init_fence();
+    }
+    __syncthreads();
+  }
+
+  // A tile is panels of 64 columns, [64][128 bytes], swizzled.
+  __device__ static int chunk_at(int row, int chunk) {
+    return chunk / 8 * mma_rows * 128 + row * 128 + ((chunk % 8 ^ (row & 7)) << 4);
+  }
+
+  __device__ void open(const Sequence& sequence, std::int64_t b, std::int64_t g) {
+    first_row_ = static_cast<int>(sequence.key_begin);
+    batch_ = static_cast<int>(b), head_ = static_cast<int>(g);
+  }
+
+  __device__ void fetch(std::int64_t key, std::int64_t end, int stage) {
+    if (threadIdx.x == 0 && key < end) {
+      ptx::barrier_expect_bytes(barrier(stage), 2 * Tiles::bytes);
+      const int row = first_row_ + static_cast<int>(key);
+      copy(tiles_.keys + stage * Tiles::bytes, args_.key_map, args_.key_steps, row, stage);
+      copy(tiles_.values + stage * Tiles::bytes, args_.value_map, args_.value_steps, row, stage);
+    }
+  }
+
+  __device__ void wait(int stage) {
+    ptx::barrier_wait(barrier(stage), parities_ >> stage & 1);
+    parities_ ^= 1u << stage;
+  }
+
+  __device__ static void finish() {}
+
+  // The copy engine may overwrite what was written here.
+  __device__ static void written() { ptx::shared_writes_to_async_fence(); }
+
+ private:
+  __device__ std::uint32_t barrier(int stage) const { return full_ + stage * sizeof(std::uint64_t); }
+
+  __device__ void copy(const unsigned char* to, const CUtensorMap& map, MapSteps steps, int row, int stage) {
+#pragma unroll
+    for (int panel = 0; panel < Depth / 64; ++panel) {
+      ptx::copy_box(ptx::shared_address(to + panel * mma_rows * 128), &map,
+                    {panel * 64, row, head_ * steps.head, batch_ * steps.batch}, barrier(stage));
+    }
+  }
+
+  const Arguments& args_;
+  Tiles tiles_;
+  std::uint32_t full_, parities_ = 0;
+  int first_row_ = 0, batch_ = 0, head_ = 0;
+};
+
+template <class T, int Depth>
+__global__ void __launch_bounds__(mma_threads, decode_blocks<Depth>)
+    hopper_decode(const __grid_constant__ HopperDecodeArguments arguments) {
+  extern __shared__ __align__(1024) unsigned char swizzled_shared[];
+  decode_all<T, Depth, BoxedFeed<Depth>>(arguments, swizzled_shared);
+}
+
+}  // namespace headway::cuda
