@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "support/inputs.h"
@@ -116,6 +117,65 @@ TEST_F(CudaEngine, gives_the_same_bits_a_thousand_times) {
   int different = 0;
   for (int run = 0; run < 500; ++run) different += !same_bits(call.run(), results);
   EXPECT_EQ(different, 0);
+}
+
+Tensor random_mask(const Dims& sizes, Random& random) {
+  Tensor mask(sizes, DType::b8);
+  fill_bool(mask, random, 0.67);
+  return mask;
+}
+
+// More than one tile of queries, and enough blocks of keys for the place of one to be used again. 277 keys leave rows
+// that bulk copies cannot read.
+TEST_F(CudaEngine, reads_masks_and_biases_of_every_layout) {
+  Random random(5);
+  const Shape shape{.batch = 2, .heads = 2, .kv_heads = 1, .queries = 130, .head_dim = 64, .value_dim = 32};
+  for (std::int64_t keys : {400, 277})
+    for (std::int64_t head_dim : {64, 128, 256})
+      for (const Dims& sizes : {Dims{2, 2, 130, keys}, Dims{130, keys}, Dims{2, 1, 1, keys}}) {
+        Shape own = shape;
+        own.keys = keys, own.head_dim = head_dim;
+        const Inputs inputs = random_inputs(own, DType::bf16);
+        const Tensor mask = random_mask(sizes, random);
+        const Tensor half = normal(sizes, DType::bf16, random), single = normal(sizes, DType::f32, random);
+        for (AttentionOptions options :
+             {AttentionOptions{.mask = mask}, AttentionOptions{.bias = half}, AttentionOptions{.bias = single},
+              AttentionOptions{.mask = mask, .bias = half, .causal = Causal::bottom_right},
+              AttentionOptions{.mask = mask, .bias = single, .softcap = 5.0}}) {
+          options.engine = Engine::cuda;
+          const Call call = inputs.call(options);
+          expect_forward(call, call.run());
+        }
+      }
+}
+
+// Masked values that are not finite make a tile be done a second time.
+TEST_F(CudaEngine, leaves_out_what_is_not_finite_in_many_tiles) {
+  constexpr std::int64_t length = 420;
+  for (std::int64_t head_dim : {64, 128}) {
+    const Shape shape{.batch = 2,
+                      .heads = 2,
+                      .kv_heads = 2,
+                      .queries = length,
+                      .keys = length,
+                      .head_dim = head_dim,
+                      .value_dim = head_dim};
+    const Inputs inputs = random_inputs(shape, DType::bf16);
+    Random random(6);
+    Tensor mask = random_mask({1, 1, length, length}, random);
+    for (std::int64_t i = 0; i < length; ++i)
+      for (std::int64_t j : {5, 200, 419}) set(mask, {0, 0, i, j}, i == 130 ? 1 : 0);
+    const Call clean = inputs.call({.mask = mask, .causal = Causal::bottom_right, .engine = Engine::cuda});
+    const Results expected = clean.run();
+    Inputs poisoned = random_inputs(shape, DType::bf16);
+    for (std::int64_t n = 0; n < 4; ++n)
+      for (std::int64_t j : {5, 200, 419}) set(poisoned.v, {n / 2, n % 2, j, 3}, NAN);
+    const Call call{poisoned.q, poisoned.k, poisoned.v, clean.options, {}};
+    const Results results = call.run();
+    expect_forward(call, results);
+    const auto rest = [](const Tensor& out) { return out.view().slice(2, 131, length); };
+    EXPECT_TRUE(same_bits(rest(results.out), rest(expected.out)));
+  }
 }
 
 TEST_F(CudaEngine, decodes_with_the_same_bits_in_any_batch_when_asked_to) {

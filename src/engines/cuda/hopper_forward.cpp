@@ -38,6 +38,23 @@ HopperVariant variant_of(const Problem& problem) {
   return problem.key_len >= many_keys ? HopperVariant::plain_long : HopperVariant::plain;
 }
 
+const char* name_of(HopperVariant variant) {
+  switch (variant) {
+    case HopperVariant::ranged: return "hopper_forward (key ranges)";
+    case HopperVariant::modified: return "hopper_forward (modified scores)";
+    case HopperVariant::masked: return "hopper_forward (mask or bias)";
+    case HopperVariant::dropped: return "hopper_forward (dropout)";
+    default: return "hopper_forward";
+  }
+}
+
+// Whether all tiles take equally long: there is no need to hand them out as blocks of threads become free. (Windows are
+// better handed out.)
+bool has_equal_tiles(const Problem& problem) {
+  return problem.causal == Causal::none && !problem.window_left && !problem.window_right && !problem.valid_lens &&
+         !problem.query_lens && !problem.packed();
+}
+
 HopperKernel kernel_of(const Problem& problem) {
   const std::int64_t widest = std::max(problem.head_dim, problem.value_dim);
   const HopperVariant variant = variant_of(problem);
@@ -201,15 +218,9 @@ std::optional<std::string> hopper_refusal(const TensorView& out) {
 }
 
 Launch hopper_launch(const Problem& problem) {
-  constexpr const char* names[] = {"hopper_forward",
-                                   "hopper_forward",
-                                   "hopper_forward (key ranges)",
-                                   "hopper_forward (modified scores)",
-                                   "hopper_forward (mask or bias)",
-                                   "hopper_forward (dropout)"};
   const HopperKernel kernel = kernel_of(problem);
   Launch launch;
-  launch.name = names[static_cast<int>(variant_of(problem))];
+  launch.name = name_of(variant_of(problem));
   launch.kernel = kernel.function;
   launch.threads = kernel.tile.threads();
   launch.shared_bytes = kernel.shared_bytes;
@@ -222,14 +233,14 @@ Launch hopper_launch(const Problem& problem) {
 }
 
 std::size_t hopper_bytes(const Problem& problem) {
-  return is_plain(variant_of(problem)) ? 0 : Workspace::rounded(sizeof(int));
+  return has_equal_tiles(problem) ? 0 : Workspace::rounded(sizeof(int));
 }
 
 cudaError_t queue_hopper(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
                          Workspace& workspace) {
   HopperArguments all = arguments_of(problem, kernel_of(problem).tile, arguments);
   auto* stream = static_cast<cudaStream_t>(problem.stream);
-  if (!is_plain(variant_of(problem))) {
+  if (!has_equal_tiles(problem)) {
     all.next_tile = workspace.take_as<int>(1);
     check(cudaMemsetAsync(all.next_tile, 0, sizeof(int), stream), problem.operation, "clearing the tile counter");
   }

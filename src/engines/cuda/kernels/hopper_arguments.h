@@ -56,15 +56,15 @@ struct HopperTile {
 HEADWAY_HOST_DEVICE constexpr HopperTile hopper_tile(int head_dim, HopperVariant variant) {
   using enum HopperVariant;
   if (head_dim == 64) {
-    return HopperTile{64, 3, 128, 6, is_masked(variant) ? 1 : 2, false, true, HandOver::scored, 32, 160};
+    return {64, 3, 128, 6, is_masked(variant) ? 1 : 2, false, true, HandOver::scored, 32, 160};
   }
   const int producer = is_plain(variant) ? 24 : 40;
   const int consumer = is_plain(variant) ? 240 : 232;
   if (head_dim == 128) {
-    return variant == plain_long ? HopperTile{128, 2, 176, 4, 1, false, true, HandOver::scored, producer, consumer}
-           : is_masked(variant)
-               ? HopperTile{128, 2, 128, 4, 1, false, true, HandOver::issued, producer, consumer}
-               : HopperTile{128, 2, 128, 6, 1, variant != modified, true, HandOver::issued, producer, consumer};
+    return variant == plain_long
+               ? HopperTile{128, 2, 176, 4, 1, false, true, HandOver::scored, producer, consumer}
+               : HopperTile{128,      2,       128, is_masked(variant) ? 4 : 6, 1, true, true, HandOver::issued,
+                            producer, consumer};
   }
   return is_masked(variant) ? HopperTile{256, 2, 64, 4, 1, false, true, HandOver::scored, producer, consumer}
                             : HopperTile{256, 2, 80, 4, 1, false, false, HandOver::scored, producer, consumer};
@@ -106,7 +106,7 @@ struct HopperArguments : ForwardArguments {
   int query_tiles;  // of a head
   int head_group;   // heads (of all batch items) whose tiles run together
   int tiles;
-  int* next_tile;  // counts from 0; null for plain
+  int* next_tile;  // counts from 0; null: each block takes every so many
 
   // Keys that a mask or bias forbids may be anywhere.
   __device__ bool masks_anywhere() const { return mask.data != nullptr || bias.data != nullptr; }

@@ -261,7 +261,7 @@ class HopperConsumer {
       finish_values();
     }
     pack_weights(work, n);
-    rescale(older);
+    rescale_rows(out_, older);
   }
 
   __device__ __forceinline__ void last_values() {
@@ -344,10 +344,12 @@ class HopperConsumer {
   __device__ __forceinline__ void modify_scores(const HopperWork& work, int n) {
     constexpr bool any = change == Change::any;
     const bool biased = change == Change::bias || (any && masked && args_.bias.data != nullptr);
-    if (change == Change::softcap || (any && args_.cap != 0.0f)) {
+    if (change == Change::softcap) {
       cap_scores(args_, scores_);
-    } else if (change == Change::mask || (any && args_.multiply && !biased)) {
+    } else if (change == Change::mask) {
       multiply_scores(args_.unit, scores_);
+    } else if (any && (!biased || args_.cap != 0.0f)) {  // else the bias is added to the scaled product in one step
+      scale_scores(args_, scores_);
     }
     if constexpr (masked) {
       if (biased) {
@@ -370,8 +372,12 @@ class HopperConsumer {
 
   // What row i's scores of the block have in common and is not in them yet.
   template <Change change>
-  __device__ __forceinline__ float rest(int i) const {
-    return change == Change::alibi || change == Change::any ? rest_[i] : 0.0f;
+  __device__ __forceinline__ auto rest(int i) const {
+    if constexpr (change == Change::alibi || change == Change::any) {
+      return rest_[i];
+    } else {
+      return NoRest{};
+    }
   }
 
   template <Edge edge, Change change>
@@ -405,60 +411,18 @@ class HopperConsumer {
     }
   }
 
-  __device__ __forceinline__ void rescale(const float (&older)[2]) {
-#pragma unroll
-    for (int j = 0; j < head_dim / 8; ++j) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        out_[4 * j + 2 * i] *= older[i];
-        out_[4 * j + 2 * i + 1] *= older[i];
-      }
-    }
-  }
-
   // ---- The end of a tile ----
 
   __device__ __forceinline__ void finish(const HopperWork& work) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = tile_row_ + 8 * i;
-      const bool stored = row < work.stored_rows;
-      const bool real = row < work.real_rows;
-      float factor = 1.0f;
-      if (posted && args_.sinks.data != nullptr) {
-        factor = softmax_.add_sink(i, load_per_head(args_.sinks, work.head));
-      }
-      const bool empty = !real || softmax_.sum[i] == 0.0f;
-      factor = factor / softmax_.sum[i];
-      if constexpr (drops) {
-        factor *= args_.kept;
-      }
-      const std::int64_t position = work.query_begin + work.row + row;
-      Half* out = static_cast<Half*>(args_.out.data) + row_offset(args_.out, work.batch, work.head, position);
-      store_row(out, out_, i, factor, quad_lane_, static_cast<int>(args_.value_dim), stored, empty);
-      if (args_.lse.data != nullptr && stored && quad_lane_ == 0) {
-        static_cast<float*>(args_.lse.data)[row_offset(args_.lse, work.batch, work.head, position)] =
-            real ? softmax_.lse(i) : minus_infinity;
-      }
-    }
+    const bool finite = store_rows<Half, variant>(args_, work, tile_row_, quad_lane_, softmax_, out_);
     if constexpr (posted) {
-      if (!careful_ && !is_finite_output()) {
+      if (!careful_ && !finite) {
         memory_.posts[post_.slot].again = true;
       }
       if (poisoned_ != 0) {
         repair<Half>(args_, memory_.posts[post_.slot], tile_row_ - lane_ / 4, tile.keys, lane_);
       }
     }
-  }
-
-  // Whether the sums of both rows are free of NaN and infinities.
-  __device__ __forceinline__ bool is_finite_output() const {
-    float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < head_dim / 2; ++i) {
-      sums[i % 4] = fmaf(out_[i], 0.0f, sums[i % 4]);
-    }
-    return (sums[0] + sums[1]) + (sums[2] + sums[3]) == 0.0f;
   }
 
   // ---- Barriers ----
@@ -491,6 +455,7 @@ class HopperConsumer {
   }
 
   __device__ __forceinline__ void release_unit() {
+    __syncwarp();  // all lanes have read it
     release(offsetof(Memory, unit_empty), unit_slot(args_.units, group_, unit_));
     unit_.advance(args_.units.each);
   }

@@ -1,6 +1,7 @@
 // The end of a tile: normalised rows, converted and stored, and their lse.
 #pragma once
 
+#include "engines/cuda/kernels/hopper_modifiers.cuh"
 #include "engines/cuda/kernels/hopper_shared.cuh"
 #include "engines/cuda/kernels/hopper_softmax.cuh"
 #include "engines/cuda/ptx/convert.cuh"
@@ -22,10 +23,11 @@ __device__ __forceinline__ void transpose_quad(std::uint32_t (&words)[4], int q)
 }
 
 // One row of the tile, of which this lane of a quad holds every fourth pair of columns: 16 bytes a store. A row that is
-// empty (padding, or without a key) is 0 whatever the sums hold.
+// empty (padding, or without a key) is 0 whatever the sums hold. False if something else is not finite.
 template <class Half, int count>
-__device__ __forceinline__ void store_row(Half* row, const float (&out)[count], int i, float factor, int q, int columns,
+__device__ __forceinline__ bool store_row(Half* row, const float (&out)[count], int i, float factor, int q, int columns,
                                           bool stored, bool empty) {
+  std::uint32_t not_finite[2] = {0, 0};
 #pragma unroll
   for (int group = 0; group < count / 16; ++group) {
     std::uint32_t words[4];
@@ -33,6 +35,7 @@ __device__ __forceinline__ void store_row(Half* row, const float (&out)[count], 
     for (int k = 0; k < 4; ++k) {
       const int at = (4 * group + k) * 4 + 2 * i;
       words[k] = empty ? 0 : ptx::packed_pair<Half>(out[at] * factor, out[at + 1] * factor);
+      not_finite[k % 2] = ptx::add_not_finite<Half>(words[k], not_finite[k % 2]);
     }
     transpose_quad(words, q);
     const int column = group * 32 + q * 8;
@@ -40,10 +43,42 @@ __device__ __forceinline__ void store_row(Half* row, const float (&out)[count], 
       *reinterpret_cast<uint4*>(row + column) = make_uint4(words[0], words[1], words[2], words[3]);
     }
   }
+  return ((not_finite[0] | not_finite[1]) & 0x7FFF7FFFu) == 0;
 }
 
 __device__ __forceinline__ std::int64_t row_offset(const Rows& rows, std::int64_t b, std::int64_t h, std::int64_t row) {
   return b * rows.batch + h * rows.head + row * rows.row;
+}
+
+// A thread's two rows of the tile: divided by their sums, with the sink in them, and their lse. False if a row is not
+// finite.
+template <class Half, HopperVariant variant, class Softmax, int count>
+__device__ __forceinline__ bool store_rows(const HopperArguments& args, const HopperWork& work, int tile_row,
+                                           int quad_lane, Softmax& softmax, const float (&out)[count]) {
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = tile_row + 8 * i;
+    const bool stored = row < work.stored_rows;
+    const bool real = row < work.real_rows;
+    float factor = 1.0f;
+    if (!is_plain(variant) && args.sinks.data != nullptr) {
+      factor = softmax.add_sink(i, load_per_head(args.sinks, work.head));
+    }
+    const bool empty = !real || softmax.sum[i] == 0.0f;
+    factor = factor / softmax.sum[i];
+    if constexpr (variant == HopperVariant::dropped) {
+      factor *= args.kept;
+    }
+    const std::int64_t position = work.query_begin + work.row + row;
+    Half* to = static_cast<Half*>(args.out.data) + row_offset(args.out, work.batch, work.head, position);
+    finite &= store_row(to, out, i, factor, quad_lane, static_cast<int>(args.value_dim), stored, empty);
+    if (args.lse.data != nullptr && stored && quad_lane == 0) {
+      static_cast<float*>(args.lse.data)[row_offset(args.lse, work.batch, work.head, position)] =
+          real ? softmax.lse(i) : minus_infinity;
+    }
+  }
+  return finite;
 }
 
 }  // namespace headway::cuda

@@ -4,7 +4,8 @@
 // (hopper_guard.cuh).
 //
 // Bytes: Q and O move once. K and V of a head are read by every query tile of it, which run near each other in time, so
-// most reads end in L2; a block of keys serves all rows of the tile. Scores and weights never leave registers.
+// most reads end in L2; a block of keys serves all rows of the tile. A mask or bias is read once for each tile that it
+// changes (hopper_units.cuh). Scores and weights never leave registers.
 //
 // Bound: the tensor cores, if the softmax keeps out of their way. A warpgroup issues S = Q K^T of block n, then O += P
 // V of block n + 1, and takes the softmax of block n while the latter runs; named barriers pass the right to issue from

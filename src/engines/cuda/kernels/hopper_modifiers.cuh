@@ -102,6 +102,16 @@ __device__ __forceinline__ void multiply_scores(float unit, float (&scores)[coun
   }
 }
 
+// Products become scores, but for biases and masks.
+template <int count>
+__device__ __forceinline__ void scale_scores(const HopperArguments& args, float (&scores)[count]) {
+  if (args.cap != 0.0f) {
+    cap_scores(args, scores);
+  } else if (args.multiply) {
+    multiply_scores(args.unit, scores);
+  }
+}
+
 // ---- Dropout ----
 
 // One draw covers four keys, and two lanes of a quad share them: the even lane draws for the first row, the odd one for

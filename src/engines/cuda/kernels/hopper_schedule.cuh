@@ -107,18 +107,33 @@ __device__ __forceinline__ bool post_work(const HopperArguments& args, int index
   return true;
 }
 
-__device__ __forceinline__ int next_tile(const HopperArguments& args, int lane) {
-  const int taken = lane == 0 ? atomicAdd(args.next_tile, 1) : 0;
-  return __shfl_sync(~0u, taken, 0);
-}
+// The tiles that one block of threads takes, one after another, for all lanes of a warp.
+class TileSource {
+ public:
+  __device__ __forceinline__ explicit TileSource(const HopperArguments& args) : args_(args), next_(blockIdx.x) {}
+
+  __device__ __forceinline__ int next(int lane) {
+    if (args_.next_tile != nullptr) {
+      const int taken = lane == 0 ? atomicAdd(args_.next_tile, 1) : 0;
+      return __shfl_sync(~0u, taken, 0);
+    }
+    const int taken = next_;
+    next_ += gridDim.x;
+    return taken;
+  }
+
+ private:
+  const HopperArguments& args_;
+  int next_;
+};
 
 // Fills the post with the next tile that has work; false when there is none left.
 template <class Memory, class Post>
-__device__ __forceinline__ bool post_next(const HopperArguments& args, int lane, Post& post) {
+__device__ __forceinline__ bool post_next(const HopperArguments& args, TileSource& source, int lane, Post& post) {
   constexpr HopperTile tile = Memory::tile;
-  int index = next_tile(args, lane);
+  int index = source.next(lane);
   while (index < args.tiles && !post_work<tile.rows(), tile.keys>(args, index, lane, post)) {
-    index = next_tile(args, lane);
+    index = source.next(lane);
   }
   return index < args.tiles;
 }
@@ -139,13 +154,14 @@ __device__ __forceinline__ void post_again(Post& from, Post& to, int lane) {
   }
 }
 
-// The scheduler, one warp: takes tiles from a counter, so that a block of threads that is done early takes more of
-// them, and posts their work one tile ahead of those who do it.
+// The scheduler, one warp: posts the work of tiles one ahead of those who do it. Where tiles differ they are taken from
+// a counter, so that a block of threads that is done early takes more of them.
 template <class Memory>
 __device__ __forceinline__ void schedule(const HopperArguments& args, Memory& memory, int lane) {
   const auto wait_until_done = [&](PostPosition position) {
     ptx::barrier_wait(ptx::shared_address(&memory.post_empty[position.slot]), position.parity ^ 1);
   };
+  TileSource source(args);
   PostPosition position;
   bool finished = false;
   while (!finished) {
@@ -153,7 +169,7 @@ __device__ __forceinline__ void schedule(const HopperArguments& args, Memory& me
     auto& post = memory.posts[position.slot];
     if (post.again) {
       post_again(post, post, lane);
-    } else if (!post_next<Memory>(args, lane, post)) {
+    } else if (!post_next<Memory>(args, source, lane, post)) {
       PostPosition other = position;  // the last tile may be one to be done again
       other.advance();
       wait_until_done(other);

@@ -36,6 +36,20 @@ __device__ __forceinline__ void mask_columns(float (&scores)[count], const Colum
   }
 }
 
+// Multiplies the output sums of both rows.
+template <int count>
+__device__ __forceinline__ void rescale_rows(float (&out)[count], const float (&factors)[2]) {
+#pragma unroll
+  for (int k = 0; k < count; ++k) {
+    out[k] *= factors[k / 2 % 2];
+  }
+}
+
+// What a row's scores have in common and do not hold yet: a float, or nothing.
+struct NoRest {};
+template <class Rest>
+inline constexpr bool has_rest = !std::is_same_v<Rest, NoRest>;
+
 // Weights are 2^(unit * score - reference + shift) with reference = unit * (the highest score so far); unit is log2(e),
 // times the scale where scores are still products. With a bias the reference is kept in natural units, the scores' own,
 // in which a bias of -3e38 does not overflow.
@@ -60,15 +74,18 @@ struct RowSoftmax {
 
   // Raises row i's reference to the block's highest score; returns what older sums are multiplied with. The scores are
   // without `rest`, which all that a thread has of the row have in common.
-  template <int count>
-  __device__ __forceinline__ float raise(const float (&scores)[count], int i, float rest) {
+  template <class Rest, int count>
+  __device__ __forceinline__ float raise(const float (&scores)[count], int i, Rest rest) {
     float even = scores[2 * i], odd = scores[2 * i + 1];
 #pragma unroll
     for (int j = 1; j < count / 4; ++j) {
       even = fmaxf(even, scores[4 * j + 2 * i]);
       odd = fmaxf(odd, scores[4 * j + 2 * i + 1]);
     }
-    float highest = fmaxf(even, odd) + rest;  // lanes of a quad have their own
+    float highest = fmaxf(even, odd);
+    if constexpr (has_rest<Rest>) {
+      highest += rest;  // lanes of a quad have their own
+    }
     highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
     highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
     const float old = reference[i];
@@ -77,8 +94,13 @@ struct RowSoftmax {
   }
 
   // What row i's exponents are relative to.
-  __device__ __forceinline__ float base(int i, float rest) const {
-    return finite_reference(i) - (natural ? rest : rest * unit);
+  template <class Rest>
+  __device__ __forceinline__ float base(int i, Rest rest) const {
+    if constexpr (has_rest<Rest>) {
+      return finite_reference(i) - (natural ? rest : rest * unit);
+    } else {
+      return finite_reference(i);
+    }
   }
 
   // The same for both rows in units of log2. A natural base so large that it would overflow there is taken from the
