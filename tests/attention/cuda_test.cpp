@@ -7,26 +7,12 @@
 #include <cmath>
 #include <utility>
 
+#include "attention/cuda_engine.h"
 #include "support/inputs.h"
 #include "support/run.h"
 
 namespace headway::test {
 namespace {
-
-class CudaEngine : public testing::Test {
- protected:
-  void SetUp() override {
-    const std::vector<Engine> there = engines();
-    if (std::find(there.begin(), there.end(), Engine::cuda) == there.end()) {
-      const Tensor one({1, 1, 1, 1});
-      try {
-        explain(one, one, one, {.engine = Engine::cuda});
-      } catch (const Unsupported& error) {
-        GTEST_SKIP() << error.what();
-      }
-    }
-  }
-};
 
 // Device memory of one test.
 class Memory {

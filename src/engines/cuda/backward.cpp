@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/text.h"
+#include "engines/cuda/hopper_backward.h"
 #include "engines/cuda/kernels/kernels.h"
 #include "engines/cuda/plan_text.h"
 #include "engines/cuda/problem_arguments.h"
@@ -33,41 +34,42 @@ Rows delta_rows(const Problem& problem, void* data) {
   return {data, problem.packed() ? 0 : problem.heads * rows, rows, 1, 0, false};
 }
 
+// The Hopper kernel brings its own delta; gradients of bias and sinks need one all the same.
+bool needs_delta(const BackwardProblem& problem, bool hopper) { return !hopper || problem.dbias || problem.dsinks; }
+
+std::size_t workspace_bytes(const BackwardProblem& problem, bool hopper) {
+  return lengths_bytes(problem) + (needs_delta(problem, hopper) ? delta_bytes(problem) : 0) +
+         (hopper ? hopper_backward_bytes(problem) : 0);
+}
+
+bool takes_hopper(const BackwardProblem& problem) {
+  return (problem.dq || problem.dk || problem.dv) && !hopper_backward_refusal(problem);
+}
+
 class Backward {
  public:
   Backward(const BackwardProblem& problem)
       : problem_(problem),
+        hopper_(takes_hopper(problem)),
         stream_(static_cast<cudaStream_t>(problem.stream)),
-        workspace_(lengths_bytes(problem) + delta_bytes(problem), problem.query.device().index, stream_,
-                   problem.operation),
+        workspace_(workspace_bytes(problem, hopper_), problem.query.device().index, stream_, problem.operation),
         arguments_(arguments_of(problem)),
         grad_out_(rows_of(problem.grad_out)),
         lse_(row_values_of(problem.lse)) {
     place_lengths(problem, arguments_, workspace_, stream_);
-    delta_ = delta_rows(problem, workspace_.take(delta_bytes(problem)));
+    if (needs_delta(problem, hopper_)) {
+      delta_ = delta_rows(problem, workspace_.take(delta_bytes(problem)));
+    }
   }
 
   void run() {
-    DeltaArguments deltas{};
-    static_cast<Arguments&>(deltas) = arguments_;
-    deltas.grad_out = grad_out_;
-    deltas.out = rows_of(problem_.out);
-    deltas.delta = delta_;
-    if (problem_.batch * problem_.heads * problem_.query_len > 0) {
-      check(launch_row_deltas(deltas, problem_.dtype(), stream_), problem_.operation, "launching delta");
+    if (needs_delta(problem_, hopper_)) {
+      deltas();
     }
-    if (problem_.dq) {
-      gradient(GradientOf::query);
-    }
-    if (has_both_in_one(problem_) && (problem_.dk || problem_.dv)) {
-      gradient(GradientOf::key_and_value);
+    if (hopper_) {
+      queue_hopper_backward(problem_, arguments_, workspace_);
     } else {
-      if (problem_.dk) {
-        gradient(GradientOf::key);
-      }
-      if (problem_.dv) {
-        gradient(GradientOf::value);
-      }
+      general_gradients();
     }
     if (problem_.dbias) {
       bias_gradient(*problem_.dbias);
@@ -83,6 +85,33 @@ class Backward {
     static_cast<Arguments&>(some) = arguments_;
     some.lse = lse_;
     some.delta = delta_;
+  }
+
+  void deltas() {
+    DeltaArguments arguments{};
+    static_cast<Arguments&>(arguments) = arguments_;
+    arguments.grad_out = grad_out_;
+    arguments.out = rows_of(problem_.out);
+    arguments.delta = delta_;
+    if (problem_.batch * problem_.heads * problem_.query_len > 0) {
+      check(launch_row_deltas(arguments, problem_.dtype(), stream_), problem_.operation, "launching delta");
+    }
+  }
+
+  void general_gradients() {
+    if (problem_.dq) {
+      gradient(GradientOf::query);
+    }
+    if (has_both_in_one(problem_) && (problem_.dk || problem_.dv)) {
+      gradient(GradientOf::key_and_value);
+      return;
+    }
+    if (problem_.dk) {
+      gradient(GradientOf::key);
+    }
+    if (problem_.dv) {
+      gradient(GradientOf::value);
+    }
   }
 
   void gradient(GradientOf of) {
@@ -129,6 +158,7 @@ class Backward {
   }
 
   const BackwardProblem& problem_;
+  const bool hopper_;
   cudaStream_t stream_;
   Workspace workspace_;
   Arguments arguments_;
@@ -138,10 +168,20 @@ class Backward {
 }  // namespace
 
 void describe_backward(const Problem& problem, Plan& plan) {
+  // A plan that is only explained has no gradients yet: they will suit.
+  const std::optional<std::string> refusal = hopper_backward_refusal(problem);
+  if (!refusal) {
+    describe_launch(hopper_backward_launch(problem), plan);
+    plan.scratch_bytes = static_cast<double>(lengths_bytes(problem) + hopper_backward_bytes(problem));
+    return;
+  }
   GradientArguments arguments{};
   static_cast<Arguments&>(arguments) = arguments_of(problem);
   arguments.of = GradientOf::key;
   describe_launch(choose_launch(problem, arguments), plan);
+  if (fits_tensor_cores(problem)) {
+    plan.kernel = text(plan.kernel, ", not hopper_backward: ", *refusal);
+  }
   plan.scratch_bytes = static_cast<double>(lengths_bytes(problem) + delta_bytes(problem));
 }
 

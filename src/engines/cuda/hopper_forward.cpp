@@ -84,10 +84,6 @@ int head_group(const Problem& problem, const HopperTile& tile) {
   return static_cast<int>(std::clamp<std::int64_t>(cached_bytes / head_bytes, 8, 32));
 }
 
-MapSteps steps_of(const ConstTensorView& view) {
-  return {view.size(1) > 1 && view.stride(1) != 0 ? 1 : 0, view.size(0) > 1 && view.stride(0) != 0 ? 1 : 0};
-}
-
 // How blocks of the bias, or else of the mask, reach shared memory.
 UnitArguments units_of(const Problem& problem, const HopperTile& tile) {
   UnitArguments units{};
@@ -127,15 +123,6 @@ float place_polynomial(const double (&factors)[terms], double limit, double cap,
     power *= unit * unit;
   }
   return static_cast<float>(limit / std::abs(unit));
-}
-
-void place_softcap(double cap, double unit, HopperArguments& arguments) {
-  constexpr double small[] = {0.9999999722, -0.3333137413, 0.1312851963};  // to 3e-8 up to 0.16
-  constexpr double medium[] = {0.9999999975,  -0.3333328327, 0.1333168913,
-                               -0.0537687123, 0.0207536409,  -0.0058521718};  // to 3e-9 up to 0.6
-  arguments.cap = static_cast<float>(cap);
-  arguments.small_product = place_polynomial(small, 0.16, cap, unit, arguments.small_factors);
-  arguments.medium_product = place_polynomial(medium, 0.6, cap, unit, arguments.medium_factors);
 }
 
 // Where the scale is applied: to products on their way to scores, or by the softmax, which saves a multiplication.
@@ -186,6 +173,19 @@ std::optional<std::string> size_refusal(const Problem& problem) {
 }
 
 }  // namespace
+
+MapSteps steps_of(const ConstTensorView& view) {
+  return {view.size(1) > 1 && view.stride(1) != 0 ? 1 : 0, view.size(0) > 1 && view.stride(0) != 0 ? 1 : 0};
+}
+
+void place_softcap(double cap, double unit, HopperArguments& arguments) {
+  constexpr double small[] = {0.9999999722, -0.3333137413, 0.1312851963};  // to 3e-8 up to 0.16
+  constexpr double medium[] = {0.9999999975,  -0.3333328327, 0.1333168913,
+                               -0.0537687123, 0.0207536409,  -0.0058521718};  // to 3e-9 up to 0.6
+  arguments.cap = static_cast<float>(cap);
+  arguments.small_product = place_polynomial(small, 0.16, cap, unit, arguments.small_factors);
+  arguments.medium_product = place_polynomial(medium, 0.6, cap, unit, arguments.medium_factors);
+}
 
 std::optional<std::string> hopper_refusal(const Problem& problem) {
   if (problem.dtype() != DType::bf16 && problem.dtype() != DType::f16) {

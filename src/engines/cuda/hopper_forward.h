@@ -7,6 +7,7 @@
 #include "core/problem.h"
 #include "engines/cuda/arguments.h"
 #include "engines/cuda/device.h"
+#include "engines/cuda/kernels/hopper_arguments.h"
 #include "engines/cuda/kernels/kernels.h"
 
 namespace headway::cuda {
@@ -27,5 +28,9 @@ cudaError_t queue_hopper(const ForwardProblem& problem, const Launch& launch, co
 // Decoding: whether the copy engine can read keys and values, and the launch (of hopper_decode_launch's choice).
 bool decodes_on_hopper(const Problem& problem);
 cudaError_t queue_hopper_decode(const ForwardProblem& problem, const Launch& launch, const DecodeArguments& arguments);
+
+// For the backward too: how a tensor map is stepped over, and softcap's coefficients.
+MapSteps steps_of(const ConstTensorView& view);
+void place_softcap(double cap, double unit, HopperArguments& arguments);
 
 }  // namespace headway::cuda

@@ -35,6 +35,22 @@ __device__ __forceinline__ float2 load_shared_pair(std::uint32_t address) {
   return result;
 }
 
+__device__ __forceinline__ void store_matrices(const std::uint32_t (&values)[4], std::uint32_t row_address) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(values[0]),
+               "r"(values[1]), "r"(values[2]), "r"(values[3])
+               : "memory");
+}
+
+// Four neighbouring numbers; stays where it is among other such instructions, so that its registers are taken late.
+__device__ __forceinline__ float4 load_four(std::uint32_t shared) {
+  float4 result;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(result.x), "=f"(result.y), "=f"(result.z), "=f"(result.w)
+               : "r"(shared)
+               : "memory");
+  return result;
+}
+
 // 2^x to 2 units in the last place; -inf gives 0.
 __device__ __forceinline__ float exp2_fast(float x) {
   float result;

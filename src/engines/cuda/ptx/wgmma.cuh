@@ -51,7 +51,7 @@ __device__ __forceinline__ std::uint64_t tile_descriptor(std::uint32_t address, 
          std::uint64_t{1} << 62;
 }
 
-enum class Reduced : int { along_columns = 0, along_rows = 1 };  // how B lies in shared memory
+enum class Reduced : int { along_columns = 0, along_rows = 1 };  // how an operand lies in shared memory
 
 template <class Half, int columns>
 struct Wgmma;
@@ -60,9 +60,10 @@ struct Wgmma;
 // template's arguments. %K is the first operand after D.
 // clang-format off
 
-#define HEADWAY_D64 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19" \
-  ", %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define HEADWAY_D32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+
+#define HEADWAY_D64 HEADWAY_D32 \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 
 #define HEADWAY_D80 HEADWAY_D64 \
   ", %32, %33, %34, %35, %36, %37, %38, %39"
@@ -83,26 +84,29 @@ struct Wgmma;
 
 #define HEADWAY_OUT8(d, i)                                                                                             \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define HEADWAY_OUT32(d, i) HEADWAY_OUT8(d, i), HEADWAY_OUT8(d, i + 8), HEADWAY_OUT8(d, i + 16), HEADWAY_OUT8(d, i + 24)
-#define HEADWAY_OUT64 HEADWAY_OUT32(d, 0)
+#define HEADWAY_OUT16(d, i) HEADWAY_OUT8(d, i), HEADWAY_OUT8(d, i + 8)
+#define HEADWAY_OUT32 HEADWAY_OUT16(d, 0)
+#define HEADWAY_OUT64 HEADWAY_OUT32, HEADWAY_OUT16(d, 16)
 #define HEADWAY_OUT80 HEADWAY_OUT64, HEADWAY_OUT8(d, 32)
 #define HEADWAY_OUT96 HEADWAY_OUT80, HEADWAY_OUT8(d, 40)
-#define HEADWAY_OUT128 HEADWAY_OUT64, HEADWAY_OUT32(d, 32)
+#define HEADWAY_OUT128 HEADWAY_OUT64, HEADWAY_OUT16(d, 32), HEADWAY_OUT16(d, 48)
 #define HEADWAY_OUT176 HEADWAY_OUT128, HEADWAY_OUT8(d, 64), HEADWAY_OUT8(d, 72), HEADWAY_OUT8(d, 80)
-#define HEADWAY_OUT256 HEADWAY_OUT128, HEADWAY_OUT32(d, 64), HEADWAY_OUT32(d, 96)
+#define HEADWAY_OUT256 \
+  HEADWAY_OUT128, HEADWAY_OUT16(d, 64), HEADWAY_OUT16(d, 80), HEADWAY_OUT16(d, 96), HEADWAY_OUT16(d, 112)
 
 #define HEADWAY_WGMMA(Half, TYPE, N, K0, K1, K2, K3, K4, K5, K6)                                                       \
   template <>                                                                                                          \
   struct Wgmma<Half, N> {                                                                                              \
-    /* D = A B, or D += A B; both along their columns. */                                                              \
+    /* D = A B, or D += A B; both in shared memory, and how they lie there. */                                         \
+    template <Reduced in_a = Reduced::along_columns, Reduced in_b = Reduced::along_columns>                            \
     static __device__ __forceinline__ void multiply(float (&d)[N / 2], std::uint64_t a, std::uint64_t b,               \
                                                     int accumulate) {                                                  \
       asm volatile(                                                                                                    \
           "{\n.reg .pred p;\nsetp.ne.b32 p, %" #K2 ", 0;\n"                                                           \
           "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE                                              \
-          " {" HEADWAY_D##N "}, %" #K0 ", %" #K1 ", p, 1, 1, 0, 0;\n}"                                                 \
+          " {" HEADWAY_D##N "}, %" #K0 ", %" #K1 ", p, 1, 1, %" #K3 ", %" #K4 ";\n}"                                   \
           : HEADWAY_OUT##N                                                                                             \
-          : "l"(a), "l"(b), "r"(accumulate));                                                                          \
+          : "l"(a), "l"(b), "r"(accumulate), "n"(static_cast<int>(in_a)), "n"(static_cast<int>(in_b)));                \
     }                                                                                                                  \
     template <Reduced reduced>                                                                                         \
     static __device__ __forceinline__ void multiply(float (&d)[N / 2], std::uint32_t a0, std::uint32_t a1,             \
@@ -120,6 +124,7 @@ struct Wgmma;
   HEADWAY_WGMMA(bfloat16, "bf16", __VA_ARGS__)                                                                    \
   HEADWAY_WGMMA(float16, "f16", __VA_ARGS__)
 
+HEADWAY_WGMMA_BOTH(32, 16, 17, 18, 19, 20, 21, 22)
 HEADWAY_WGMMA_BOTH(64, 32, 33, 34, 35, 36, 37, 38)
 HEADWAY_WGMMA_BOTH(80, 40, 41, 42, 43, 44, 45, 46)
 HEADWAY_WGMMA_BOTH(96, 48, 49, 50, 51, 52, 53, 54)
@@ -127,6 +132,8 @@ HEADWAY_WGMMA_BOTH(128, 64, 65, 66, 67, 68, 69, 70)
 HEADWAY_WGMMA_BOTH(176, 88, 89, 90, 91, 92, 93, 94)
 HEADWAY_WGMMA_BOTH(256, 128, 129, 130, 131, 132, 133, 134)
 
+#undef HEADWAY_D32
+#undef HEADWAY_OUT32
 #undef HEADWAY_D64
 #undef HEADWAY_OUT64
 #undef HEADWAY_D80
@@ -140,7 +147,7 @@ HEADWAY_WGMMA_BOTH(256, 128, 129, 130, 131, 132, 133, 134)
 #undef HEADWAY_D256
 #undef HEADWAY_OUT256
 #undef HEADWAY_OUT8
-#undef HEADWAY_OUT32
+#undef HEADWAY_OUT16
 #undef HEADWAY_WGMMA
 #undef HEADWAY_WGMMA_BOTH
 // clang-format on

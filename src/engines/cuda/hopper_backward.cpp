@@ -1,0 +1,247 @@
+#include "engines/cuda/hopper_backward.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/text.h"
+#include "engines/cuda/hopper_forward.h"
+#include "engines/cuda/kernels/hopper_backward_kernels.h"
+#include "engines/cuda/problem_arguments.h"
+#include "engines/cuda/tensor_map.h"
+
+namespace headway::cuda {
+namespace {
+
+constexpr std::int64_t widest = 128;
+constexpr double log2_e = 1.4426950408889634;
+
+bool has_own_ends(const Problem& problem) { return problem.valid_lens && !problem.valid_lens_per_batch; }
+
+HopperBackwardVariant variant_of(const Problem& problem) {
+  if (problem.bias || problem.mask || has_own_ends(problem)) {
+    return HopperBackwardVariant::masked;
+  }
+  return problem.softcap || problem.alibi_slopes || problem.dropout.active() ? HopperBackwardVariant::modified
+                                                                             : HopperBackwardVariant::ranged;
+}
+
+HopperBackwardKernel kernel_of(const Problem& problem) {
+  const HopperBackwardVariant variant = variant_of(problem);
+  return std::max(problem.head_dim, problem.value_dim) <= 64 ? hopper_backward_kernel_64(problem.dtype(), variant)
+                                                             : hopper_backward_kernel_128(problem.dtype(), variant);
+}
+
+TeamShape shape_of(const RangeRule& rule) {
+  const bool left = rule.left < RangeRule::unlimited, right = rule.right < RangeRule::unlimited;
+  return left ? TeamShape::band : right ? TeamShape::triangle : TeamShape::square;
+}
+
+std::int64_t blocks_of(std::int64_t size, std::int64_t block) { return (size + block - 1) / block; }
+
+// Query tiles of a head; of packed sequences, of all of them: see HopperBackwardArguments::first_tile.
+std::int64_t tiles_a_head(const Problem& problem, const HopperBackwardTile& tile) {
+  return problem.packed() ? problem.query.size(2) / tile.queries + problem.batch + 1
+                          : blocks_of(problem.query_len, tile.queries);
+}
+
+std::int64_t all_tiles(const Problem& problem, const HopperBackwardTile& tile) {
+  return problem.heads * tiles_a_head(problem, tile) * (problem.packed() ? 1 : problem.batch);
+}
+
+std::int64_t members(const Problem& problem, TeamShape shape) {
+  const std::int64_t tiles = blocks_of(problem.key_len, backward_keys);
+  return shape == TeamShape::triangle ? (tiles + 1) / 2 : tiles;
+}
+
+std::int64_t items(const Problem& problem) {
+  return problem.batch * problem.kv_heads * members(problem, shape_of(arguments_of(problem).rule));
+}
+
+int grid_blocks(const Problem& problem) {
+  const std::int64_t multiprocessors = device_properties(problem.query.device().index).multiprocessors;
+  return static_cast<int>(std::min(items(problem), multiprocessors));
+}
+
+// Scores in natural units where modifiers are applied to them; else weights come from products in one step.
+void place_scale(const Problem& problem, HopperBackwardArguments& arguments) {
+  const bool modified = variant_of(problem) != HopperBackwardVariant::ranged;
+  const double unit = problem.scale / problem.softcap.value_or(1.0);
+  arguments.unit = static_cast<float>(unit);
+  arguments.multiply = true;
+  arguments.weight_unit = static_cast<float>(problem.scale * log2_e);
+  arguments.lse_unit = modified ? 1.0f : static_cast<float>(log2_e);
+  if (problem.softcap) {
+    arguments.inverse_cap = static_cast<float>(1.0 / *problem.softcap);
+    place_softcap(*problem.softcap, unit, arguments);
+  }
+}
+
+int bounded_distance(std::int64_t distance) {
+  return static_cast<int>(std::min<std::int64_t>(distance, std::int64_t{1} << 29));
+}
+
+HopperBackwardArguments arguments_of(const BackwardProblem& problem, const HopperBackwardTile& tile,
+                                     const Arguments& arguments) {
+  HopperBackwardArguments result{};
+  static_cast<Arguments&>(result) = arguments;
+  result.query_map = tensor_map(problem.query, tile.queries, problem.operation);
+  result.grad_out_map = tensor_map(problem.grad_out, tile.queries, problem.operation);
+  result.key_map = tensor_map(problem.key, backward_keys, problem.operation);
+  result.value_map = tensor_map(problem.value, backward_keys, problem.operation);
+  result.query_steps = steps_of(problem.query);
+  result.grad_out_steps = steps_of(problem.grad_out);
+  result.key_steps = steps_of(problem.key);
+  result.value_steps = steps_of(problem.value);
+  place_scale(problem, result);
+  result.kept = static_cast<float>(problem.dropout.kept_scale);
+  result.lse = row_values_of(problem.lse);
+  result.grad_out = rows_of(problem.grad_out);
+  const auto place = [](const std::optional<TensorView>& view, Rows& rows) {
+    if (view) {
+      rows = rows_of(*view);
+    }
+  };
+  place(problem.dq, result.query_gradient);
+  place(problem.dk, result.key_gradient);
+  place(problem.dv, result.value_gradient);
+  result.shape = shape_of(arguments.rule);
+  result.left = bounded_distance(arguments.rule.left);
+  result.right = bounded_distance(arguments.rule.right);
+  result.members = static_cast<int>(members(problem, result.shape));
+  result.items = static_cast<int>(items(problem));
+  result.chunk = std::min(largest_chunk, device_properties(problem.query.device().index).multiprocessors);
+  result.own_ends = has_own_ends(problem);
+  result.tiles_a_head = tiles_a_head(problem, tile);
+  return result;
+}
+
+// Arrays over query tiles.
+struct TileBytes {
+  std::size_t rows, sums, numbers;
+};
+
+TileBytes tile_bytes(const Problem& problem, const HopperBackwardTile& tile) {
+  const auto tiles = static_cast<std::size_t>(all_tiles(problem, tile));
+  return {tiles * static_cast<std::size_t>(tile.queries) * sizeof(float),
+          tiles * static_cast<std::size_t>(tile.gradient_numbers()) * sizeof(float), tiles * sizeof(int)};
+}
+
+std::optional<std::string> size_refusal(const Problem& problem) {
+  if (problem.head_dim < 1 || problem.head_dim > widest || problem.value_dim < 1 || problem.value_dim > widest) {
+    return text("head_dim ", problem.head_dim, " and value_dim ", problem.value_dim, ", expected 1 to ", widest);
+  }
+  if (problem.head_dim % 8 != 0 || problem.value_dim % 8 != 0) {
+    return text("head_dim ", problem.head_dim, " and value_dim ", problem.value_dim, ", expected multiples of 8");
+  }
+  if (problem.batch == 0 || problem.heads == 0 || problem.query_len == 0 || problem.key_len == 0) {
+    return "a size of 0";
+  }
+  constexpr std::int64_t most = std::int64_t{1} << 28;
+  const HopperBackwardTile tile = kernel_of(problem).tile;
+  const std::int64_t group_tiles = problem.heads / problem.kv_heads * tiles_a_head(problem, tile);
+  if (problem.query.size(2) > most || problem.key.size(2) > most || all_tiles(problem, tile) > most ||
+      items(problem) > most || problem.batch * problem.heads * blocks_of(problem.query_len, tile.queries) > most ||
+      group_tiles * largest_chunk > most) {
+    return "more than 2^28 positions or tiles";
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> hopper_backward_refusal(const Problem& problem) {
+  if (problem.dtype() != DType::bf16 && problem.dtype() != DType::f16) {
+    return text("type ", problem.dtype(), ", expected bf16 or f16");
+  }
+  const DeviceProperties& device = device_properties(problem.query.device().index);
+  if (device.major != 9) {
+    return text("compute capability ", device.major, ".", device.minor, ", expected 9.0");
+  }
+  if (problem.bias && problem.bias->dtype() == DType::f64) {
+    return "a bias of f64";
+  }
+  constexpr double largest_scale = 1e30;
+  if (std::abs(problem.scale) > largest_scale) {
+    return text("scale ", problem.scale, ", expected at most ", largest_scale);
+  }
+  if (auto reason = size_refusal(problem)) {
+    return reason;
+  }
+  if (auto reason = map_refusal("query", problem.query)) {
+    return reason;
+  }
+  if (auto reason = map_refusal("key", problem.key)) {
+    return reason;
+  }
+  return map_refusal("value", problem.value);
+}
+
+std::optional<std::string> hopper_backward_refusal(const BackwardProblem& problem) {
+  if (auto reason = hopper_backward_refusal(static_cast<const Problem&>(problem))) {
+    return reason;
+  }
+  if (auto reason = map_refusal("grad_out", problem.grad_out)) {
+    return reason;
+  }
+  // Rows of gradients are stored in pieces of 16 bytes.
+  const std::pair<const char*, const std::optional<TensorView>*> gradients[] = {{"the gradient of query", &problem.dq},
+                                                                                {"the gradient of key", &problem.dk},
+                                                                                {"the gradient of value", &problem.dv}};
+  for (const auto& [name, gradient] : gradients) {
+    if (*gradient) {
+      if (auto reason = map_refusal(name, **gradient)) {
+        return reason;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+Launch hopper_backward_launch(const Problem& problem) {
+  constexpr const char* names[] = {"hopper_backward", "hopper_backward (modified scores)",
+                                   "hopper_backward (mask or bias)"};
+  const HopperBackwardKernel kernel = kernel_of(problem);
+  Launch launch;
+  launch.name = names[static_cast<int>(variant_of(problem))];
+  launch.kernel = kernel.function;
+  launch.threads = HopperBackwardTile::threads;
+  launch.shared_bytes = kernel.shared_bytes;
+  launch.query_block = kernel.tile.queries;
+  launch.key_block = backward_keys;
+  launch.row_tiles = blocks_of(problem.key_len, backward_keys);
+  launch.tasks = problem.batch * problem.kv_heads * launch.row_tiles;
+  launch.stages = HopperBackwardTile::stages;
+  return launch;
+}
+
+std::size_t hopper_backward_bytes(const Problem& problem) {
+  const TileBytes bytes = tile_bytes(problem, kernel_of(problem).tile);
+  return Workspace::rounded(bytes.sums) + 2 * Workspace::rounded(bytes.rows) + 2 * Workspace::rounded(bytes.numbers) +
+         Workspace::rounded(sizeof(int));
+}
+
+void queue_hopper_backward(const BackwardProblem& problem, const Arguments& arguments, Workspace& workspace) {
+  const HopperBackwardKernel kernel = kernel_of(problem);
+  const TileBytes bytes = tile_bytes(problem, kernel.tile);
+  HopperBackwardArguments all = arguments_of(problem, kernel.tile, arguments);
+  all.tile_sums = static_cast<float*>(workspace.take(bytes.sums));
+  all.tile_lse = static_cast<float*>(workspace.take(bytes.rows));
+  all.tile_delta = static_cast<float*>(workspace.take(bytes.rows));
+  all.tile_turns = static_cast<int*>(workspace.take(bytes.numbers));
+  all.tile_poisoned = static_cast<int*>(workspace.take(bytes.numbers));
+  all.next_item = workspace.take_as<int>(1);
+  auto* stream = static_cast<cudaStream_t>(problem.stream);
+  check(launch_backward_rows(all, rows_of(problem.out), problem.dtype(), kernel.tile, stream), problem.operation,
+        "launching the row statistics");
+  allow_shared(kernel.function, kernel.shared_bytes, problem.operation);
+  // Blocks wait for each other, so all have to run at once: a cooperative launch is one that does or fails.
+  void* parameters[] = {&all};
+  check(cudaLaunchCooperativeKernel(kernel.function, dim3(static_cast<unsigned>(grid_blocks(problem))),
+                                    dim3(HopperBackwardTile::threads), parameters, kernel.shared_bytes, stream),
+        problem.operation, "launching hopper_backward");
+  check(launch_backward_finish(all, problem.dtype(), kernel.tile, stream), problem.operation,
+        "launching the query gradients");
+}
+
+}  // namespace headway::cuda

@@ -1,0 +1,78 @@
+// What the Hopper backward takes: its variants, the shape of their tiles, and a call's arguments.
+#pragma once
+
+#include "engines/cuda/kernels/hopper_arguments.h"
+#include "engines/cuda/kernels/hopper_backward_order.h"
+
+namespace headway::cuda {
+
+// Which work a kernel is compiled for; each can do what the ones before it can.
+enum class HopperBackwardVariant : std::uint8_t {
+  ranged,    // each row has its range of keys
+  modified,  // and scores change on the way: softcap, ALiBi, dropout
+  masked,    // and each pair is asked for: a mask or bias [B,H,Sq,Sk], or an end of its own for each row
+};
+
+struct HopperBackwardTile {
+  int head_dim;                        // of Q, K and V alike, padded
+  int queries;                         // of a query tile; a key tile has backward_keys
+  bool keeps_score_gradients = false;  // dK takes dS from the registers that made it: where there is room
+
+  static constexpr int consumers = 2;  // warpgroups of 64 keys
+  static constexpr int threads = 128 * (consumers + 1);
+  static constexpr int producer_registers = 40, consumer_registers = 232;
+  static constexpr int stages = 2;
+
+  HEADWAY_HOST_DEVICE constexpr int row_bits() const { return queries == 64 ? 6 : 7; }
+  HEADWAY_HOST_DEVICE constexpr int panels() const { return head_dim / 64; }
+  HEADWAY_HOST_DEVICE constexpr std::uint32_t key_bytes() const { return backward_keys * head_dim * 2; }
+  HEADWAY_HOST_DEVICE constexpr std::uint32_t query_bytes() const { return queries * head_dim * 2; }
+  HEADWAY_HOST_DEVICE constexpr std::uint32_t score_bytes() const { return backward_keys * queries * 2; }
+  HEADWAY_HOST_DEVICE constexpr int gradient_numbers() const { return queries * head_dim; }
+  // dQ of a tile is split between the consumers: by columns where there are but 64 queries, else by queries.
+  HEADWAY_HOST_DEVICE constexpr bool split_by_columns() const { return queries == 64; }
+  HEADWAY_HOST_DEVICE constexpr int split_columns() const { return split_by_columns() ? head_dim / 2 : head_dim; }
+};
+
+HEADWAY_HOST_DEVICE constexpr HopperBackwardTile hopper_backward_tile(int head_dim, HopperBackwardVariant variant) {
+  const bool ranged = variant == HopperBackwardVariant::ranged;
+  return {head_dim, head_dim == 64 && ranged ? 128 : 64, (head_dim == 64) != ranged};
+}
+
+// Where a row's lse and delta lie in their tile: the four rows of 16 that a thread has as columns are neighbours.
+HEADWAY_HOST_DEVICE constexpr int place_of_row(int row) {
+  return (row & ~15) + (row & 7) / 2 * 4 + (row & 15) / 8 * 2 + (row & 1);
+}
+
+struct HopperBackwardArguments : HopperArguments {
+  CUtensorMap grad_out_map;  // boxes of a query tile's rows, as the query's
+  MapSteps grad_out_steps;
+  Rows grad_out;
+  Rows query_gradient, key_gradient, value_gradient;  // without data: not asked for
+
+  TeamShape shape;
+  int left, right;    // of the range rule, cut to 2^29
+  int members;        // of the largest team
+  int chunk;          // members that run at once
+  int items;          // members of all teams
+  float weight_unit;  // weights are 2^(weight_unit * product - lse): scale * log2(e)
+  float lse_unit;     // what lse is kept times: log2(e); 1 where scores are natural
+  float inverse_cap;  // 0: no softcap
+  bool own_ends;      // valid_lens [B,Sq]
+
+  std::int64_t tiles_a_head;  // query tiles of a head; packed: of all its sequences
+  // For each query tile of each head, in the order of query_tile_index.
+  float *tile_lse, *tile_delta;  // of its rows; lse +inf where a row has no key
+  float* tile_sums;              // dQ: f32, as the threads that made it hold it
+  int* tile_turns;               // contributions so far
+  int* tile_poisoned;            // grad_out holds something that is not finite
+  int* next_item;
+
+  // Where the arrays above have tile 0 of a sequence. Packed sequences begin anywhere, so each may need one tile more
+  // than its rows fill.
+  HEADWAY_HOST_DEVICE std::int64_t first_tile(std::int64_t b, std::int64_t query_begin, int tile_rows) const {
+    return cu_seqlens_q.data != nullptr ? query_begin / tile_rows + b : b * heads * tiles_a_head;
+  }
+};
+
+}  // namespace headway::cuda

@@ -1,0 +1,241 @@
+// The order of the sums in the Hopper backward: which tiles meet, who works on which, and when each may add.
+//
+// A key tile's gradients stay with the block of threads that owns it. A query tile's gradient is a sum over key tiles,
+// that is, over blocks, and its bits depend on the order of that sum; so every contribution has a rank, and a counter
+// for each query tile lets them in one after another. The order is a rule on plain numbers: it depends on the sequence
+// alone, not on the batch around it nor on timing. The walks are laid out so that a turn has come when it is wanted.
+//
+// One sequence of one kv head is the work of a team. Its key tiles [0, N) are dealt to members; a member of a causal
+// problem has two, N - 1 - i and i, which together are as long as any other's. For each of its tiles a member walks
+// over the (query head of the group, query tile) positions that see it, in ascending order, from a start of its own to
+// the end and then, wrapped around, from the beginning to that start. At one position contributions are ordered by
+//   chunk (of members, where a team has more than can run at once), first or second tile, wrapped, descending key tile.
+// Nobody waits for ever: each member does its own steps in ascending (chunk, tile, wrapped, position), and waits only
+// for what is smaller in (chunk, tile, wrapped, position, - key tile).
+#pragma once
+
+#include <cstdint>
+
+#include "core/host_device.h"
+
+namespace headway::cuda {
+
+inline constexpr int backward_keys = 128;  // of a tile
+
+// [begin, end)
+struct TileSpan {
+  int begin = 0, end = 0;
+
+  HEADWAY_HOST_DEVICE int count() const { return begin < end ? end - begin : 0; }
+  HEADWAY_HOST_DEVICE TileSpan within(TileSpan other) const {
+    return {begin > other.begin ? begin : other.begin, end < other.end ? end : other.end};
+  }
+};
+
+enum class TeamShape : std::uint8_t {
+  square,    // every real query sees every valid key
+  triangle,  // causal: key tile n is seen by the queries from its own position on
+  band,      // any other rule
+};
+
+// More members of a team than this never run at once.
+inline constexpr int largest_chunk = 128;
+
+// A sequence as the order sees it. Distances are cut to what cannot overflow, and query tiles times group times
+// largest_chunk fit into 31 bits.
+struct BackwardSequence {
+  TeamShape shape;
+  int row_bits;  // a query tile has 2^row_bits rows
+  int group;     // query heads that share the kv head
+  int real_queries;
+  int valid_keys;   // keys from here on nobody sees
+  int left, right;  // query i sees keys from i + offset - left to i + offset + right
+  int offset;
+  int chunk;  // members that run at once
+
+  HEADWAY_HOST_DEVICE int query_rows() const { return 1 << row_bits; }
+  HEADWAY_HOST_DEVICE int query_tiles() const { return (real_queries + query_rows() - 1) >> row_bits; }
+
+  // Key tiles that some query sees all lie before this one.
+  HEADWAY_HOST_DEVICE int seen_tiles() const {
+    const int last = real_queries - 1 + offset + right + 1;
+    const int seen = last < valid_keys ? last : valid_keys;
+    return real_queries == 0 || seen <= 0 ? 0 : (seen + backward_keys - 1) / backward_keys;
+  }
+
+  HEADWAY_HOST_DEVICE int members() const {
+    return shape == TeamShape::triangle ? (seen_tiles() + 1) / 2 : seen_tiles();
+  }
+
+  // The query tiles that see some key of a tile.
+  HEADWAY_HOST_DEVICE TileSpan queries_of(int key_tile) const {
+    const int first = key_tile * backward_keys;
+    const int last = first + backward_keys < valid_keys ? first + backward_keys : valid_keys;
+    const int low = first - right - offset > 0 ? first - right - offset : 0;
+    const int high = last + left - offset < real_queries ? last + left - offset : real_queries;
+    return first >= last || low >= high ? TileSpan{} : TileSpan{low >> row_bits, ((high - 1) >> row_bits) + 1};
+  }
+
+  // The key tiles that some query of a tile sees.
+  HEADWAY_HOST_DEVICE TileSpan keys_of(int query_tile) const {
+    const int first = (query_tile << row_bits) + offset;
+    const int rows_end = (query_tile + 1) << row_bits;
+    const int last = (rows_end < real_queries ? rows_end : real_queries) - 1 + offset;
+    const int low = first - left > 0 ? first - left : 0;
+    const int high = last + right + 1 < valid_keys ? last + right + 1 : valid_keys;
+    return low >= high ? TileSpan{} : TileSpan{low / backward_keys, (high - 1) / backward_keys + 1};
+  }
+
+  // Whether a query of the tile may not see some key of the other.
+  HEADWAY_HOST_DEVICE bool is_edge(int query_tile, int key_tile) const {
+    const int first_query = query_tile << row_bits, last_query = first_query + query_rows() - 1;
+    const int first_key = key_tile * backward_keys, last_key = first_key + backward_keys - 1;
+    return last_query >= real_queries || last_key >= valid_keys || first_key < last_query + offset - left ||
+           last_key > first_query + offset + right;
+  }
+};
+
+// A step of a walk: the query head of the group and the query tile.
+struct BackwardPosition {
+  int head = 0, tile = 0;
+
+  HEADWAY_HOST_DEVICE bool is_after(BackwardPosition other) const {
+    return head != other.head ? head > other.head : tile > other.tile;
+  }
+};
+
+// The key tiles of one chunk of a team, those taken first and those taken second.
+struct BackwardChunk {
+  TileSpan first, second;
+
+  HEADWAY_HOST_DEVICE BackwardChunk(const BackwardSequence& sequence, int member) {
+    const int seen = sequence.seen_tiles(), members = sequence.members();
+    const int begin = member / sequence.chunk * sequence.chunk;
+    const int end = begin + sequence.chunk < members ? begin + sequence.chunk : members;
+    if (sequence.shape == TeamShape::triangle) {
+      first = {seen - end, seen - begin};
+      second = {begin, end < seen / 2 ? end : seen / 2};
+    } else {
+      first = {begin, end};
+    }
+  }
+};
+
+// Where the walk for a key tile starts; of tiles that somebody sees a higher one never starts earlier.
+HEADWAY_HOST_DEVICE inline BackwardPosition walk_start(const BackwardSequence& sequence, const BackwardChunk& chunk,
+                                                       int key_tile, bool second) {
+  const TileSpan queries = sequence.queries_of(key_tile);
+  const int length = queries.count();
+  if (length == 0) {
+    return {};
+  }
+  int steps = 0;
+  if (sequence.shape == TeamShape::square) {
+    // All around the circle, so that no two are at the same place.
+    steps = (key_tile - chunk.first.begin) * (sequence.group * length) / chunk.first.count();
+  } else if (second) {
+    // Where it would be by now if it had begun with this tile: neighbours then keep their distance.
+    const int partner = sequence.seen_tiles() - 1 - key_tile, last = sequence.group * length - 1;
+    steps = sequence.group * sequence.queries_of(partner).count();
+    steps = steps < last ? steps : last;
+  }
+  const int head = steps / length;
+  return {head, queries.begin + steps - head * length};
+}
+
+// A member's walk for one of its key tiles.
+class BackwardWalk {
+ public:
+  HEADWAY_HOST_DEVICE BackwardWalk(const BackwardSequence& sequence, const BackwardChunk& chunk, int key_tile,
+                                   bool second)
+      : queries_(sequence.queries_of(key_tile)),
+        group_(sequence.group),
+        position_(walk_start(sequence, chunk, key_tile, second)) {}
+
+  HEADWAY_HOST_DEVICE int steps() const { return group_ * queries_.count(); }
+  HEADWAY_HOST_DEVICE BackwardPosition position() const { return position_; }
+  HEADWAY_HOST_DEVICE bool wrapped() const { return wrapped_; }
+
+  HEADWAY_HOST_DEVICE void advance() {
+    if (++position_.tile < queries_.end) {
+      return;
+    }
+    position_.tile = queries_.begin;
+    if (++position_.head == group_) {
+      position_.head = 0;
+      wrapped_ = true;
+    }
+  }
+
+ private:
+  TileSpan queries_;
+  int group_;
+  BackwardPosition position_;
+  bool wrapped_ = false;
+};
+
+// The ranks along a walk. Of the tiles in a row of starts those that have not wrapped at a position are a beginning
+// that grows as the walk goes on, so its end is followed, and searched for only where the walk starts or wraps.
+class BackwardRanks {
+ public:
+  HEADWAY_HOST_DEVICE BackwardRanks(const BackwardSequence& sequence, const BackwardChunk& chunk, int key_tile,
+                                    bool second)
+      : sequence_(sequence),
+        chunk_(chunk),
+        tiles_(second ? chunk.second : chunk.first),
+        key_tile_(key_tile),
+        second_(second) {
+    search(walk_start(sequence, chunk, key_tile, second), {key_tile + 1, tiles_.end});
+  }
+
+  // How many contributions come before this one; asked for along the walk.
+  HEADWAY_HOST_DEVICE int rank(BackwardPosition position, bool wrapped) {
+    if (wrapped && !wrapped_) {
+      wrapped_ = true;
+      search(position, {tiles_.begin, key_tile_});
+    }
+    while (started_ < tiles_.end && !next_start_.is_after(position)) {
+      ++started_;
+      next_start_ = start(started_);
+    }
+    const TileSpan seen = sequence_.keys_of(position.tile);
+    const auto count = [&](int begin, int end) { return seen.within({begin, end}).count(); };
+    // Earlier chunks have the tiles outside of this one's on its own side.
+    int before = sequence_.shape == TeamShape::triangle
+                     ? count(chunk_.first.end, seen.end) + count(seen.begin, chunk_.second.begin)
+                     : count(seen.begin, chunk_.first.begin);
+    before += second_ ? count(chunk_.first.begin, chunk_.first.end) : 0;
+    return wrapped ? before + count(tiles_.begin, started_) + count(key_tile_ + 1, tiles_.end)
+                   : before + count(key_tile_ + 1, started_);
+  }
+
+ private:
+  HEADWAY_HOST_DEVICE BackwardPosition start(int key_tile) const {
+    return walk_start(sequence_, chunk_, key_tile, second_);
+  }
+
+  // The first tile of a span that starts after the position, or the span's end. (Tiles that nobody sees come first.)
+  HEADWAY_HOST_DEVICE void search(BackwardPosition position, TileSpan span) {
+    while (span.begin < span.end) {
+      const int middle = (span.begin + span.end) / 2;
+      if (start(middle).is_after(position)) {
+        span.end = middle;
+      } else {
+        span.begin = middle + 1;
+      }
+    }
+    started_ = span.begin;
+    next_start_ = start(started_);
+  }
+
+  const BackwardSequence& sequence_;
+  const BackwardChunk& chunk_;
+  TileSpan tiles_;
+  int key_tile_;
+  bool second_;
+  int started_;  // the walks of tiles before it have started at or before the position
+  BackwardPosition next_start_;
+  bool wrapped_ = false;
+};
+
+}  // namespace headway::cuda

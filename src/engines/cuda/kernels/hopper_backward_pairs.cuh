@@ -1,0 +1,149 @@
+// What a consumer of the Hopper backward knows about the pairs of its tile: which are allowed, which dropout keeps, and
+// the bias of each. Rows are keys and columns queries: a thread holds, as element 4 j + 2 r + c, the key first_key + 8
+// r and the query first_query + 8 j + c. Bits are kept in that order, 32 in a word.
+#pragma once
+
+#include "engines/cuda/dropout.cuh"
+#include "engines/cuda/elements.cuh"
+#include "engines/cuda/kernels/hopper_backward_shared.cuh"
+#include "engines/cuda/kernels/hopper_finish.cuh"
+#include "engines/cuda/kernels/hopper_softmax.cuh"
+#include "engines/cuda/key_range.cuh"
+
+namespace headway::cuda {
+
+// A thread's part of a tile.
+struct BackwardPairs {
+  int batch, head;
+  int first_key, first_query;
+};
+
+template <int count>
+struct PairBits {
+  std::uint32_t words[count / 32];
+
+  __device__ __forceinline__ bool get(int element) const { return (words[element / 32] >> (element % 32) & 1) != 0; }
+  __device__ __forceinline__ void clear(int element, bool condition) {
+    words[element / 32] &= ~(std::uint32_t{condition} << (element % 32));
+  }
+  __device__ __forceinline__ void set_all() {
+#pragma unroll
+    for (int w = 0; w < count / 32; ++w) {
+      words[w] = ~0u;
+    }
+  }
+};
+
+__device__ __forceinline__ int query_of(const BackwardPairs& pairs, int element) {
+  return pairs.first_query + element / 4 * 8 + element % 2;
+}
+__device__ __forceinline__ int key_of(const BackwardPairs& pairs, int element) {
+  return pairs.first_key + element / 2 % 2 * 8;
+}
+
+// visit(element, whether the range rule forbids it), for all.
+template <int count, class Visit>
+__device__ __forceinline__ void for_range(const BackwardSequence& sequence, const BackwardPairs& pairs,
+                                          const Visit& visit) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    // The columns that see this row's key.
+    const int key = pairs.first_key + 8 * r;
+    const int begin = key - sequence.right - sequence.offset - pairs.first_query;
+    int end = min(key + sequence.left - sequence.offset + 1, sequence.real_queries) - pairs.first_query;
+    end = key < sequence.valid_keys ? end : begin;
+#pragma unroll
+    for (int j = 0; j < count / 4; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int column = 8 * j + c;
+        visit(4 * j + 2 * r + c, column < begin || column >= end);
+      }
+    }
+  }
+}
+
+// Each row of queries has its own end of keys.
+template <int count>
+__device__ __forceinline__ void forbid_by_ends(const HopperBackwardArguments& args, const BackwardPairs& pairs,
+                                               int real_queries, int key_count, PairBits<count>& allowed) {
+#pragma unroll
+  for (int column = 0; column < count / 2; ++column) {
+    const int element = column / 2 * 4 + column % 2;
+    const int query = min(query_of(pairs, element), real_queries - 1);
+    const int end = static_cast<int>(length_at(args.valid_lens, pairs.batch, query, key_count));
+    allowed.clear(element, pairs.first_key >= end);
+    allowed.clear(element + 2, pairs.first_key + 8 >= end);
+  }
+}
+
+// Reads matrix elements of the allowed pairs: visit(element, value). All loads of a batch are issued before the first
+// is used.
+template <class T, int count, class Visit>
+__device__ __forceinline__ void for_allowed(const Matrix& matrix, const BackwardPairs& pairs,
+                                            const PairBits<count>& allowed, const Visit& visit) {
+  const T* first = static_cast<const T*>(matrix.data) + pairs.batch * matrix.batch + pairs.head * matrix.head +
+                   pairs.first_query * matrix.query + pairs.first_key * matrix.key;
+  constexpr int together = 16;
+#pragma unroll
+  for (int begin = 0; begin < count; begin += together) {
+    T loaded[together];
+#pragma unroll
+    for (int x = 0; x < together; ++x) {
+      const int e = begin + x;
+      loaded[x] = T{};
+      if (allowed.get(e)) {
+        loaded[x] = first[(e / 4 * 8 + e % 2) * matrix.query + e / 2 % 2 * 8 * matrix.key];
+      }
+    }
+#pragma unroll
+    for (int x = 0; x < together; ++x) {
+      visit(begin + x, loaded[x]);
+    }
+  }
+}
+
+template <int count>
+__device__ __forceinline__ void forbid_by_mask(const Matrix& mask, const BackwardPairs& pairs,
+                                               PairBits<count>& allowed) {
+  const PairBits<count> before = allowed;
+  for_allowed<std::uint8_t>(mask, pairs, before,
+                            [&](int element, std::uint8_t byte) { allowed.clear(element, byte == 0); });
+}
+
+// The bias of each allowed pair; -inf forbids.
+template <int count>
+__device__ __forceinline__ void load_bias(const Matrix& bias, const BackwardPairs& pairs, PairBits<count>& allowed,
+                                          float (&terms)[count]) {
+  const PairBits<count> before = allowed;
+  const auto visit = [&](int element, auto value) {
+    terms[element] = number<float>(value);
+    allowed.clear(element, terms[element] == minus_infinity);
+  };
+  switch (bias.dtype) {
+    case DType::bf16: return for_allowed<bfloat16>(bias, pairs, before, visit);
+    case DType::f16: return for_allowed<float16>(bias, pairs, before, visit);
+    default: return for_allowed<float>(bias, pairs, before, visit);
+  }
+}
+
+// One draw covers four keys, and four lanes hold them: each draws for one of the four (row, column) pairs that they
+// have in a group of columns, and hands each of the others its word.
+template <int count>
+__device__ __forceinline__ void draw_kept(const DropoutArguments& dropout, const BackwardPairs& pairs, int lane,
+                                          PairBits<count>& kept) {
+  const int own = lane / 4 % 4;
+  const int quad = (pairs.first_key + (own / 2) * 8) / 4;
+#pragma unroll
+  for (int j = 0; j < count / 4; ++j) {
+    auto drawn = dropout_words(dropout, pairs.batch, pairs.head, pairs.first_query + 8 * j + own % 2, quad);
+    std::uint32_t words[4] = {drawn[0], drawn[1], drawn[2], drawn[3]};
+    transpose_quad<4>(words, own);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      kept.clear(4 * j + e, !is_kept(dropout, words[e]));
+    }
+  }
+}
+
+}  // namespace headway::cuda

@@ -1,0 +1,271 @@
+// What runs before and after the Hopper backward, tile by tile of query rows.
+#include "engines/cuda/elements.cuh"
+#include "engines/cuda/kernels/hopper_backward_kernels.h"
+#include "engines/cuda/kernels/hopper_finish.cuh"
+#include "engines/cuda/kernels/launch.cuh"
+#include "engines/cuda/key_range.cuh"
+#include "engines/cuda/modifiers.cuh"
+
+namespace headway::cuda {
+namespace {
+
+constexpr int row_threads = 256;
+
+// A query tile of the call.
+struct RowTile {
+  std::int64_t batch, head;
+  int tile;
+  Sequence sequence;
+  std::int64_t index;  // in the arrays of tiles
+};
+
+template <int rows>
+__device__ __forceinline__ RowTile row_tile(const HopperBackwardArguments& args, std::int64_t block) {
+  const std::int64_t longest = (args.query_len + rows - 1) / rows;
+  RowTile result;
+  const std::int64_t head = block / longest;
+  result.tile = static_cast<int>(block - head * longest);
+  result.batch = head / args.heads;
+  result.head = head % args.heads;
+  result.sequence = sequence_of(args, result.batch);
+  result.index =
+      args.first_tile(result.batch, result.sequence.query_begin, rows) + result.head * args.tiles_a_head + result.tile;
+  return result;
+}
+
+// Eight neighbouring features of a row, those past its width as 0.
+template <class Half>
+__device__ __forceinline__ void load_features(const Rows& view, const Half* row, int first, int width,
+                                              float (&features)[8]) {
+  std::uint32_t words[4] = {0, 0, 0, 0};
+  if (view.chunks && first + 8 <= width) {
+    const uint4 loaded = *reinterpret_cast<const uint4*>(row + first);
+    words[0] = loaded.x, words[1] = loaded.y, words[2] = loaded.z, words[3] = loaded.w;
+  } else {
+#pragma unroll
+    for (int d = 0; d < 8; ++d) {
+      if (first + d < width) {
+        words[d / 2] |= std::uint32_t{row[(first + d) * view.feature].bits} << (16 * (d % 2));
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const float2 pair = ptx::unpacked_pair<Half>(words[k]);
+    features[2 * k] = pair.x;
+    features[2 * k + 1] = pair.y;
+  }
+}
+
+// lse and delta(i) = <dO(i), O(i)> of each row, in tiles that the copy engine can fetch; dO and O are read once. Where
+// O is 0 the term is 0. A row of dO that is not finite makes delta NaN: its pairs are NaN, and dO itself may be
+// replaced.
+template <class Half, int head_dim, int rows>
+__global__ void __launch_bounds__(row_threads)
+    backward_rows(const __grid_constant__ HopperBackwardArguments args, const __grid_constant__ Rows out) {
+  constexpr int lanes = head_dim / 8;  // of a row
+  const RowTile at = row_tile<rows>(args, blockIdx.x);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    *args.next_item = 0;
+  }
+  if (at.tile * rows >= at.sequence.query_count) {
+    return;
+  }
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  bool poisoned = false;
+  for (int row = static_cast<int>(threadIdx.x) / lanes; row < rows; row += row_threads / lanes) {
+    const std::int64_t i = std::int64_t{at.tile} * rows + row, position = at.sequence.query_begin + i;
+    const bool real = i < at.sequence.real_queries;
+    float sum = 0.0f, check = 0.0f;
+    if (real) {
+      const Half* grad = head_of<Half>(args.grad_out, at.batch, at.head) + position * args.grad_out.row;
+      const Half* result = head_of<Half>(out, at.batch, at.head) + position * out.row;
+      float grads[8], results[8];
+      load_features(args.grad_out, grad, 8 * lane, static_cast<int>(args.value_dim), grads);
+      load_features(out, result, 8 * lane, static_cast<int>(args.value_dim), results);
+#pragma unroll
+      for (int d = 0; d < 8; ++d) {
+        sum += results[d] == 0.0f ? 0.0f : grads[d] * results[d];
+        check = fmaf(grads[d], 0.0f, check);
+      }
+    }
+#pragma unroll
+    for (int apart = lanes / 2; apart > 0; apart /= 2) {
+      sum += __shfl_xor_sync(~0u, sum, apart);
+      check += __shfl_xor_sync(~0u, check, apart);
+    }
+    if (lane == 0) {
+      const float lse = real ? head_of<float>(args.lse, at.batch, at.head)[position * args.lse.row] : -INFINITY;
+      args.tile_lse[at.index * rows + place_of_row(row)] = lse == -INFINITY ? INFINITY : lse * args.lse_unit;
+      args.tile_delta[at.index * rows + place_of_row(row)] = sum + check;
+      poisoned |= check != 0.0f;
+    }
+  }
+  const int any = __syncthreads_or(poisoned);
+  if (threadIdx.x == 0) {
+    args.tile_turns[at.index] = 0;
+    args.tile_poisoned[at.index] = any;
+  }
+}
+
+// dQ: f32 sums in the order of the threads that made them (HopperBackwardConsumer::store_query_gradients) become rows.
+// Sums are read once and rows written once.
+template <class Half, int head_dim, int rows>
+__device__ __forceinline__ void finish_queries(const HopperBackwardArguments& args, const RowTile& at,
+                                               const BackwardSequence& order) {
+  constexpr HopperBackwardTile tile{head_dim, rows};
+  constexpr int chunks = tile.gradient_numbers() / 1024;
+  const int group = threadIdx.x / 128, thread = threadIdx.x % 128, quad_lane = threadIdx.x % 4;
+  const float scale = static_cast<float>(args.scale);
+  const bool empty = at.tile >= order.query_tiles() || order.keys_of(at.tile).count() == 0;
+  const auto* sums =
+      reinterpret_cast<const float4*>(args.tile_sums + at.index * tile.gradient_numbers()) + group * chunks * 128;
+#pragma unroll
+  for (int c = 0; c < chunks; c += 4) {
+    float4 loaded[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      loaded[k] = empty ? float4{0, 0, 0, 0} : __ldcs(sums + (c + k) * 128 + thread);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      std::uint32_t words[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float low = r == 0 ? loaded[k].x : loaded[k].z, high = r == 0 ? loaded[k].y : loaded[k].w;
+        words[k] = ptx::packed_pair<Half>(low * scale, high * scale);
+      }
+      transpose_quad(words, quad_lane);
+      const int row = thread / 32 * 16 + thread % 32 / 4 + 8 * r + (tile.split_by_columns() ? 0 : group * 64);
+      const int column = (tile.split_by_columns() ? group * tile.split_columns() : 0) + c * 8 + quad_lane * 8;
+      const std::int64_t i = std::int64_t{at.tile} * rows + row;
+      if (i < at.sequence.query_count && column < args.head_dim) {
+        Half* to = head_of<Half>(args.query_gradient, at.batch, at.head) +
+                   (at.sequence.query_begin + i) * args.query_gradient.row + column;
+        const bool real = i < at.sequence.real_queries;
+        *reinterpret_cast<uint4*>(to) =
+            real ? make_uint4(words[0], words[1], words[2], words[3]) : make_uint4(0, 0, 0, 0);
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ bool is_allowed(const HopperBackwardArguments& args, const RowTile& at, std::int64_t i,
+                                           std::int64_t key) {
+  const KeyRange range = row_range(args, at.sequence, at.batch, i);
+  if (key < range.begin || key >= range.end) {
+    return false;
+  }
+  const auto offset = [&](const Matrix& matrix) {
+    return at.batch * matrix.batch + at.head * matrix.head + i * matrix.query + key * matrix.key;
+  };
+  if (args.mask.data != nullptr && static_cast<const std::uint8_t*>(args.mask.data)[offset(args.mask)] == 0) {
+    return false;
+  }
+  return args.bias.data == nullptr ||
+         load_number<float>(args.bias.data, args.bias.dtype, offset(args.bias)) != -INFINITY;
+}
+
+// What is not finite in a tile of dO reaches dV of every key that one of its rows sees: the guard may have taken it
+// out. Sums of such numbers have the same bits in any order. Rare, and so plain: a thread for each key and feature.
+template <class Half, int rows>
+__device__ __forceinline__ void add_poison(const HopperBackwardArguments& args, const RowTile& at,
+                                           const BackwardSequence& order) {
+  const TileSpan tiles = order.keys_of(at.tile);
+  const int first_key = tiles.begin * backward_keys;
+  const int keys = min(tiles.end * backward_keys, order.valid_keys) - first_key;
+  const auto width = static_cast<int>(args.value_dim);
+  const Half* grads = head_of<Half>(args.grad_out, at.batch, at.head) + at.sequence.query_begin * args.grad_out.row;
+  Half* target = head_of<Half>(args.value_gradient, at.batch, at.head / args.group) +
+                 at.sequence.key_begin * args.value_gradient.row;
+  for (int x = threadIdx.x; x < keys * width; x += row_threads) {
+    const int key = first_key + x / width, d = x % width;
+    float sum = 0.0f;
+    for (int i = at.tile * rows; i < min((at.tile + 1) * rows, order.real_queries) && sum == sum; ++i) {
+      const float value = number<float>(grads[i * args.grad_out.row + d]);
+      if (!isfinite(value) && is_allowed(args, at, i, key)) {
+        sum += value;
+      }
+    }
+    if (sum != 0.0f) {
+      // Other tiles may add to the same element: NaN wins over an infinity, and opposite infinities are NaN.
+      auto* word = reinterpret_cast<unsigned*>(
+          reinterpret_cast<std::uintptr_t>(target + key * args.value_gradient.row + d) & ~std::uintptr_t{3});
+      const int shift = reinterpret_cast<std::uintptr_t>(target + key * args.value_gradient.row + d) % 4 != 0 ? 16 : 0;
+      unsigned before = *word, found;
+      do {
+        found = before;
+        Half old;
+        old.bits = static_cast<std::uint16_t>(found >> shift);
+        const Half next = element<Half>(number<float>(old) + sum);
+        before = atomicCAS(word, found, (found & ~(0xFFFFu << shift)) | std::uint32_t{next.bits} << shift);
+      } while (before != found);
+    }
+  }
+}
+
+template <class Half, int head_dim, int rows>
+__global__ void __launch_bounds__(row_threads) backward_finish(const __grid_constant__ HopperBackwardArguments args) {
+  const RowTile at = row_tile<rows>(args, blockIdx.x);
+  if (at.tile * rows >= at.sequence.query_count) {
+    return;
+  }
+  BackwardSequence order{};
+  order.shape = args.shape;
+  order.row_bits = HopperBackwardTile{head_dim, rows}.row_bits();
+  order.real_queries = static_cast<int>(at.sequence.real_queries);
+  order.valid_keys =
+      static_cast<int>(args.own_ends ? at.sequence.key_count : valid_len(args, at.sequence, at.batch, 0));
+  order.left = args.left;
+  order.right = args.right;
+  order.offset = static_cast<int>(at.sequence.offset);
+  if (args.query_gradient.data != nullptr) {
+    finish_queries<Half, head_dim, rows>(args, at, order);
+  }
+  if (args.value_gradient.data != nullptr && args.tile_poisoned[at.index] != 0) {
+    add_poison<Half, rows>(args, at, order);
+  }
+}
+
+template <class Action>
+cudaError_t with_tile(DType dtype, HopperBackwardTile tile, const Action& action) {
+  const auto of_type = [&](auto type) {
+    if (tile.head_dim == 128) {
+      action(type, std::integral_constant<int, 128>{}, std::integral_constant<int, 64>{});
+    } else if (tile.queries == 128) {
+      action(type, std::integral_constant<int, 64>{}, std::integral_constant<int, 128>{});
+    } else {
+      action(type, std::integral_constant<int, 64>{}, std::integral_constant<int, 64>{});
+    }
+  };
+  if (dtype == DType::bf16) {
+    of_type(bfloat16{});
+  } else {
+    of_type(float16{});
+  }
+  return cudaGetLastError();
+}
+
+std::int64_t row_tiles(const HopperBackwardArguments& arguments, HopperBackwardTile tile) {
+  return arguments.batch * arguments.heads * blocks(arguments.query_len, tile.queries);
+}
+
+}  // namespace
+
+cudaError_t launch_backward_rows(const HopperBackwardArguments& arguments, const Rows& out, DType dtype,
+                                 HopperBackwardTile tile, cudaStream_t stream) {
+  return with_tile(dtype, tile, [&](auto type, auto head_dim, auto rows) {
+    backward_rows<decltype(type), head_dim.value, rows.value>
+        <<<grid(row_tiles(arguments, tile)), row_threads, 0, stream>>>(arguments, out);
+  });
+}
+
+cudaError_t launch_backward_finish(const HopperBackwardArguments& arguments, DType dtype, HopperBackwardTile tile,
+                                   cudaStream_t stream) {
+  return with_tile(dtype, tile, [&](auto type, auto head_dim, auto rows) {
+    backward_finish<decltype(type), head_dim.value, rows.value>
+        <<<grid(row_tiles(arguments, tile)), row_threads, 0, stream>>>(arguments);
+  });
+}
+
+}  // namespace headway::cuda
