@@ -39,6 +39,7 @@ class GpuCall(ctypes.Structure):
         ("window_left", ctypes.c_int64),
         ("softcap", ctypes.c_double),
         *((name, ctypes.c_void_p) for name in ("slopes", "mask", "bias", "stream")),
+        *((name, ctypes.c_void_p) for name in ("grad_out", "dq", "dk", "dv")),
     ]
 
 
@@ -70,6 +71,24 @@ class Headway:
             return kept[3]
 
         run.kernel = self._native.headway_gpu_kernel(ctypes.byref(described)).decode()  # type: ignore[attr-defined]
+        run.described = described  # type: ignore[attr-defined]
+        return run
+
+    def backward(self, q: Any, k: Any, v: Any, grad_out: Any, **options: Any) -> Call:
+        """The gradients, after one forward call whose out and lse they use."""
+        forward = self.call(q, k, v, **options)
+        forward()
+        described = forward.described  # type: ignore[attr-defined]
+        gradients = [torch.empty_like(x) for x in (q, k, v)]
+        described.grad_out = grad_out.data_ptr()
+        described.dq, described.dk, described.dv = (x.data_ptr() for x in gradients)
+        kept = (forward, grad_out, gradients)
+
+        def run() -> Any:
+            kept[0]()
+            return kept[2]
+
+        run.kernel = self._native.headway_gpu_kernel(ctypes.byref(described)).decode()  # type: ignore[attr-defined]
         return run
 
 
@@ -79,6 +98,13 @@ def peer(backend: SDPBackend, q: Any, k: Any, v: Any, **options: Any) -> Call:
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
 
     return run
+
+
+def peer_backward(backend: SDPBackend, q: Any, k: Any, v: Any, grad_out: Any, **options: Any) -> Call:
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    with sdpa_kernel(backend):
+        out = torch.nn.functional.scaled_dot_product_attention(*leaves, **options)
+    return lambda: torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
 
 
 def milliseconds(call: Call, repeats: int = 12) -> float:
@@ -112,11 +138,16 @@ def pairs_of(length: int, *, causal: bool = False, window: int = -1) -> float:
     return wide * (wide + 1) / 2 + float(length - wide) * wide
 
 
-def measure(group: str, name: str, pairs: float, ours: Call, peers: dict[str, Call], q: Any) -> dict[str, Any]:
+FORWARD, BACKWARD = 4.0, 10.0  # operations for each pair and feature
+
+
+def measure(
+    group: str, name: str, pairs: float, ours: Call, peers: dict[str, Call], q: Any, work: float = FORWARD
+) -> dict[str, Any]:
     first = milliseconds(ours)
     times = {who: milliseconds(call) for who, call in peers.items()}
     times = {"headway": statistics.mean((first, milliseconds(ours))), **times}
-    flops = 4.0 * q.shape[0] * q.shape[1] * q.shape[3] * pairs
+    flops = work * q.shape[0] * q.shape[1] * q.shape[3] * pairs
     rates = {who: flops / time_ms / 1e9 for who, time_ms in times.items()}
     result = {"group": group, "name": name, "kernel": ours.kernel, "milliseconds": times, "tflops": rates}  # type: ignore[attr-defined]
     others = [rate for who, rate in rates.items() if who != "headway"]
@@ -144,6 +175,47 @@ def forward_rows(headway: Headway) -> list[dict[str, Any]]:
     q, k, v = inputs(4, 16, 16, 4096, 64, torch.float32)
     exact = {"math": peer(SDPBackend.MATH, q, k, v), "efficient": peer(SDPBackend.EFFICIENT_ATTENTION, q, k, v)}
     return [*rows, measure("f32 hd64", "s4096", pairs_of(4096), headway.call(q, k, v), exact, q)]
+
+
+def backward_rows(headway: Headway) -> list[dict[str, Any]]:
+    rows = []
+    for dim in (128, 64, 256):
+        for causal in (False, True):
+            for length in (2048, 4096, 16384):
+                heads, batch = WIDTH // dim, TOKENS // length
+                q, k, v = inputs(batch, heads, heads, length, dim, torch.bfloat16)
+                grad_out = torch.randn_like(q)
+                peers = {
+                    "cudnn": peer_backward(SDPBackend.CUDNN_ATTENTION, q, k, v, grad_out, is_causal=causal),
+                    "flash": peer_backward(SDPBackend.FLASH_ATTENTION, q, k, v, grad_out, is_causal=causal),
+                }
+                group = f"bf16 hd{dim}{' causal' if causal else ''} backward"
+                ours, pairs = headway.backward(q, k, v, grad_out, causal=causal), pairs_of(length, causal=causal)
+                rows.append(measure(group, f"s{length}", pairs, ours, peers, q, BACKWARD))
+    return rows
+
+
+def backward_option_rows(headway: Headway) -> list[dict[str, Any]]:
+    rows = []
+    for dim in (128, 64):
+        heads, length = WIDTH // dim, 4096
+        q, k, v = inputs(TOKENS // length, heads, heads, length, dim, torch.bfloat16)
+        grad_out, matrix = torch.randn_like(q), torch.randn(length, length, device="cuda")
+        group = f"backward options, hd{dim} s{length}"
+        cases: dict[str, dict[str, Any]] = {
+            "plain": {},
+            "softcap": {"softcap": 50.0},
+            "alibi": {"slopes": torch.rand(heads, device="cuda")},
+            "mask": {"mask": matrix > -1.0},
+            "bias": {"bias": matrix.to(torch.bfloat16)},
+        }
+        for name, options in cases.items():
+            ours = headway.backward(q, k, v, grad_out, **options)
+            rows.append(measure(group, name, pairs_of(length), ours, {}, q, BACKWARD))
+        few = [x[:, : heads // 4].contiguous() for x in (k, v)]
+        ours = headway.backward(q, *few, grad_out)
+        rows.append(measure(group, "gqa 4:1", pairs_of(length), ours, {}, q, BACKWARD))
+    return rows
 
 
 def option_rows(headway: Headway) -> list[dict[str, Any]]:
@@ -186,8 +258,8 @@ def plot(results: list[dict[str, Any]], about: dict[str, str], path: Path) -> No
     from matplotlib import pyplot
 
     groups = [g for g in dict.fromkeys(r["group"] for r in results) if g.startswith("bf16")]
-    figure, axes = pyplot.subplots(2, len(groups) // 2, figsize=(13, 7), sharey=True)
-    for axis, group in zip(axes.T.flat, groups, strict=True):
+    figure, axes = pyplot.subplots(len(groups) // 3, 3, figsize=(13, 3.5 * len(groups) // 3), sharey=True)
+    for axis, group in zip(axes.flat, groups, strict=True):
         rows = [r for r in results if r["group"] == group]
         for who in ("headway", "cudnn", "flash"):
             axis.plot([r["name"] for r in rows], [r["tflops"][who] for r in rows], marker="o", label=who)
@@ -195,7 +267,7 @@ def plot(results: list[dict[str, Any]], about: dict[str, str], path: Path) -> No
         axis.grid(alpha=0.3)
     axes.flat[0].legend()
     figure.supylabel("TFLOP/s")
-    figure.suptitle(f"Forward attention, {about['name']}, {datetime.date.today()}, torch {about['torch']}")
+    figure.suptitle(f"Attention, {about['name']}, {datetime.date.today()}, torch {about['torch']}")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
@@ -208,7 +280,8 @@ def main() -> None:
     about = machine()
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     headway = Headway(arguments.library)
-    results = forward_rows(headway) + option_rows(headway) + layer_rows(milliseconds)
+    results = forward_rows(headway) + option_rows(headway)
+    results += backward_rows(headway) + backward_option_rows(headway) + layer_rows(milliseconds)
     arguments.results.mkdir(parents=True, exist_ok=True)
     stem = f"gpu-{datetime.date.today()}-{about['name'].replace(' ', '-').lower()}"
     record = {"date": str(datetime.date.today()), "machine": about, "results": results}

@@ -21,6 +21,8 @@ struct GpuCall {
   const bool* mask;          // [Sq,Sk], or null
   const void* bias;          // [Sq,Sk] of dtype, or null
   void* stream;
+  const void* grad_out;  // of dtype; null: forward
+  void *dq, *dk, *dv;
 };
 
 std::string last_error;
@@ -49,16 +51,27 @@ Views views_of(const GpuCall& call, DType dtype, Device device) {
 
 }  // namespace
 
-// Null, or what went wrong.
+// Forward, or backward where grad_out is given. Null, or what went wrong.
 extern "C" const char* headway_gpu_attention(const GpuCall* call) {
   try {
     const Device device{DeviceType::cuda, 0};
     const auto dtype = static_cast<DType>(call->dtype);
     const Views views = views_of(*call, dtype, device);
-    const Dims rows = {call->batch, call->heads, call->query_len};
-    const TensorView out(call->out, dtype, {rows[0], rows[1], rows[2], call->head_dim}, device);
-    attention(views.query, views.key, views.value, out, options_of(*call, dtype, device),
-              {.lse = TensorView(call->lse, DType::f32, rows, device)});
+    const Dims rows = {call->batch, call->heads, call->query_len},
+               queries = {rows[0], rows[1], rows[2], call->head_dim};
+    const TensorView out(call->out, dtype, queries, device), lse(call->lse, DType::f32, rows, device);
+    const AttentionOptions options = options_of(*call, dtype, device);
+    if (call->grad_out == nullptr) {
+      attention(views.query, views.key, views.value, out, options, {.lse = lse});
+      return nullptr;
+    }
+    const Dims keys = {call->batch, call->kv_heads, call->key_len, call->head_dim};
+    attention_backward(ConstTensorView(call->grad_out, dtype, queries, device), views.query, views.key, views.value,
+                       out, lse,
+                       {.dq = TensorView(call->dq, dtype, queries, device),
+                        .dk = TensorView(call->dk, dtype, keys, device),
+                        .dv = TensorView(call->dv, dtype, keys, device)},
+                       options);
     return nullptr;
   } catch (const std::exception& error) {
     last_error = error.what();
@@ -72,7 +85,9 @@ extern "C" const char* headway_gpu_kernel(const GpuCall* call) {
     const Device device{DeviceType::cuda, 0};
     const auto dtype = static_cast<DType>(call->dtype);
     const Views views = views_of(*call, dtype, device);
-    last_error = explain(views.query, views.key, views.value, options_of(*call, dtype, device)).kernel;
+    last_error = explain(views.query, views.key, views.value, options_of(*call, dtype, device),
+                         {.backward = call->grad_out != nullptr})
+                     .kernel;
   } catch (const std::exception& error) {
     last_error = error.what();
   }
