@@ -184,6 +184,7 @@ class Tensor {
 
  private:
   struct Free {
+    std::size_t bytes;
     void operator()(void* memory) const noexcept;
   };
   static Tensor copied_from(const void* values, std::size_t count, const Dims& sizes, DType dtype);

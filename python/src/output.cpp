@@ -1,5 +1,8 @@
 #include "output.h"
 
+#include <nanobind/ndarray.h>
+
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -13,17 +16,61 @@ dlpack::Device dlpack_device(Device device) {
   return {device.type == DeviceType::cuda ? dlpack::DeviceKind::cuda : dlpack::DeviceKind::cpu, device.index};
 }
 
+// From here on a result in host memory lies in a Tensor of ours, whose memory serves the next call when it is freed:
+// the pages of fresh memory cost more than filling them. Smaller ones are the library's own.
+constexpr std::int64_t large_result = std::int64_t{2} << 20;  // bytes
+
+nb::object shape_tuple(const Dims& sizes) {
+  nb::object shape = checked(PyTuple_New(sizes.size()));
+  for (int axis = 0; axis < sizes.size(); ++axis) {
+    PyTuple_SetItem(shape.ptr(), axis, checked(PyLong_FromLongLong(sizes[axis])).release().ptr());
+  }
+  return shape;
+}
+
+// A tensor on its way to another library, with what DLPack says about it.
+struct Lent {
+  Tensor tensor;
+  Dims sizes, strides;
+  dlpack::ManagedTensorVersioned managed;
+};
+
+dlpack::ManagedTensorVersioned* lend(Tensor&& tensor) {
+  auto* lent = new Lent{std::move(tensor), {}, {}, {}};
+  lent->sizes = lent->tensor.sizes();
+  lent->strides = contiguous_strides(lent->sizes);
+  lent->managed = {.version = {1, 0},
+                   .context = lent,
+                   .deleter = [](dlpack::ManagedTensorVersioned* self) { delete static_cast<Lent*>(self->context); },
+                   .flags = 0,
+                   .tensor = {.data = lent->tensor.data(),
+                              .device = dlpack_device({}),
+                              .rank = lent->sizes.size(),
+                              .type = dlpack_type(lent->tensor.dtype()),
+                              .sizes = &lent->sizes[0],
+                              .strides = &lent->strides[0],
+                              .byte_offset = 0}};
+  return &lent->managed;
+}
+
 }  // namespace
 
 Output::Output(const Argument& argument, const Array& like, DType dtype, const Dims& sizes) : argument_(argument) {
+  std::int64_t bytes = 0;
   try {
-    checked_elements(sizes, dtype);
+    bytes = checked_elements(sizes, dtype) * static_cast<std::int64_t>(size_of(dtype));
   } catch (const InvalidArgument&) {
     refuse<InvalidArgument>(argument_, "of shape ", sizes, " would have more than 2^63 bytes");
   }
+  exchange_ = like.exchange();
   if (like.is_numpy()) {
-    allocate_numpy(like, dtype, sizes);
-  } else if (like.exchange() != nullptr) {
+    numpy_dtype_ = nb::borrow(dtype_from(like.type()) == dtype ? like.numpy_dtype() : numpy().dtype(dtype));
+  }
+  if (bytes >= large_result && like.device() == Device{}) {
+    allocate_own(like, dtype, sizes);
+  } else if (like.is_numpy()) {
+    allocate_numpy(dtype, sizes);
+  } else if (exchange_ != nullptr) {
     allocate_exchanged(like, dtype, sizes);
   } else if (like.device().type == DeviceType::cuda) {
     allocate_in_library(like, dtype, sizes);
@@ -49,13 +96,9 @@ void Output::refuse_memory(DType dtype, const Dims& sizes) const {
                          " of shape ", sizes, ", ", dtype));
 }
 
-void Output::allocate_numpy(const Array& like, DType dtype, const Dims& sizes) {
-  const nb::object shape = checked(PyTuple_New(sizes.size()));
-  for (int axis = 0; axis < sizes.size(); ++axis) {
-    PyTuple_SetItem(shape.ptr(), axis, checked(PyLong_FromLongLong(sizes[axis])).release().ptr());
-  }
-  const bool same_type = dtype_from(like.type()) == dtype;
-  PyObject* arguments[] = {shape.ptr(), (same_type ? like.numpy_dtype() : numpy().dtype(dtype)).ptr()};
+void Output::allocate_numpy(DType dtype, const Dims& sizes) {
+  const nb::object shape = shape_tuple(sizes);
+  PyObject* arguments[] = {shape.ptr(), numpy_dtype_.ptr()};
   object_ = nb::steal(PyObject_Vectorcall(numpy().empty.ptr(), arguments, 2, nullptr));
   if (!object_.is_valid()) {
     nb::python_error error;
@@ -79,7 +122,6 @@ void Output::allocate_in_library(const Array& like, DType dtype, const Dims& siz
 }
 
 void Output::allocate_exchanged(const Array& like, DType dtype, Dims sizes) {
-  exchange_ = like.exchange();
   Dims strides = contiguous_strides(sizes);
   dlpack::Tensor prototype{.data = nullptr,
                            .device = dlpack_device(like.device()),
@@ -107,7 +149,24 @@ void Output::allocate_own(const Array& like, DType dtype, const Dims& sizes) {
   view_ = own_->view();
 }
 
+// An array whose base is the memory's owner.
+nb::object Output::own_as_numpy() {
+  auto tensor = std::make_unique<Tensor>(std::move(*own_));
+  const nb::object shape = shape_tuple(tensor->sizes());
+  void* data = tensor->data();
+  const std::size_t bytes = static_cast<std::size_t>(tensor->elements()) * size_of(tensor->dtype());
+  const nb::capsule owner(tensor.release(), [](void* memory) noexcept { delete static_cast<Tensor*>(memory); });
+  const nb::ndarray<std::uint8_t, nb::array_api> buffer(data, {bytes}, owner);
+  return numpy().ndarray(shape, numpy_dtype_, nb::cast(buffer));
+}
+
 nb::object Output::finish() {
+  if (own_ && numpy_dtype_.is_valid()) {
+    return own_as_numpy();
+  }
+  if (own_ && exchange_ != nullptr) {
+    managed_ = lend(std::move(*own_));
+  }
   if (managed_ != nullptr) {
     void* object = nullptr;
     if (exchange_->managed_to_object(std::exchange(managed_, nullptr), &object) != 0) {

@@ -21,15 +21,17 @@ class Output {
   nb::object finish();  // the array itself; once, when the work is done
 
  private:
-  void allocate_numpy(const Array& like, DType dtype, const Dims& sizes);
+  void allocate_numpy(DType dtype, const Dims& sizes);
   void allocate_exchanged(const Array& like, DType dtype, Dims sizes);
   void allocate_in_library(const Array& like, DType dtype, const Dims& sizes);
   void allocate_own(const Array& like, DType dtype, const Dims& sizes);
+  nb::object own_as_numpy();
   [[noreturn]] void refuse_memory(DType dtype, const Dims& sizes) const;
 
   Argument argument_;
   TensorView view_;
-  nb::object object_;  // the array; for allocate_own what it should be like
+  nb::object object_;       // the array; for allocate_own what it should be like
+  nb::object numpy_dtype_;  // where the array is NumPy's
   std::optional<Array> array_;
   dlpack::ManagedTensorVersioned* managed_ = nullptr;
   const dlpack::ExchangeApi* exchange_ = nullptr;

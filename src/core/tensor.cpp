@@ -2,11 +2,11 @@
 #include "headway/tensor.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 
 #include "core/elements.h"
+#include "core/memory.h"
 #include "core/text.h"
 
 namespace headway {
@@ -266,18 +266,12 @@ BasicTensorView<Void> BasicTensorView<Void>::expand(const Dims& sizes) const {
 template class BasicTensorView<void>;
 template class BasicTensorView<const void>;
 
-namespace {
-constexpr std::size_t alignment = 64;
-}
-
-void Tensor::Free::operator()(void* memory) const noexcept { std::free(memory); }
+void Tensor::Free::operator()(void* memory) const noexcept { give_back_memory(memory, bytes); }
 
 Tensor Tensor::uninitialized(const Dims& sizes, DType dtype) {
   const auto bytes = static_cast<std::size_t>(checked_elements(sizes, dtype)) * size_of(dtype);
-  // aligned_alloc wants a multiple of the alignment; one block more than none, so that data() is never null.
-  const std::size_t rounded = (bytes / alignment + 1) * alignment;
   Tensor result;
-  result.memory_.reset(std::aligned_alloc(alignment, rounded));
+  result.memory_ = {take_memory(bytes), Free{bytes}};
   if (result.memory_ == nullptr) {
     throw OutOfMemory(text("tensor: could not allocate ", bytes, " bytes for a ", dtype, " tensor of shape ", sizes));
   }

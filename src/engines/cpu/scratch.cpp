@@ -1,8 +1,6 @@
 // Scratch memory of one thread.
 #include "engines/cpu/scratch.h"
 
-#include <cstdlib>
-#include <memory>
 #include <new>
 #include <utility>
 
@@ -12,21 +10,21 @@ namespace {
 constexpr std::int64_t kept_bytes = std::int64_t{8} << 20;
 constexpr std::int64_t kept_call_bytes = std::int64_t{64} << 20;
 
-struct Free {
-  void operator()(void* memory) const noexcept { std::free(memory); }
-};
+Memory taken(std::int64_t bytes) {
+  Memory memory = owned_memory(static_cast<std::size_t>(bytes));
+  if (memory == nullptr) {
+    throw std::bad_alloc();
+  }
+  return memory;
+}
 
 class Buffer {
  public:
   void* at_least(std::int64_t bytes) {
     if (bytes_ < bytes) {
       release();
-      const std::int64_t rounded = (bytes + 4095) / 4096 * 4096;
-      memory_.reset(std::aligned_alloc(64, static_cast<std::size_t>(rounded)));
-      if (memory_ == nullptr) {
-        throw std::bad_alloc();
-      }
-      bytes_ = rounded;
+      memory_ = taken(bytes);
+      bytes_ = bytes;
     }
     return memory_.get();
   }
@@ -43,7 +41,7 @@ class Buffer {
     bytes_ = 0;
   }
 
-  std::unique_ptr<void, Free> memory_;
+  Memory memory_;
   std::int64_t bytes_ = 0;
 };
 
@@ -67,7 +65,7 @@ void trim_thread_scratch() { buffers().own.trim(); }
 void trim_shared_scratch() { buffers().shared.trim(); }
 
 struct CallMemory::Kept {
-  std::unique_ptr<void, Free> memory;
+  Memory memory;
   std::int64_t bytes = 0;
 };
 
@@ -89,16 +87,10 @@ void* CallMemory::at_least(std::int64_t bytes) {
   if (bytes_ < bytes) {
     memory_.reset();
     bytes_ = 0;
-    const std::int64_t rounded = (bytes + 4095) / 4096 * 4096;
-    memory_.reset(std::aligned_alloc(64, static_cast<std::size_t>(rounded)));
-    if (memory_ == nullptr) {
-      throw std::bad_alloc();
-    }
-    bytes_ = rounded;
+    memory_ = taken(bytes);
+    bytes_ = bytes;
   }
   return memory_.get();
 }
-
-void CallMemory::Free::operator()(void* memory) const noexcept { std::free(memory); }
 
 }  // namespace headway::cpu

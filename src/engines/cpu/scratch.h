@@ -2,7 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+
+#include "core/memory.h"
 
 namespace headway::cpu {
 
@@ -30,13 +31,10 @@ class CallMemory {
   void* data() const { return memory_.get(); }
 
  private:
-  struct Free {
-    void operator()(void* memory) const noexcept;
-  };
   struct Kept;
   static Kept& kept();
 
-  std::unique_ptr<void, Free> memory_;
+  Memory memory_;
   std::int64_t bytes_ = 0;
 };
 

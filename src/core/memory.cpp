@@ -1,0 +1,114 @@
+// Blocks of memory, and the large ones that are kept.
+#include "core/memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <mutex>
+
+namespace headway {
+namespace {
+
+constexpr std::size_t alignment = 64;
+constexpr std::size_t most_kept = std::size_t{256} << 20;
+constexpr std::size_t most_blocks = 32;
+
+std::size_t rounded(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// Whole huge pages; the ends of a larger mapping are cut off to align them.
+void* map_pages(std::size_t bytes) noexcept {
+  const std::size_t mapped = bytes + large_block;
+  void* memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return nullptr;
+  }
+  char* begin = static_cast<char*>(memory);
+  const std::size_t before = (large_block - reinterpret_cast<std::uintptr_t>(begin) % large_block) % large_block;
+  if (before != 0) {
+    munmap(begin, before);
+  }
+  munmap(begin + before + bytes, large_block - before);
+  madvise(begin + before, bytes, MADV_HUGEPAGE);  // small pages do where there are no others
+  return begin + before;
+}
+
+// Blocks without a user, the oldest first. Nobody waits for the lock: who does not get it asks the system, and so does
+// a child that was forked while another thread held it.
+class KeptBlocks {
+ public:
+  void* take(std::size_t bytes) noexcept {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    for (std::size_t n = lock ? count_ : 0; n-- > 0;) {
+      if (blocks_[n].bytes == bytes) {
+        void* memory = blocks_[n].memory;
+        remove(n);
+        return memory;
+      }
+    }
+    return nullptr;
+  }
+
+  bool keep(void* memory, std::size_t bytes) noexcept {
+    if (bytes > most_kept) {
+      return false;
+    }
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) {
+      return false;
+    }
+    while (count_ == most_blocks || bytes_ + bytes > most_kept) {
+      munmap(blocks_[0].memory, blocks_[0].bytes);
+      remove(0);
+    }
+    madvise(memory, bytes, MADV_FREE);
+    blocks_[count_++] = {memory, bytes};
+    bytes_ += bytes;
+    return true;
+  }
+
+ private:
+  struct Block {
+    void* memory;
+    std::size_t bytes;
+  };
+
+  void remove(std::size_t n) noexcept {
+    bytes_ -= blocks_[n].bytes;
+    std::copy(blocks_ + n + 1, blocks_ + count_, blocks_ + n);
+    --count_;
+  }
+
+  std::mutex mutex_;
+  Block blocks_[most_blocks] = {};
+  std::size_t count_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+constinit KeptBlocks kept_blocks;  // its destructor does nothing: tensors may outlive it
+
+}  // namespace
+
+void* take_memory(std::size_t bytes) noexcept {
+  if (bytes < large_block) {
+    return std::aligned_alloc(alignment, rounded(std::max(bytes, alignment), alignment));
+  }
+  if (bytes > SIZE_MAX / 2) {
+    return nullptr;
+  }
+  const std::size_t pages = rounded(bytes, large_block);
+  void* memory = kept_blocks.take(pages);
+  return memory != nullptr ? memory : map_pages(pages);
+}
+
+void give_back_memory(void* memory, std::size_t bytes) noexcept {
+  if (bytes < large_block) {
+    std::free(memory);
+  } else if (const std::size_t pages = rounded(bytes, large_block);
+             memory != nullptr && !kept_blocks.keep(memory, pages)) {
+    munmap(memory, pages);
+  }
+}
+
+}  // namespace headway

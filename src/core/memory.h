@@ -1,0 +1,31 @@
+// Memory for tensors and for what a call keeps, 64-byte aligned.
+//
+// The first touch of a page costs more than the work that fills it: the system finds it and clears it. Where a call
+// makes a matrix of weights, that is most of its time. So large blocks lie on huge pages, where there are any, and one
+// that is given back is kept for the next block of its size. Kept pages are the system's to take when it is short of
+// memory; until then using one again costs nothing.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+namespace headway {
+
+constexpr std::size_t large_block = std::size_t{2} << 20;  // bytes: a huge page
+
+// Null where the system refuses.
+void* take_memory(std::size_t bytes) noexcept;
+
+// What take_memory gave for so many bytes, or null.
+void give_back_memory(void* memory, std::size_t bytes) noexcept;
+
+// The same with an owner.
+struct GiveBack {
+  std::size_t bytes = 0;
+  void operator()(void* memory) const noexcept { give_back_memory(memory, bytes); }
+};
+using Memory = std::unique_ptr<void, GiveBack>;
+
+inline Memory owned_memory(std::size_t bytes) noexcept { return {take_memory(bytes), GiveBack{bytes}}; }
+
+}  // namespace headway
