@@ -156,9 +156,16 @@ void set_head(const ForwardProblem& problem, const Sequence& sequence, std::int6
   if (problem.weights) {
     args.weights = matrix_of<WritableMatrix>(*problem.weights, b, h, 0);
   }
-  args.modifiers = modifiers_of(problem, b, h);
-  args.dropout = dropout_of(problem, b, h);
-  set_sink(problem, h, args.sink, args.has_sink);
+  // What the problem lacks, no head has.
+  if (problem.softcap || problem.bias || problem.mask || problem.alibi_slopes) {
+    args.modifiers = modifiers_of(problem, b, h);
+  }
+  if (problem.dropout.active()) {
+    args.dropout = dropout_of(problem, b, h);
+  }
+  if (problem.sinks) {
+    set_sink(problem, h, args.sink, args.has_sink);
+  }
 }
 
 }  // namespace headway::cpu

@@ -300,15 +300,13 @@ class TileGradients {
   // Returns how many rows are done.
   template <Product product>
   int overlapped(const Patch& patch) {
+    constexpr int least = 64;  // whose products hide what follows from others
     const std::int64_t dim = product == Product::weights ? args_.head_dim : args_.value_dim;
-    if (!keeps_pairs_ || (dim != 64 && dim != 128)) {
-      return 0;
-    }
-    return dim == 64 ? overlapped_steps<product, 64 / fold>(patch) : overlapped_steps<product, 128 / fold>(patch);
+    return keeps_pairs_ && dim >= least ? overlapped_steps<product, least / fold>(patch, folded<S>(dim)) : 0;
   }
 
   template <Product product, int steps>
-  HEADWAY_NOINLINE int overlapped_steps(const Patch& patch) {
+  HEADWAY_NOINLINE int overlapped_steps(const Patch& patch, std::int64_t all_steps) {
     constexpr int NV = S::panel_vectors;
     constexpr int NB = S::tile_scalars;
     constexpr bool of_scores = product == Product::weights;
@@ -322,11 +320,11 @@ class TileGradients {
       (of_scores ? tile_.query_ahead : tile_.grad_out_ahead).fetch(r, NB);
       const Operand* scalars = rows.data + r * rows.ld;
       if (r == patch.row_begin) {
-        multiply_around<S, NV, NB, steps, 1>(raw, panel, width, scalars, rows.ld, [](int) {});
+        multiply_around<S, NV, NB, steps, 0>(raw, panel, width, scalars, rows.ld, all_steps - steps, [](int) {});
       } else {
-        multiply_around<S, NV, NB, steps, jobs>(raw, panel, width, scalars, rows.ld, [&](int job) HEADWAY_LAMBDA {
-          finish_part<product, NV>(raw, r - NB, job, witness);
-        });
+        multiply_around<S, NV, NB, steps, jobs>(
+            raw, panel, width, scalars, rows.ld, all_steps - steps,
+            [&](int job) HEADWAY_LAMBDA { finish_part<product, NV>(raw, r - NB, job, witness); });
       }
     }
     if (end == patch.row_begin) {

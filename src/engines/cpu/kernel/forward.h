@@ -10,50 +10,46 @@
 // Softmax runs against a reference m per row. A row's first keys set it to their maximum; later full blocks keep it, so
 // that the exponential follows the scores in registers ("fused"). Only when a row's block sum grows past a limit are
 // its scores computed again and its reference raised. Each lane decides for itself, so a row's bits depend on no other
-// row.
+// row. Modified scores go through the cache
+// in between, a chunk of keys behind.
 #pragma once
 
 #include <cstdint>
 #include <initializer_list>
 
-#include "engines/cpu/kernel/dropout.h"
-#include "engines/cpu/kernel/exp2.h"
-#include "engines/cpu/kernel/forward_finish.h"
-#include "engines/cpu/kernel/modifiers.h"
-#include "engines/cpu/kernel/near_exp2.h"
-#include "engines/cpu/kernel/strips.h"
-#include "engines/cpu/kernel/tile.h"
+#include "engines/cpu/kernel/forward_scores.h"
 
 namespace headway::cpu {
 namespace {
 
 constexpr std::int64_t first_keys = 64;  // of a row without a reference
+constexpr std::int64_t foreseen_keys = 16;
+constexpr int least_around = 32;  // the least head dim whose products hide exponentials
 
 template <class S, class In>
-class Forward : protected ForwardFinish<S, In> {
+class Forward : protected ForwardScores<S, In> {
  protected:
-  using Base = ForwardFinish<S, In>;
+  using Base = ForwardScores<S, In>;
   using Base::args_;
   using Base::at_;
   using Base::block_begin_;
   using Base::block_end_;
-  using Base::careful_;
   using Base::fold;
   using Base::infinity;
   using Base::keys_;
   using Base::lanes;
+  using Base::modifier_;
   using Base::panel_row;
   using Base::panel_vectors;
   using Base::panels_;
   using Base::score_factor_;
   using Base::scores_at;
   using Base::to_log2_;
-  using Base::values_;
   using typename Base::Mask;
   using typename Base::Operand;
+  using typename Base::PanelRanges;
   using typename Base::Scalar;
   using typename Base::Vector;
-  using Near = NearExp2<S>;
 
  public:
   using Base::key_block;
@@ -61,7 +57,7 @@ class Forward : protected ForwardFinish<S, In> {
   using Base::scratch_bytes;
   using Base::width;
 
-  Forward(const ForwardArgs& args, void* scratch) : Base(args, scratch), modifier_(args.modifiers, args.ranges, 1) {}
+  Forward(const ForwardArgs& args, void* scratch) : Base(args, scratch) {}
 
   HEADWAY_NOINLINE void run() {
     Range all{0, 0};
@@ -71,6 +67,11 @@ class Forward : protected ForwardFinish<S, In> {
       all = Base::joined(all, at_.panel_ranges[p].hull);
     }
     const std::int64_t end = smaller((all.end + fold - 1) / fold * fold, args_.ranges.keys);
+    if (args_.modifiers.has_alibi && fuses_modified()) {
+      for (std::int64_t p = 0; p < panels_; ++p) {
+        foresee_references(p, end);
+      }
+    }
     // A panel first visits the keys that only some of its rows may attend to, then those that all of them may.
     for (const bool edges : {true, false}) {
       for (std::int64_t key = all.begin / key_block * key_block; key < all.end; key += key_block) {
@@ -106,20 +107,72 @@ class Forward : protected ForwardFinish<S, In> {
     }
   }
 
+  // Whether the exponentials of modified scores hide between products too.
+  bool fuses_modified() const { return fold == 1 && LooksUpPowers<S> && args_.head_dim >= least_around; }
+
   template <int NV>
   void core_block_of(std::int64_t p, const Range& core) {
-    if (!S::fused_softmax || args_.modifiers.any) {
-      two_pass<NV>(p, 0, core, false);
+    constexpr bool full = NV == S::panel_vectors;
+    const bool modified = args_.modifiers.any;
+    if (!S::fused_softmax || (modified && !(full && fuses_modified()))) {
+      this->template two_pass<NV>(p, 0, core, false);
       return;
     }
-    std::int64_t fused_begin = core.begin;
-    if (at_.references[p * width] == -infinity) {
-      fused_begin = smaller(core.begin + first_keys, core.end);
-      two_pass<NV>(p, 0, {core.begin, fused_begin}, false);
+    std::int64_t begin = core.begin;
+    // What a mask hides from one row must not change how the others go on; without one, the first row speaks for all.
+    if (modified ? !at_.panel_ranges[p].has_references : at_.references[p * width] == -infinity) {
+      at_.panel_ranges[p].has_references = true;
+      begin = smaller(core.begin + first_keys, core.end);
+      this->template two_pass<NV>(p, 0, {core.begin, begin}, false);
     }
-    if (fused_begin < core.end) {
-      fused<NV>(p, {fused_begin, core.end});
+    if (begin == core.end) {
+      return;
     }
+    if (!modified) {
+      fused<NV>(p, {begin, core.end});
+    } else if constexpr (full && fold == 1 && LooksUpPowers<S>) {
+      if (lacks_reference<NV>(p)) {
+        raise_references<NV, SummedExp2<S>>(p, {begin, core.end});
+      } else {
+        fused_behind<NV>(p, {begin, core.end});
+      }
+    }
+  }
+
+  // Whether a row of the panel has had no allowed key yet.
+  template <int NV>
+  bool lacks_reference(std::int64_t p) const {
+    bool any = false;
+    HEADWAY_UNROLL
+    for (int n = 0; n < NV; ++n) {
+      any |= S::any(S::equal(S::load(at_.references + p * width + n * lanes), S::set(-infinity)));
+    }
+    return any;
+  }
+
+  // ALiBi lets scores rise towards a row's own position: references taken far from there would be raised again and
+  // again. A few keys near the panel's middle do.
+  HEADWAY_NOINLINE void foresee_references(std::int64_t p, std::int64_t end) {
+    PanelRanges& ranges = at_.panel_ranges[p];
+    const Range& core = ranges.core;
+    if (core.begin >= core.end || panel_vectors(p) != S::panel_vectors) {
+      return;
+    }
+    const std::int64_t middle = panel_row(p) + width / 2 + args_.ranges.offset;
+    const std::int64_t nearest = larger(core.begin, smaller(middle, core.end - 1));
+    this->enter_block(nearest / key_block * key_block, end);
+    this->load_block();
+    const std::int64_t begin = nearest / foreseen_keys * foreseen_keys;
+    const Range piece{larger(begin, core.begin), smaller(begin + foreseen_keys, core.end)};
+    Vector reference[S::panel_vectors];
+    this->template raw_scores<S::panel_vectors>(p, 0, piece);
+    this->modify(p, 0, S::panel_vectors, piece);
+    this->template load_references<S::panel_vectors>(p, 0, reference);
+    this->template raise_to_scores<S::panel_vectors>(0, piece, reference);
+    for (int n = 0; n < S::panel_vectors; ++n) {
+      S::store(at_.references + p * width + n * lanes, reference[n]);
+    }
+    ranges.has_references = true;
   }
 
   // What lies in the panel's hull before and after its core.
@@ -141,189 +194,52 @@ class Forward : protected ForwardFinish<S, In> {
       const Range& hull = at_.panel_ranges[p].vector_hull[v];
       const Range reached{larger(hull.begin, piece.begin), smaller(hull.end, piece.end)};
       if (reached.begin < reached.end) {
-        two_pass<1>(p, v, reached, true);
+        this->template two_pass<1>(p, v, reached, true);
       }
     }
   }
 
-  // ---- Scores ----
+  // ---- Fused softmax ----
 
-  // S^T = K Q^T for NV vectors from vector v on.
-  template <int NV>
-  HEADWAY_NOINLINE void raw_scores(std::int64_t p, int v, const Range& piece) {
-    constexpr int NB = broadcasts<S, NV>();
-    const Operand* queries = this->query_panel(p) + v * lanes;
-    const Operand* keys = this->key_operands(piece.begin);
-    Scalar* scores = scores_at(piece.begin, v);
-    const std::int64_t count = piece.end - piece.begin;
-    const std::int64_t row = panel_row(p) + v * lanes;
-    RowsToCome to_come(args_.modifiers, row, at_most(args_.row_end - row, NV * lanes), piece);
-    const int rows_a_tile = static_cast<int>(NV * lanes * NB / (count + 1)) + 1;
-    std::int64_t j = 0;
-    for (; j + NB <= count; j += NB) {
-      to_come.fetch(rows_a_tile);
-      score_tile<NV, NB>(queries, keys + j * keys_.ld, scores + j * width);
-    }
-    for (; j < count; ++j) {
-      score_tile<NV, 1>(queries, keys + j * keys_.ld, scores + j * width);
-    }
-  }
+  template <int NV, class Exp>
+  struct Fusing {
+    Vector negated[NV], sum[NV];
+    typename Exp::Witness witness = Exp::no_witness();  // of all vectors together
 
-  template <int NV, int NB>
-  HEADWAY_INLINE void score_tile(const Operand* queries, const Operand* keys, Scalar* scores) {
-    Accumulators<S, NV, NB> acc;
-    multiply<NV, NB>(acc, queries, keys);
-    HEADWAY_UNROLL
-    for (int c = 0; c < NB; ++c) {
+    explicit Fusing(const Scalar* references) {
       HEADWAY_UNROLL
       for (int n = 0; n < NV; ++n) {
-        S::store(scores + c * width + n * lanes, acc[c][n]);
+        negated[n] = S::zero() - S::load(references + n * lanes);
+        sum[n] = S::zero();
       }
     }
-  }
-
-  // Scores in registers, scaled: pairs of bf16 cannot take the scale in without losing bits, so it comes after.
-  template <int NV, int NB>
-  HEADWAY_INLINE void multiply(Accumulators<S, NV, NB>& acc, const Operand* queries, const Operand* keys) {
-    clear<S, NV, NB>(acc);
-    accumulate<S, NV, NB, Scalars::across>(acc, queries, width, keys, keys_.ld, folded<S>(args_.head_dim));
-    if constexpr (fold > 1) {
-      const Vector factor = S::set(static_cast<Scalar>(score_factor_));
-      HEADWAY_UNROLL
-      for (int c = 0; c < NB; ++c) {
-        HEADWAY_UNROLL
-        for (int n = 0; n < NV; ++n) {
-          acc[c][n] = acc[c][n] * factor;
-        }
-      }
+    // 2^(score - reference) of vector n.
+    HEADWAY_INLINE Vector weight(Vector score, int n) { return weight(score, n, S::set(1)); }
+    HEADWAY_INLINE Vector weight(Vector score, int n, Vector to_log2) {
+      const Vector result = Exp::of((score + negated[n]) * to_log2, witness);
+      sum[n] = sum[n] + result;
+      return result;
     }
-  }
-
-  HEADWAY_NOINLINE void modify(std::int64_t p, int v, int vectors, const Range& piece) {
-    std::uint64_t bits[chunk_keys];
-    const std::int64_t row = panel_row(p) + v * lanes;
-    const int rows = at_most(args_.row_end - row, vectors * lanes);
-    for (std::int64_t key = piece.begin; key < piece.end; key += chunk_keys) {
-      const int keys = at_most(piece.end - key, chunk_keys);
-      if (args_.modifiers.mask.data != nullptr) {
-        load_mask_bits<S>(args_.modifiers.mask, {row, rows, key, keys}, bits);
-      }
-      for (int n = 0; n < vectors; ++n) {
-        const ChunkPlace place{row + n * lanes, at_most(larger(rows - n * lanes, 0), lanes), key, keys};
-        modifier_.apply(scores_at(piece.begin, v + n) + (key - piece.begin) * width, width, place, bits, n * lanes);
-      }
-    }
-  }
-
-  // ---- Softmax ----
-
-  // Scores, modifiers, a new reference where a row's maximum passes the old one, exponentials, output. Scores are
-  // modified while they are in the first-level cache.
-  template <int NV>
-  HEADWAY_NOINLINE void two_pass(std::int64_t p, int v, const Range& piece, bool edge) {
-    Vector highest[NV];
-    load_references<NV>(p, v, highest);
-    for (std::int64_t key = piece.begin; key < piece.end; key += chunk_keys) {
-      const Range chunk{key, smaller(key + chunk_keys, piece.end)};
-      raw_scores<NV>(p, v, chunk);
-      if (args_.modifiers.any) {
-        modify(p, v, NV, chunk);
-      }
-      if (edge) {
-        forbid_outside_ranges<S>(scores_at(key, v), width, at_.ranges + p * width + v * lanes, key, chunk.end - key);
-      }
-      raise_to_scores<NV>(v, chunk, highest);
-    }
-    exponentiate<NV>(p, v, piece, highest);
-  }
-
-  template <int NV>
-  HEADWAY_INLINE void load_references(std::int64_t p, int v, Vector (&references)[NV]) {
-    HEADWAY_UNROLL
-    for (int n = 0; n < NV; ++n) {
-      references[n] = S::load(at_.references + p * width + (v + n) * lanes);
-    }
-  }
-
-  // The larger of `highest` and each row's scores in the piece.
-  template <int NV>
-  HEADWAY_INLINE void raise_to_scores(int v, const Range& piece, Vector (&highest)[NV]) {
-    const Scalar* scores = scores_at(piece.begin, v);
-    for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
+    HEADWAY_INLINE bool out_of_reach() const {
+      bool any = false;
       HEADWAY_UNROLL
       for (int n = 0; n < NV; ++n) {
-        highest[n] = S::max(S::load(scores + j * width + n * lanes), highest[n]);
+        any |= S::any(Exp::out_of_reach(witness, sum[n]));
       }
+      return any;
     }
-  }
-
-  // P^T = 2^(S^T - reference) in place, the sums, and the output, for new references that are given. Where rows are not
-  // `far`, in the bits of fused().
-  template <int NV>
-  HEADWAY_INLINE void exponentiate(std::int64_t p, int v, const Range& piece, const Vector (&reference)[NV],
-                                   const Mask* far = nullptr) {
-    Vector decay[NV], subtract[NV], sum[NV];
-    const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
-    Scalar* references = at_.references + p * width + v * lanes;
-    HEADWAY_UNROLL
-    for (int n = 0; n < NV; ++n) {
-      subtract[n] = Base::usable(reference[n]);
-      const Vector old = S::load(references + n * lanes);
-      decay[n] = S::select(S::equal(old, reference[n]), S::set(1), exp2<S>((old - subtract[n]) * to_log2));
-      S::store(references + n * lanes, reference[n]);
-      sum[n] = S::zero();
-    }
-    Scalar* scores = scores_at(piece.begin, v);
-    for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
-      HEADWAY_UNROLL
-      for (int n = 0; n < NV; ++n) {
-        Scalar* at = scores + j * width + n * lanes;
-        const Vector x = (S::load(at) - subtract[n]) * to_log2;
-        Vector weight = exp2<S>(x);
-        if (LooksUpPowers<S> && far != nullptr) {
-          auto witness = Near::no_witness();
-          weight = S::select(far[n], weight, Near::of(x, witness));
-        }
-        sum[n] = sum[n] + weight;
-        S::store(at, weight);
-      }
-    }
-    add_sums<NV>(p, v, decay, sum);
-    add_values<NV>(p, v, piece, decay, weight_operands<NV>(p, v, piece));
-  }
-
-  template <int NV>
-  HEADWAY_INLINE void add_sums(std::int64_t p, int v, const Vector (&decay)[NV], const Vector (&sum)[NV]) {
-    Scalar* sums = at_.sums + p * width + v * lanes;
-    HEADWAY_UNROLL
-    for (int n = 0; n < NV; ++n) {
-      S::store(sums + n * lanes, S::fma(S::load(sums + n * lanes), decay[n], sum[n]));
-    }
-  }
+  };
 
   // Keys inside every row's range, against references that exist: exponentials straight from the accumulators.
   template <int NV>
-  struct Fusing {
-    Vector negated[NV], sum[NV];
-    typename Near::Witness witness;  // of all vectors together
-  };
-
-  template <int NV>
   HEADWAY_NOINLINE void fused(std::int64_t p, const Range& piece) {
     constexpr int NB = broadcasts<S, NV>();
-    Fusing<NV> rows;
-    rows.witness = Near::no_witness();
-    HEADWAY_UNROLL
-    for (int n = 0; n < NV; ++n) {
-      rows.negated[n] = S::zero() - S::load(at_.references + p * width + n * lanes);
-      rows.sum[n] = S::zero();
-    }
+    Fusing<NV, NearExp2<S>> rows(at_.references + p * width);
     std::int64_t key = piece.begin;
     if constexpr (NV == S::panel_vectors && LooksUpPowers<S>) {
-      if ((fold == 1 || !keeps_scalars()) && args_.head_dim == 64) {
-        key = overlapped<NV, NB, 64 / fold>(p, piece, rows);
-      } else if ((fold == 1 || !keeps_scalars()) && args_.head_dim == 128) {
-        key = overlapped<NV, NB, 128 / fold>(p, piece, rows);
+      if ((fold == 1 || !this->keeps_scalars()) && args_.head_dim >= least_around) {
+        key = args_.head_dim >= 64 ? overlapped<NV, NB, 64 / fold>(p, piece, rows)
+                                   : overlapped<NV, NB, least_around / fold>(p, piece, rows);
       }
     }
     for (; key + NB <= piece.end; key += NB) {
@@ -332,8 +248,13 @@ class Forward : protected ForwardFinish<S, In> {
     for (; key < piece.end; key += fold) {
       fused_tile<NV, fold>(p, piece, key, rows);
     }
-    if (__builtin_expect(any_out_of_reach<NV>(rows), 0)) {
-      raise_references<NV>(p, piece);
+    finish_fused<NV>(p, piece, rows);
+  }
+
+  template <int NV, class Exp>
+  HEADWAY_INLINE void finish_fused(std::int64_t p, const Range& piece, const Fusing<NV, Exp>& rows) {
+    if (__builtin_expect(rows.out_of_reach(), 0)) {
+      raise_references<NV, Exp>(p, piece);
       return;
     }
     Vector decay[NV];
@@ -341,25 +262,16 @@ class Forward : protected ForwardFinish<S, In> {
     for (int n = 0; n < NV; ++n) {
       decay[n] = S::set(1);
     }
-    add_sums<NV>(p, 0, decay, rows.sum);
-    add_values<NV>(p, 0, piece, decay,
-                   keeps_scalars() ? weight_operands<NV>(p, 0, piece) : operands_at(piece.begin, 0));
-  }
-
-  template <int NV>
-  HEADWAY_INLINE static bool any_out_of_reach(const Fusing<NV>& rows) {
-    bool any = false;
-    HEADWAY_UNROLL
-    for (int n = 0; n < NV; ++n) {
-      any |= S::any(Near::out_of_reach(rows.witness, rows.sum[n]));
-    }
-    return any;
+    this->template add_sums<NV>(p, 0, decay, rows.sum);
+    this->template add_values<NV>(
+        p, 0, piece, decay,
+        this->keeps_scalars() ? this->template weight_operands<NV>(p, 0, piece) : this->operands_at(piece.begin, 0));
   }
 
   template <int NV, int NB>
-  HEADWAY_INLINE void fused_tile(std::int64_t p, const Range& piece, std::int64_t key, Fusing<NV>& rows) {
+  HEADWAY_INLINE void fused_tile(std::int64_t p, const Range& piece, std::int64_t key, Fusing<NV, NearExp2<S>>& rows) {
     Accumulators<S, NV, NB> acc;
-    multiply<NV, NB>(acc, this->query_panel(p), this->key_operands(key));
+    this->template multiply<NV, NB>(acc, this->query_panel(p), this->key_operands(key));
     Scalar* weights = scores_at(piece.begin, 0) + (key - piece.begin) * width;
     HEADWAY_UNROLL
     for (int c = 0; c < NB; c += fold) {
@@ -367,15 +279,14 @@ class Forward : protected ForwardFinish<S, In> {
       for (int n = 0; n < NV; ++n) {
         HEADWAY_UNROLL
         for (int k = c; k < c + fold; ++k) {
-          acc[k][n] = Near::of(acc[k][n] + rows.negated[n], rows.witness);
-          rows.sum[n] = rows.sum[n] + acc[k][n];
-          if (keeps_scalars()) {
+          acc[k][n] = rows.weight(acc[k][n], n);
+          if (this->keeps_scalars()) {
             S::store(weights + k * width + n * lanes, acc[k][n]);
           }
         }
         if constexpr (fold > 1) {
-          if (!keeps_scalars()) {
-            Operands<S>::store(operands_at(key + c, n), Operands<S>::pairs(acc[c][n], acc[c + 1][n]));
+          if (!this->keeps_scalars()) {
+            Operands<S>::store(this->operands_at(key + c, n), Operands<S>::pairs(acc[c][n], acc[c + 1][n]));
           }
         }
       }
@@ -383,12 +294,13 @@ class Forward : protected ForwardFinish<S, In> {
   }
 
   // fused_tile for all whole tiles of a piece, with the exponentials of each tile between the products of the next:
-  // they take few of the multipliers' cycles and wait a lot, so this hides most of them. The compiler must know how
-  // many steps there are. Returns the first key that is left.
+  // they take few of the multipliers' cycles and wait a lot, so this hides most of them. Returns the first key that is
+  // left.
   template <int NV, int NB, int steps>
-  HEADWAY_INLINE std::int64_t overlapped(std::int64_t p, const Range& piece, Fusing<NV>& rows) {
+  HEADWAY_INLINE std::int64_t overlapped(std::int64_t p, const Range& piece, Fusing<NV, NearExp2<S>>& rows) {
     constexpr int jobs = NB / fold * NV;
     const Operand* queries = this->query_panel(p);
+    const std::int64_t more = folded<S>(args_.head_dim) - steps;
     const Vector factor = S::set(static_cast<Scalar>(score_factor_));
     alignas(64) Scalar raw[NB * NV * lanes];
     const auto weigh = [&](std::int64_t key, int job) HEADWAY_LAMBDA {
@@ -397,22 +309,20 @@ class Forward : protected ForwardFinish<S, In> {
       Vector weights[fold];
       HEADWAY_UNROLL
       for (int k = 0; k < fold; ++k) {
-        Vector score = S::load(raw + ((c + k) * NV + n) * lanes);
-        score = fold > 1 ? score * factor : score;
-        weights[k] = Near::of(score + rows.negated[n], rows.witness);
-        rows.sum[n] = rows.sum[n] + weights[k];
+        const Vector score = S::load(raw + ((c + k) * NV + n) * lanes);
+        weights[k] = rows.weight(fold > 1 ? score * factor : score, n);
       }
       if constexpr (fold > 1) {
-        Operands<S>::store(operands_at(key + c, n), Operands<S>::pairs(weights[0], weights[1]));
+        Operands<S>::store(this->operands_at(key + c, n), Operands<S>::pairs(weights[0], weights[1]));
       } else {
         S::store(scores_at(piece.begin, n) + (key + c - piece.begin) * width, weights[0]);
       }
     };
     std::int64_t key = piece.begin;
     if (key + NB <= piece.end) {
-      multiply_around<S, NV, NB, steps, 1>(raw, queries, width, this->key_operands(key), keys_.ld, [](int) {});
+      multiply_around<S, NV, NB, steps, 0>(raw, queries, width, this->key_operands(key), keys_.ld, more, [](int) {});
       for (key += NB; key + NB <= piece.end; key += NB) {
-        multiply_around<S, NV, NB, steps, jobs>(raw, queries, width, this->key_operands(key), keys_.ld,
+        multiply_around<S, NV, NB, steps, jobs>(raw, queries, width, this->key_operands(key), keys_.ld, more,
                                                 [&](int job) HEADWAY_LAMBDA { weigh(key - NB, job); });
       }
       HEADWAY_UNROLL
@@ -423,136 +333,99 @@ class Forward : protected ForwardFinish<S, In> {
     return key;
   }
 
+  // fused() for modified scores: those of a chunk of keys are modified in the cache, and their exponentials run between
+  // the products of the next chunk.
+  template <int NV>
+  HEADWAY_NOINLINE void fused_behind(std::int64_t p, const Range& piece) {
+    constexpr int NB = broadcasts<S, NV>();
+    Fusing<NV, SummedExp2<S>> rows(at_.references + p * width);
+    Range behind{piece.begin, piece.begin};  // modified, and not weighed yet
+    for (std::int64_t key = piece.begin; key < piece.end; key += chunk_keys) {
+      const Range chunk{key, smaller(key + chunk_keys, piece.end)};
+      key_scores_around<NV, NB, least_around>(p, piece, chunk, behind, rows);
+      this->modify(p, 0, NV, chunk);
+      behind = chunk;
+    }
+    weigh_keys<NV>(piece, behind, rows);
+    finish_fused<NV>(p, piece, rows);
+  }
+
+  // The scores of a chunk, and the weights of the keys behind it.
+  template <int NV, int NB, int steps>
+  HEADWAY_INLINE void key_scores_around(std::int64_t p, const Range& piece, const Range& chunk, Range behind,
+                                        Fusing<NV, SummedExp2<S>>& rows) {
+    const Operand* queries = this->query_panel(p);
+    const std::int64_t more = args_.head_dim - steps;
+    const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
+    RowsToCome to_come(args_.modifiers, panel_row(p), this->panel_rows(p), chunk);
+    std::int64_t key = chunk.begin;
+    for (; key + NB <= chunk.end; key += NB) {
+      to_come.fetch(width / chunk_keys * NB);
+      Scalar* scores = scores_at(piece.begin, 0) + (key - piece.begin) * width;
+      if (behind.begin + NB <= behind.end) {
+        Scalar* weights = scores_at(piece.begin, 0) + (behind.begin - piece.begin) * width;
+        multiply_around<S, NV, NB, steps, NB * NV>(scores, queries, width, this->key_operands(key), keys_.ld, more,
+                                                   [&](int job) HEADWAY_LAMBDA {
+                                                     Scalar* at = weights + job * lanes;
+                                                     S::store(at, rows.weight(S::load(at), job % NV, to_log2));
+                                                   });
+        behind.begin += NB;
+      } else {
+        multiply_around<S, NV, NB, steps, 0>(scores, queries, width, this->key_operands(key), keys_.ld, more,
+                                             [](int) {});
+      }
+    }
+    for (; key < chunk.end; ++key) {
+      this->template score_tile<NV, 1>(queries, this->key_operands(key),
+                                       scores_at(piece.begin, 0) + (key - piece.begin) * width);
+    }
+    weigh_keys<NV>(piece, behind, rows);
+  }
+
+  template <int NV>
+  HEADWAY_INLINE void weigh_keys(const Range& piece, const Range& keys, Fusing<NV, SummedExp2<S>>& rows) {
+    const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
+    for (std::int64_t key = keys.begin; key < keys.end; ++key) {
+      HEADWAY_UNROLL
+      for (int n = 0; n < NV; ++n) {
+        Scalar* at = scores_at(piece.begin, n) + (key - piece.begin) * width;
+        S::store(at, rows.weight(S::load(at), n, to_log2));
+      }
+    }
+  }
+
   // The piece again, with new references and the exponential of any number for the rows with scores out of reach; the
   // other rows repeat their bits.
-  template <int NV>
+  template <int NV, class Exp>
   HEADWAY_NOINLINE void raise_references(std::int64_t p, const Range& piece) {
-    raw_scores<NV>(p, 0, piece);
+    this->template raw_scores<NV>(p, 0, piece);
+    if (args_.modifiers.any) {
+      this->modify(p, 0, NV, piece);
+    }
     Vector reference[NV];
     Mask far[NV];
-    load_references<NV>(p, 0, reference);
-    raise_to_scores<NV>(0, piece, reference);
+    this->template load_references<NV>(p, 0, reference);
+    this->template raise_to_scores<NV>(0, piece, reference);
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
       const Vector old = S::load(at_.references + p * width + n * lanes);
-      far[n] = rows_out_of_reach(piece, n, old);
+      far[n] = rows_out_of_reach<Exp>(piece, n, old);
       reference[n] = S::select(far[n], reference[n], old);
     }
-    exponentiate<NV>(p, 0, piece, reference, far);
+    this->template exponentiate<NV, Exp>(p, 0, piece, reference, far);
   }
 
+  template <class Exp>
   Mask rows_out_of_reach(const Range& piece, int n, Vector reference) const {
     Vector sum = S::zero();
-    auto witness = Near::no_witness();
+    auto witness = Exp::no_witness();
     const Scalar* scores = scores_at(piece.begin, n);
+    const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
     for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
-      sum = sum + Near::of(S::load(scores + j * width) - reference, witness);
+      sum = sum + Exp::of((S::load(scores + j * width) - reference) * to_log2, witness);
     }
-    return Near::out_of_reach(witness, sum);
+    return Exp::out_of_reach(witness, sum);
   }
-
-  // ---- Output ----
-
-  // Whether weights are needed as scalars also where they could go straight into pairs.
-  bool keeps_scalars() const { return fold == 1 || args_.weights.data != nullptr || args_.dropout.active || careful_; }
-
-  // Where the multiplicands of the keys from `key` on lie: the scores themselves, or pairs beside them.
-  Operand* operands_at(std::int64_t key, int v) const {
-    if constexpr (fold == 1) {
-      return scores_at(key, v);
-    } else {
-      return at_.pairs + (key - block_begin_) / fold * width + v * lanes;
-    }
-  }
-
-  // The weights as add_values multiplies them: after dropout, in pairs where the vocabulary wants pairs.
-  template <int NV>
-  HEADWAY_INLINE const Operand* weight_operands(std::int64_t p, int v, const Range& piece) {
-    const Scalar* weights = args_.dropout.active ? dropped(p, v, NV, piece) : scores_at(piece.begin, v);
-    if constexpr (fold == 1) {
-      return weights;
-    } else {
-      for (std::int64_t key = piece.begin / fold * fold; key < piece.end; key += fold) {
-        const Scalar* at = weights + (key - piece.begin) * width;
-        HEADWAY_UNROLL
-        for (int n = 0; n < NV; ++n) {
-          const Vector first = key >= piece.begin ? S::load(at + n * lanes) : S::zero();
-          const Vector second = key + 1 < piece.end ? S::load(at + width + n * lanes) : S::zero();
-          Operands<S>::store(operands_at(key, v + n), Operands<S>::pairs(first, second));
-        }
-      }
-      return operands_at(piece.begin, v);
-    }
-  }
-
-  const Scalar* dropped(std::int64_t p, int v, int vectors, const Range& piece) {
-    Scalar* target = args_.weights.data != nullptr ? at_.dropped + v * lanes : scores_at(piece.begin, v);
-    for (int n = 0; n < vectors; ++n) {
-      drop<S>(args_.dropout, panel_row(p) + (v + n) * lanes, piece.begin, piece.end - piece.begin,
-              scores_at(piece.begin, v + n), target + n * lanes, width);
-    }
-    return target;
-  }
-
-  // O^T = O^T * decay + V^T P^T, a piece's sum first, so that long rows keep their accuracy.
-  template <int NV>
-  HEADWAY_NOINLINE void add_values(std::int64_t p, int v, const Range& piece, const Vector (&decay)[NV],
-                                   const Operand* weights) {
-    constexpr int NB = broadcasts<S, NV>();
-    this->remember(p, v, NV, piece);
-    const Operand* values = this->value_operands(piece.begin);
-    const std::int64_t steps = (piece.end + fold - 1) / fold - piece.begin / fold;
-    Scalar* output = this->output_panel(p) + v * lanes;
-    std::int64_t d = 0;
-    for (; d + NB <= args_.value_dim; d += NB) {
-      value_tile<NV, NB>(weights, values + d, steps, output + d * width, decay);
-    }
-    for (; d < args_.value_dim; ++d) {
-      value_tile<NV, 1>(weights, values + d, steps, output + d * width, decay);
-    }
-    if (careful_) {
-      add_hidden_values(p, v, NV, piece);
-    }
-  }
-
-  template <int NV, int NB>
-  HEADWAY_INLINE void value_tile(const Operand* weights, const Operand* values, std::int64_t steps, Scalar* output,
-                                 const Vector (&decay)[NV]) {
-    Accumulators<S, NV, NB> acc;
-    clear<S, NV, NB>(acc);
-    accumulate<S, NV, NB, Scalars::along>(acc, weights, width, values, values_.ld, steps);
-    HEADWAY_UNROLL
-    for (int c = 0; c < NB; ++c) {
-      HEADWAY_UNROLL
-      for (int n = 0; n < NV; ++n) {
-        Scalar* at = output + c * width + n * lanes;
-        S::store(at, S::fma(S::load(at), decay[n], acc[c][n]));
-      }
-    }
-  }
-
-  // The values that were hidden, for the rows that may attend to them.
-  HEADWAY_NOINLINE void add_hidden_values(std::int64_t p, int v, int vectors, const Range& piece) {
-    const bool apart = args_.dropout.active && args_.weights.data != nullptr;
-    const Scalar* weights = apart ? at_.dropped + v * lanes : scores_at(piece.begin, v);
-    const std::int64_t row = panel_row(p) + v * lanes;
-    const int rows = at_most(args_.row_end - row, vectors * lanes);
-    for (std::int64_t key = piece.begin; key < piece.end; ++key) {
-      for (std::int64_t d = 0; d < args_.value_dim; ++d) {
-        const Scalar value = this->value_at(key, d);
-        if (!Base::is_hidden(value)) {
-          continue;
-        }
-        for (int r = 0; r < rows; ++r) {
-          if (is_allowed(args_.modifiers, at_.ranges[p * width + v * lanes + r], row + r, key)) {
-            this->output_panel(p)[d * width + v * lanes + r] += weights[(key - piece.begin) * width + r] * value;
-          }
-        }
-      }
-    }
-  }
-
-  ScoreModifier<S> modifier_;
 };
 
 }  // namespace

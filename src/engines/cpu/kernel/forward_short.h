@@ -205,25 +205,12 @@ class ShortForward : Forward<S, In> {
     });
   }
 
-  // The values that were hidden, for the rows that may attend to them. They are infinite or NaN, and so is what they
-  // are added to.
+  // They are infinite or NaN, and so is what they are added to.
   HEADWAY_NOINLINE void add_hidden_values(std::int64_t p, int v, int vectors, const Range& piece, const Scalar* weights,
                                           const Scalar* factors) {
     const std::int64_t row = panel_row(p) + v * lanes;
-    const int rows = at_most(args_.row_end - row, vectors * lanes);
-    for (std::int64_t key = piece.begin; key < piece.end; ++key) {
-      for (std::int64_t d = 0; d < args_.value_dim; ++d) {
-        const Scalar value = this->value_at(key, d);
-        if (!Base::is_hidden(value)) {
-          continue;
-        }
-        for (int r = 0; r < rows; ++r) {
-          if (is_allowed(args_.modifiers, at_.ranges[p * width + v * lanes + r], row + r, key)) {
-            add_to_output(row + r, d, weights[(key - piece.begin) * width + r] * value * factors[r]);
-          }
-        }
-      }
-    }
+    this->for_hidden_values(p, v, vectors, piece, weights,
+                            [&](int r, std::int64_t d, Scalar term) { add_to_output(row + r, d, term * factors[r]); });
   }
 
   void add_to_output(std::int64_t row, std::int64_t d, Scalar term) {

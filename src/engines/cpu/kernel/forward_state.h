@@ -56,6 +56,7 @@ class ForwardState {
   struct PanelRanges {
     Range hull, core;
     Range vector_hull[S::panel_vectors];
+    bool has_references;  // from keys that all rows share
   };
 
   struct Layout {
@@ -119,6 +120,7 @@ class ForwardState {
 
   void find_panel_ranges(std::int64_t p) {
     PanelRanges& found = at_.panel_ranges[p];
+    found.has_references = false;
     Range* ranges = at_.ranges + p * width;
     const int rows = panel_rows(p);
     if (rows_share_range(args_.ranges, panel_row(p), panel_row(p) + rows)) {

@@ -34,9 +34,9 @@ concept LooksUpPowers = requires(typename S::Vector x) {
   S::times_looked_up_power(x, x, near_powers<0>.bits);
 };
 
-// 2^(x + raised). A witness remembers whether any x was out of reach; what came of such an x means nothing.
+// 2^(x + raised) for any x: the witness is the sum of what came of them.
 template <class S, int raised = 0>
-struct NearExp2 {
+struct SummedExp2 {
   using Vector = typename S::Vector;
   struct Witness {};
 
@@ -50,6 +50,10 @@ struct NearExp2 {
     return S::not_less_equal(sum, S::set(static_cast<typename S::Scalar>(sum_limit)));
   }
 };
+
+// A witness remembers whether any x was out of reach; what came of such an x means nothing.
+template <class S, int raised = 0>
+struct NearExp2 : SummedExp2<S, raised> {};
 
 template <class S, int raised>
 requires LooksUpPowers<S>

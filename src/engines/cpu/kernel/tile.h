@@ -53,6 +53,13 @@ HEADWAY_INLINE void accumulate(Accumulators<S, NV, NB>& acc, const typename Oper
                                std::ptrdiff_t width, const typename Operands<S>::Scalar* __restrict scalars,
                                std::ptrdiff_t ld, std::ptrdiff_t steps) {
   using Operand = Operands<S>;
+  // Across, one address serves four rows, or the addresses of many rows would not fit the machine's registers.
+  constexpr int groups = layout == Scalars::across ? (NB + 3) / 4 : 1;
+  const typename Operand::Scalar* first[groups];
+  HEADWAY_UNROLL
+  for (int g = 0; g < groups; ++g) {
+    first[g] = scalars + 4 * g * ld;
+  }
   _Pragma("GCC unroll 2") for (std::ptrdiff_t t = 0; t < steps; ++t) {
     typename Operand::Vector x[NV];
     HEADWAY_UNROLL
@@ -62,36 +69,46 @@ HEADWAY_INLINE void accumulate(Accumulators<S, NV, NB>& acc, const typename Oper
     HEADWAY_UNROLL
     for (int c = 0; c < NB; ++c) {
       const typename Operand::Vector b =
-          Operand::broadcast(layout == Scalars::across ? scalars + c * ld + t : scalars + c);
+          Operand::broadcast(layout == Scalars::across ? first[c / 4] + c % 4 * ld : first[0] + c);
       HEADWAY_UNROLL
       for (int v = 0; v < NV; ++v) {
         acc[c][v] = Operand::multiply_add(b, x[v], acc[c][v]);
       }
     }
     vectors += width;
-    if constexpr (layout == Scalars::along) {
-      scalars += ld;
+    HEADWAY_UNROLL
+    for (int g = 0; g < groups; ++g) {
+      first[g] += layout == Scalars::across ? 1 : ld;
+      if constexpr (groups > 2) {
+        asm("" : "+r"(first[g]));  // or the compiler makes an address of its own for every row again
+      }
     }
   }
 }
 
-// products[c][v] = the sums of a tile from 0 on, `steps` long with `scalars` across, and job(0) ... job(jobs - 1) done
-// on the way. What waits more than it multiplies, like the exponentials of the tile before, hides between the products;
-// the compiler must know how many steps there are.
+// products[c][v] = the sums of a tile from 0 on, `steps` + `more` long with `scalars` across, and job(0) ... job(jobs -
+// 1) done on the way through the first `steps`. What waits more than it multiplies, like the exponentials of the tile
+// before, hides between the products; the compiler must know how many steps there are to hide it between.
 template <class S, int NV, int NB, int steps, int jobs, class Job>
 HEADWAY_INLINE void multiply_around(typename S::Scalar* products, const typename Operands<S>::Scalar* vectors,
                                     std::ptrdiff_t width, const typename Operands<S>::Scalar* scalars,
-                                    std::ptrdiff_t ld, const Job& job) {
-  constexpr int between = steps / jobs;
-  static_assert(between * jobs == steps);
+                                    std::ptrdiff_t ld, std::ptrdiff_t more, const Job& job) {
+  // At least 4 steps, of which the compiler makes a loop and keeps the sums in registers.
+  constexpr int between = jobs == 0 ? steps : steps / jobs > 4 ? steps / jobs : 4;
+  constexpr int together = jobs * between / steps;
+  static_assert(together * steps == jobs * between && steps % between == 0);
   Accumulators<S, NV, NB> acc;
   clear<S, NV, NB>(acc);
   HEADWAY_UNROLL
-  for (int part = 0; part < jobs; ++part) {
+  for (int part = 0; part < steps / between; ++part) {
     accumulate<S, NV, NB, Scalars::across>(acc, vectors + part * between * width, width, scalars + part * between, ld,
                                            between);
-    job(part);
+    HEADWAY_UNROLL
+    for (int n = 0; n < together; ++n) {
+      job(part * together + n);
+    }
   }
+  accumulate<S, NV, NB, Scalars::across>(acc, vectors + steps * width, width, scalars + steps, ld, more);
   HEADWAY_UNROLL
   for (int c = 0; c < NB; ++c) {
     HEADWAY_UNROLL

@@ -1,0 +1,198 @@
+// The scores of a forward task, and its softmax in two passes: scores first, then exponentials against references that
+// no score passes.
+#pragma once
+
+#include <cstdint>
+
+#include "engines/cpu/kernel/exp2.h"
+#include "engines/cpu/kernel/forward_values.h"
+#include "engines/cpu/kernel/modifiers.h"
+#include "engines/cpu/kernel/near_exp2.h"
+#include "engines/cpu/kernel/strips.h"
+#include "engines/cpu/kernel/tile.h"
+
+namespace headway::cpu {
+namespace {
+
+template <class S, class In>
+class ForwardScores : public ForwardValues<S, In> {
+ protected:
+  using Base = ForwardValues<S, In>;
+  using Base::args_;
+  using Base::at_;
+  using Base::fold;
+  using Base::keys_;
+  using Base::lanes;
+  using Base::panel_row;
+  using Base::score_factor_;
+  using Base::scores_at;
+  using Base::to_log2_;
+  using Base::width;
+  using typename Base::Mask;
+  using typename Base::Operand;
+  using typename Base::Scalar;
+  using typename Base::Vector;
+
+  ForwardScores(const ForwardArgs& args, void* scratch)
+      : Base(args, scratch), modifier_(args.modifiers, args.ranges, 1) {}
+
+  // ---- Scores ----
+
+  // S^T = K Q^T for NV vectors from vector v on.
+  template <int NV>
+  HEADWAY_NOINLINE void raw_scores(std::int64_t p, int v, const Range& piece) {
+    constexpr int NB = broadcasts<S, NV>();
+    const Operand* queries = this->query_panel(p) + v * lanes;
+    const Operand* keys = this->key_operands(piece.begin);
+    Scalar* scores = scores_at(piece.begin, v);
+    const std::int64_t count = piece.end - piece.begin;
+    const std::int64_t row = panel_row(p) + v * lanes;
+    RowsToCome to_come(args_.modifiers, row, at_most(args_.row_end - row, NV * lanes), piece);
+    const int rows_a_tile = static_cast<int>(NV * lanes * NB / (count + 1)) + 1;
+    std::int64_t j = 0;
+    for (; j + NB <= count; j += NB) {
+      to_come.fetch(rows_a_tile);
+      score_tile<NV, NB>(queries, keys + j * keys_.ld, scores + j * width);
+    }
+    for (; j < count; ++j) {
+      score_tile<NV, 1>(queries, keys + j * keys_.ld, scores + j * width);
+    }
+  }
+
+  template <int NV, int NB>
+  HEADWAY_INLINE void score_tile(const Operand* queries, const Operand* keys, Scalar* scores) {
+    Accumulators<S, NV, NB> acc;
+    multiply<NV, NB>(acc, queries, keys);
+    HEADWAY_UNROLL
+    for (int c = 0; c < NB; ++c) {
+      HEADWAY_UNROLL
+      for (int n = 0; n < NV; ++n) {
+        S::store(scores + c * width + n * lanes, acc[c][n]);
+      }
+    }
+  }
+
+  // Scores in registers, scaled: pairs of bf16 cannot take the scale in without losing bits, so it comes after.
+  template <int NV, int NB>
+  HEADWAY_INLINE void multiply(Accumulators<S, NV, NB>& acc, const Operand* queries, const Operand* keys) {
+    clear<S, NV, NB>(acc);
+    accumulate<S, NV, NB, Scalars::across>(acc, queries, width, keys, keys_.ld, folded<S>(args_.head_dim));
+    if constexpr (fold > 1) {
+      const Vector factor = S::set(static_cast<Scalar>(score_factor_));
+      HEADWAY_UNROLL
+      for (int c = 0; c < NB; ++c) {
+        HEADWAY_UNROLL
+        for (int n = 0; n < NV; ++n) {
+          acc[c][n] = acc[c][n] * factor;
+        }
+      }
+    }
+  }
+
+  HEADWAY_NOINLINE void modify(std::int64_t p, int v, int vectors, const Range& piece) {
+    std::uint64_t bits[chunk_keys];
+    const std::int64_t row = panel_row(p) + v * lanes;
+    const int rows = at_most(args_.row_end - row, vectors * lanes);
+    for (std::int64_t key = piece.begin; key < piece.end; key += chunk_keys) {
+      const int keys = at_most(piece.end - key, chunk_keys);
+      if (args_.modifiers.mask.data != nullptr) {
+        load_mask_bits<S>(args_.modifiers.mask, {row, rows, key, keys}, bits);
+      }
+      for (int n = 0; n < vectors; ++n) {
+        const ChunkPlace place{row + n * lanes, at_most(larger(rows - n * lanes, 0), lanes), key, keys};
+        modifier_.apply(scores_at(piece.begin, v + n) + (key - piece.begin) * width, width, place, bits, n * lanes);
+      }
+    }
+  }
+
+  // ---- Softmax ----
+
+  // Scores, modifiers, a new reference where a row's maximum passes the old one, exponentials, output. Scores are
+  // modified while they are in the first-level cache.
+  template <int NV>
+  HEADWAY_NOINLINE void two_pass(std::int64_t p, int v, const Range& piece, bool edge) {
+    Vector highest[NV];
+    load_references<NV>(p, v, highest);
+    for (std::int64_t key = piece.begin; key < piece.end; key += chunk_keys) {
+      const Range chunk{key, smaller(key + chunk_keys, piece.end)};
+      raw_scores<NV>(p, v, chunk);
+      if (args_.modifiers.any) {
+        modify(p, v, NV, chunk);
+      }
+      if (edge) {
+        forbid_outside_ranges<S>(scores_at(key, v), width, at_.ranges + p * width + v * lanes, key, chunk.end - key);
+      }
+      raise_to_scores<NV>(v, chunk, highest);
+    }
+    exponentiate<NV>(p, v, piece, highest);
+  }
+
+  template <int NV>
+  HEADWAY_INLINE void load_references(std::int64_t p, int v, Vector (&references)[NV]) {
+    HEADWAY_UNROLL
+    for (int n = 0; n < NV; ++n) {
+      references[n] = S::load(at_.references + p * width + (v + n) * lanes);
+    }
+  }
+
+  // The larger of `highest` and each row's scores in the piece.
+  template <int NV>
+  HEADWAY_INLINE void raise_to_scores(int v, const Range& piece, Vector (&highest)[NV]) {
+    const Scalar* scores = scores_at(piece.begin, v);
+    for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
+      HEADWAY_UNROLL
+      for (int n = 0; n < NV; ++n) {
+        highest[n] = S::max(S::load(scores + j * width + n * lanes), highest[n]);
+      }
+    }
+  }
+
+  // P^T = 2^(S^T - reference) in place, the sums, and the output, for new references that are given. Where rows are not
+  // `far`, by Exp.
+  template <int NV, class Exp = SummedExp2<S>>
+  HEADWAY_INLINE void exponentiate(std::int64_t p, int v, const Range& piece, const Vector (&reference)[NV],
+                                   const Mask* far = nullptr) {
+    Vector decay[NV], subtract[NV], sum[NV];
+    const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
+    Scalar* references = at_.references + p * width + v * lanes;
+    HEADWAY_UNROLL
+    for (int n = 0; n < NV; ++n) {
+      subtract[n] = Base::usable(reference[n]);
+      const Vector old = S::load(references + n * lanes);
+      decay[n] = S::select(S::equal(old, reference[n]), S::set(1), exp2<S>((old - subtract[n]) * to_log2));
+      S::store(references + n * lanes, reference[n]);
+      sum[n] = S::zero();
+    }
+    Scalar* scores = scores_at(piece.begin, v);
+    for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
+      HEADWAY_UNROLL
+      for (int n = 0; n < NV; ++n) {
+        Scalar* at = scores + j * width + n * lanes;
+        const Vector x = (S::load(at) - subtract[n]) * to_log2;
+        Vector weight = exp2<S>(x);
+        if (LooksUpPowers<S> && far != nullptr) {
+          auto witness = Exp::no_witness();
+          weight = S::select(far[n], weight, Exp::of(x, witness));
+        }
+        sum[n] = sum[n] + weight;
+        S::store(at, weight);
+      }
+    }
+    add_sums<NV>(p, v, decay, sum);
+    this->template add_values<NV>(p, v, piece, decay, this->template weight_operands<NV>(p, v, piece));
+  }
+
+  template <int NV>
+  HEADWAY_INLINE void add_sums(std::int64_t p, int v, const Vector (&decay)[NV], const Vector (&sum)[NV]) {
+    Scalar* sums = at_.sums + p * width + v * lanes;
+    HEADWAY_UNROLL
+    for (int n = 0; n < NV; ++n) {
+      S::store(sums + n * lanes, S::fma(S::load(sums + n * lanes), decay[n], sum[n]));
+    }
+  }
+
+  ScoreModifier<S> modifier_;
+};
+
+}  // namespace
+}  // namespace headway::cpu

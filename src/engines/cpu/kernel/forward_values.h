@@ -1,0 +1,143 @@
+// The output of a forward task: the weights as multiplicands, and O^T += V^T P^T.
+#pragma once
+
+#include <cstdint>
+
+#include "engines/cpu/kernel/dropout.h"
+#include "engines/cpu/kernel/forward_finish.h"
+#include "engines/cpu/kernel/strips.h"
+#include "engines/cpu/kernel/tile.h"
+
+namespace headway::cpu {
+namespace {
+
+template <class S, class In>
+class ForwardValues : public ForwardFinish<S, In> {
+ protected:
+  using Base = ForwardFinish<S, In>;
+  using Base::args_;
+  using Base::at_;
+  using Base::Base;
+  using Base::block_begin_;
+  using Base::careful_;
+  using Base::fold;
+  using Base::lanes;
+  using Base::panel_row;
+  using Base::scores_at;
+  using Base::values_;
+  using Base::width;
+  using typename Base::Operand;
+  using typename Base::Scalar;
+  using typename Base::Vector;
+
+  // Whether weights are needed as scalars also where they could go straight into pairs.
+  bool keeps_scalars() const { return fold == 1 || args_.weights.data != nullptr || args_.dropout.active || careful_; }
+
+  // Where the multiplicands of the keys from `key` on lie: the scores themselves, or pairs beside them.
+  Operand* operands_at(std::int64_t key, int v) const {
+    if constexpr (fold == 1) {
+      return scores_at(key, v);
+    } else {
+      return at_.pairs + (key - block_begin_) / fold * width + v * lanes;
+    }
+  }
+
+  // The weights as add_values multiplies them: after dropout, in pairs where the vocabulary wants pairs.
+  template <int NV>
+  HEADWAY_INLINE const Operand* weight_operands(std::int64_t p, int v, const Range& piece) {
+    const Scalar* weights = args_.dropout.active ? dropped(p, v, NV, piece) : scores_at(piece.begin, v);
+    if constexpr (fold == 1) {
+      return weights;
+    } else {
+      for (std::int64_t key = piece.begin / fold * fold; key < piece.end; key += fold) {
+        const Scalar* at = weights + (key - piece.begin) * width;
+        HEADWAY_UNROLL
+        for (int n = 0; n < NV; ++n) {
+          const Vector first = key >= piece.begin ? S::load(at + n * lanes) : S::zero();
+          const Vector second = key + 1 < piece.end ? S::load(at + width + n * lanes) : S::zero();
+          Operands<S>::store(operands_at(key, v + n), Operands<S>::pairs(first, second));
+        }
+      }
+      return operands_at(piece.begin, v);
+    }
+  }
+
+  const Scalar* dropped(std::int64_t p, int v, int vectors, const Range& piece) {
+    Scalar* target = args_.weights.data != nullptr ? at_.dropped + v * lanes : scores_at(piece.begin, v);
+    for (int n = 0; n < vectors; ++n) {
+      drop<S>(args_.dropout, panel_row(p) + (v + n) * lanes, piece.begin, piece.end - piece.begin,
+              scores_at(piece.begin, v + n), target + n * lanes, width);
+    }
+    return target;
+  }
+
+  // O^T = O^T * decay + V^T P^T, a piece's sum first, so that long rows keep their accuracy.
+  template <int NV>
+  HEADWAY_NOINLINE void add_values(std::int64_t p, int v, const Range& piece, const Vector (&decay)[NV],
+                                   const Operand* weights) {
+    constexpr int NB = broadcasts<S, NV>();
+    this->remember(p, v, NV, piece);
+    const Operand* values = this->value_operands(piece.begin);
+    const std::int64_t steps = (piece.end + fold - 1) / fold - piece.begin / fold;
+    Scalar* output = this->output_panel(p) + v * lanes;
+    std::int64_t d = 0;
+    for (; d + NB <= args_.value_dim; d += NB) {
+      value_tile<NV, NB>(weights, values + d, steps, output + d * width, decay);
+    }
+    for (; d < args_.value_dim; ++d) {
+      value_tile<NV, 1>(weights, values + d, steps, output + d * width, decay);
+    }
+    if (careful_) {
+      add_hidden_values(p, v, NV, piece);
+    }
+  }
+
+  template <int NV, int NB>
+  HEADWAY_INLINE void value_tile(const Operand* weights, const Operand* values, std::int64_t steps, Scalar* output,
+                                 const Vector (&decay)[NV]) {
+    Accumulators<S, NV, NB> acc;
+    clear<S, NV, NB>(acc);
+    accumulate<S, NV, NB, Scalars::along>(acc, weights, width, values, values_.ld, steps);
+    HEADWAY_UNROLL
+    for (int c = 0; c < NB; ++c) {
+      HEADWAY_UNROLL
+      for (int n = 0; n < NV; ++n) {
+        Scalar* at = output + c * width + n * lanes;
+        S::store(at, S::fma(S::load(at), decay[n], acc[c][n]));
+      }
+    }
+  }
+
+  // The values that were hidden, for the rows that may attend to them.
+  HEADWAY_NOINLINE void add_hidden_values(std::int64_t p, int v, int vectors, const Range& piece) {
+    const bool apart = args_.dropout.active && args_.weights.data != nullptr;
+    const Scalar* weights = apart ? at_.dropped + v * lanes : scores_at(piece.begin, v);
+    for_hidden_values(p, v, vectors, piece, weights, [&](int r, std::int64_t d, Scalar term) {
+      this->output_panel(p)[d * width + v * lanes + r] += term;
+    });
+  }
+
+  // add(r, d, weight * value) for each hidden value and each row r, counted from vector v on, that may attend to it.
+  template <class Add>
+  void for_hidden_values(std::int64_t p, int v, int vectors, const Range& piece, const Scalar* weights,
+                         const Add& add) {
+    const std::int64_t row = panel_row(p) + v * lanes;
+    const int rows = at_most(args_.row_end - row, vectors * lanes);
+    for (std::int64_t key = piece.begin; key < piece.end; ++key) {
+      for (std::int64_t d = 0; d < args_.value_dim; ++d) {
+        const Scalar value = this->value_at(key, d);
+        if (!Base::is_hidden(value)) {
+          continue;
+        }
+        for (int r = 0; r < rows; ++r) {
+          if (is_allowed(args_.modifiers, at_.ranges[p * width + v * lanes + r], row + r, key)) {
+            add(r, d, weights[(key - piece.begin) * width + r] * value);
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace headway::cpu
