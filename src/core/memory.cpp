@@ -1,4 +1,4 @@
-// Blocks of memory, and the large ones that are kept.
+// Blocks of memory, and those that are kept.
 #include "core/memory.h"
 
 #include <sys/mman.h>
@@ -12,26 +12,43 @@ namespace headway {
 namespace {
 
 constexpr std::size_t alignment = 64;
+constexpr std::size_t huge_page = std::size_t{2} << 20;
+constexpr std::size_t step = std::size_t{64} << 10;  // of the sizes below
 constexpr std::size_t most_kept = std::size_t{256} << 20;
-constexpr std::size_t most_blocks = 32;
+constexpr std::size_t most_blocks = 64;
 
 std::size_t rounded(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
+// What a block has that is kept.
+std::size_t kept_bytes(std::size_t bytes) { return rounded(bytes, bytes < huge_page ? step : huge_page); }
+
 // Whole huge pages; the ends of a larger mapping are cut off to align them.
 void* map_pages(std::size_t bytes) noexcept {
-  const std::size_t mapped = bytes + large_block;
+  const std::size_t mapped = bytes + huge_page;
   void* memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
     return nullptr;
   }
   char* begin = static_cast<char*>(memory);
-  const std::size_t before = (large_block - reinterpret_cast<std::uintptr_t>(begin) % large_block) % large_block;
+  const std::size_t before = (huge_page - reinterpret_cast<std::uintptr_t>(begin) % huge_page) % huge_page;
   if (before != 0) {
     munmap(begin, before);
   }
-  munmap(begin + before + bytes, large_block - before);
+  munmap(begin + before + bytes, huge_page - before);
   madvise(begin + before, bytes, MADV_HUGEPAGE);  // small pages do where there are no others
   return begin + before;
+}
+
+void* fresh_block(std::size_t bytes) noexcept {
+  return bytes < huge_page ? std::aligned_alloc(alignment, bytes) : map_pages(bytes);
+}
+
+void release_block(void* memory, std::size_t bytes) noexcept {
+  if (bytes < huge_page) {
+    std::free(memory);
+  } else {
+    munmap(memory, bytes);
+  }
 }
 
 // Blocks without a user, the oldest first. Nobody waits for the lock: who does not get it asks the system, and so does
@@ -59,10 +76,12 @@ class KeptBlocks {
       return false;
     }
     while (count_ == most_blocks || bytes_ + bytes > most_kept) {
-      munmap(blocks_[0].memory, blocks_[0].bytes);
+      release_block(blocks_[0].memory, blocks_[0].bytes);
       remove(0);
     }
-    madvise(memory, bytes, MADV_FREE);
+    if (bytes >= huge_page) {
+      madvise(memory, bytes, MADV_FREE);
+    }
     blocks_[count_++] = {memory, bytes};
     bytes_ += bytes;
     return true;
@@ -91,23 +110,21 @@ constinit KeptBlocks kept_blocks;  // its destructor does nothing: tensors may o
 }  // namespace
 
 void* take_memory(std::size_t bytes) noexcept {
-  if (bytes < large_block) {
+  if (bytes < kept_block) {
     return std::aligned_alloc(alignment, rounded(std::max(bytes, alignment), alignment));
   }
   if (bytes > SIZE_MAX / 2) {
     return nullptr;
   }
-  const std::size_t pages = rounded(bytes, large_block);
-  void* memory = kept_blocks.take(pages);
-  return memory != nullptr ? memory : map_pages(pages);
+  void* memory = kept_blocks.take(kept_bytes(bytes));
+  return memory != nullptr ? memory : fresh_block(kept_bytes(bytes));
 }
 
 void give_back_memory(void* memory, std::size_t bytes) noexcept {
-  if (bytes < large_block) {
+  if (memory == nullptr || bytes < kept_block) {
     std::free(memory);
-  } else if (const std::size_t pages = rounded(bytes, large_block);
-             memory != nullptr && !kept_blocks.keep(memory, pages)) {
-    munmap(memory, pages);
+  } else if (!kept_blocks.keep(memory, kept_bytes(bytes))) {
+    release_block(memory, kept_bytes(bytes));
   }
 }
 

@@ -1,9 +1,9 @@
 // Memory for tensors and for what a call keeps, 64-byte aligned.
 //
 // The first touch of a page costs more than the work that fills it: the system finds it and clears it. Where a call
-// makes a matrix of weights, that is most of its time. So large blocks lie on huge pages, where there are any, and one
-// that is given back is kept for the next block of its size. Kept pages are the system's to take when it is short of
-// memory; until then using one again costs nothing.
+// makes a matrix of weights, that is most of its time. So blocks of some size that are given back are kept for the next
+// of their size, and large ones lie on huge pages where there are any. Their pages are the system's to take when it is
+// short of memory; until then using one again costs nothing.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace headway {
 
-constexpr std::size_t large_block = std::size_t{2} << 20;  // bytes: a huge page
+constexpr std::size_t kept_block = std::size_t{128} << 10;  // bytes, from which on a block is kept
 
 // Null where the system refuses.
 void* take_memory(std::size_t bytes) noexcept;

@@ -14,7 +14,9 @@
 namespace headway {
 namespace {
 
-constexpr std::size_t sizes[] = {0, 1, 64, 1000, large_block - 1, large_block, large_block + 1, 3 * large_block};
+constexpr std::size_t huge_page = std::size_t{2} << 20;
+constexpr std::size_t sizes[] = {
+    0, 1, 64, 1000, kept_block - 1, kept_block, kept_block + 1, huge_page - 1, huge_page, huge_page + 1, 3 * huge_page};
 
 TEST(Memory, every_block_is_aligned_and_can_be_written_to_its_end) {
   for (const std::size_t bytes : sizes) {
@@ -26,14 +28,15 @@ TEST(Memory, every_block_is_aligned_and_can_be_written_to_its_end) {
   }
 }
 
-TEST(Memory, a_large_block_that_is_given_back_serves_the_next_of_its_size) {
-  constexpr std::size_t bytes = 5 * large_block;
-  void* first = take_memory(bytes);
-  give_back_memory(first, bytes);
-  const auto other = owned_memory(bytes + large_block);
-  const auto same = owned_memory(bytes);
-  EXPECT_NE(other.get(), first);
-  EXPECT_EQ(same.get(), first);
+TEST(Memory, a_block_that_is_given_back_serves_the_next_of_its_size) {
+  for (const std::size_t bytes : {kept_block, 5 * huge_page}) {
+    void* first = take_memory(bytes);
+    give_back_memory(first, bytes);
+    const auto other = owned_memory(bytes + huge_page);
+    const auto same = owned_memory(bytes);
+    EXPECT_NE(other.get(), first);
+    EXPECT_EQ(same.get(), first);
+  }
 }
 
 TEST(Memory, a_tensor_of_zeros_is_zero_also_in_a_used_block) {
@@ -49,12 +52,12 @@ TEST(Memory, a_tensor_of_zeros_is_zero_also_in_a_used_block) {
 TEST(Memory, what_no_machine_has_is_refused) {
   EXPECT_EQ(take_memory(SIZE_MAX), nullptr);
   EXPECT_EQ(take_memory(std::size_t{1} << 62), nullptr);
-  give_back_memory(nullptr, large_block);
+  give_back_memory(nullptr, huge_page);
   give_back_memory(nullptr, 1);
 }
 
 TEST(Memory, no_two_threads_get_the_same_block) {
-  constexpr std::size_t bytes = large_block;
+  constexpr std::size_t bytes = huge_page;
   std::atomic<int> mixed{0};
   std::vector<std::thread> threads;
   for (int id = 1; id <= 4; ++id) {
