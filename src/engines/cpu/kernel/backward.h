@@ -17,12 +17,12 @@
 #include <cstdint>
 
 #include "engines/cpu/kernel/backward_args.h"
+#include "engines/cpu/kernel/backward_state.h"
 #include "engines/cpu/kernel/backward_tile.h"
 #include "engines/cpu/kernel/operands.h"
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/ranges.h"
 #include "engines/cpu/kernel/row_blocks.h"
-#include "engines/cpu/kernel/scratch.h"
 #include "engines/cpu/kernel/store_as.h"
 #include "engines/cpu/kernel/strips.h"
 #include "engines/cpu/kernel/tile.h"
@@ -30,177 +30,60 @@
 namespace headway::cpu {
 namespace {
 
-constexpr int blocks_in_sum = 32;  // query blocks whose parts of dK and dV are added up before they go to the totals
-
 template <class S, class In>
-class Backward {
+class Backward : public BackwardState<S, In> {
+ protected:
+  using Base = BackwardState<S, In>;
+  using Base::args_;
+  using Base::at_;
+  using Base::block_;
+  using Base::blocks_summed_;
+  using Base::chunk_;
+  using Base::clear_numbers;
+  using Base::group_;
+  using Base::head_;
+  using Base::panel_count;
+  using Base::panel_keys;
+  using Base::panel_vectors;
+  using Base::rows;
+  using Base::tile_allowed;
+  using Base::tile_gradients;
+  using Base::tile_spans;
+  using Base::tile_weights;
+
  public:
-  using Scalar = typename S::Scalar;
-  using Vector = typename S::Vector;
-  static constexpr int lanes = S::lanes;
-  static constexpr int width = S::lanes * S::panel_vectors;
+  using Base::lanes;
+  using Base::width;
+  using typename Base::Scalar;
+  using typename Base::Vector;
 
-  // Scratch of a task, in Scalars.
-  static std::int64_t scratch_size(const BackwardArgs& args) { return Layout(args, false, nullptr).scratch.used; }
-
-  Backward(const BackwardArgs& args, int chunk, Scalar* scratch) : Backward(args, chunk, false, scratch) {}
+  Backward(const BackwardArgs& args, int chunk, Scalar* scratch) : Base(args, chunk, false, scratch) {}
 
   HEADWAY_NOINLINE void run() {
-    find_blocks();
+    this->find_blocks();
     for (std::int64_t k = args_.chunk_begin[chunk_]; k < args_.chunk_begin[chunk_ + 1]; k += group_keys<S>(args_)) {
       group_ = {k, smaller(k + group_keys<S>(args_), args_.chunk_begin[chunk_ + 1])};
-      load_group();
+      this->load_group();
       for (std::int64_t h = 0; h < args_.head_count; ++h) {
         head_ = args_.heads + h;
         for (block_ = 0; block_ < block_count(args_); ++block_) {
           visit();
         }
       }
-      store_group();
+      this->store_group();
     }
   }
 
  protected:
-  // whole: the tiles of all blocks of queries are kept, dS and P; else dS of one block and P of one tile.
-  Backward(const BackwardArgs& args, int chunk, bool whole, Scalar* scratch)
-      : args_(args), chunk_(chunk), whole_(whole), at_(args, whole, scratch) {}
-
-  struct Layout {
-    Scratch<Scalar> scratch;
-    Scalar *key_panels, *value_panels, *dk_panels, *dv_panels, *dk_totals, *dv_totals, *key_rows;
-    Scalar *weights, *gradients, *slopes, *query_copy, *grad_out_copy;
-    std::uint64_t *allowed, *kept;
-    Range* spans;
-    RowBlock* blocks;
-
-    Layout(const BackwardArgs& args, bool whole, Scalar* base) : scratch{base} {
-      const std::int64_t keys = group_keys<S>(args);
-      const std::int64_t rows = (whole ? block_count(args) : 1) * query_block;
-      const std::int64_t tiles = (whole ? block_count(args) : 1) * group_panels<S>(args);
-      const std::int64_t total_keys = block_count(args) * args.head_count > blocks_in_sum ? keys : 0;
-      key_panels = scratch.template take<Scalar>(args.head_dim * keys);
-      value_panels = scratch.template take<Scalar>(args.value_dim * keys);
-      dk_panels = scratch.template take<Scalar>(padded<S>(args.head_dim) * keys);
-      dv_panels = scratch.template take<Scalar>(padded<S>(args.value_dim) * keys);
-      dk_totals = scratch.template take<Scalar>(args.head_dim * total_keys);
-      dv_totals = scratch.template take<Scalar>(args.value_dim * total_keys);
-      key_rows = scratch.template take<Scalar>(padded<S>(args.head_dim) * keys);
-      weights = scratch.template take<Scalar>((whole ? tiles : 1) * query_block * width);
-      gradients = scratch.template take<Scalar>(tiles * query_block * width);
-      slopes = scratch.template take<Scalar>(query_block * width);
-      query_copy = scratch.template take<Scalar>(rows * padded<S>(args.head_dim));
-      grad_out_copy = scratch.template take<Scalar>(rows * padded<S>(args.value_dim));
-      allowed = scratch.template take<std::uint64_t>(tiles * query_block);
-      kept = scratch.template take<std::uint64_t>(query_block);
-      spans = scratch.template take<Range>(tiles * (query_block / edge_rows));
-      blocks = scratch.template take<RowBlock>(block_count(args));
-    }
-  };
+  using Base::Base;
 
   // What takes back the raising of P and dS in vocabulary T.
   template <class T>
   static constexpr Scalar lowering = static_cast<Scalar>(1) /
                                      static_cast<Scalar>(std::uint64_t{1} << TileGradients<T>::raised);
 
-  // ---- The group of keys ----
-
-  int panel_count() const { return static_cast<int>((group_.end - group_.begin + width - 1) / width); }
-  int panel_keys(int p) const { return at_most(group_.end - group_.begin - p * width, width); }
-  int panel_vectors(int p) const { return (panel_keys(p) + lanes - 1) / lanes; }
-  std::int64_t tile(int p) const { return whole_ ? block_ * panel_count() + p : p; }
-  Scalar* tile_weights(int p) const { return at_.weights + (whole_ ? tile(p) : 0) * query_block * width; }
-  Scalar* tile_gradients(int p) const { return at_.gradients + tile(p) * query_block * width; }
-  std::uint64_t* tile_allowed(int p) const { return at_.allowed + tile(p) * query_block; }
-  Range* tile_spans(int p) const { return at_.spans + tile(p) * (query_block / edge_rows); }
-
-  void find_blocks() {
-    for (std::int64_t block = 0; block < block_count(args_); ++block) {
-      at_.blocks[block] = row_block(args_, block);
-    }
-  }
-
-  virtual void load_group() {
-    clear_sums();
-    pack_group();
-  }
-
-  void pack_panels() {
-    const Scalar factor = TileGradients<S>::score_factor(args_.scale, args_.heads[0].modifiers);
-    for (int p = 0; p < panel_count(); ++p) {
-      for (int v = 0; v < panel_vectors(p); ++v) {
-        const std::int64_t key = group_.begin + p * width + v * lanes;
-        const int rows = at_most(group_.end - key, lanes);
-        pack_transposed<S, In>(args_.key, key, rows, args_.head_dim, factor,
-                               at_.key_panels + p * args_.head_dim * width + v * lanes, width);
-        pack_transposed<S, In>(args_.value, key, rows, args_.value_dim, 1,
-                               at_.value_panels + p * args_.value_dim * width + v * lanes, width);
-      }
-    }
-  }
-
-  HEADWAY_NOINLINE void pack_group() {
-    pack_panels();
-    const std::int64_t keys = group_.end - group_.begin;
-    const std::int64_t ld = padded<S>(args_.head_dim);
-    if (ld != args_.head_dim) {
-      clear_numbers(at_.key_rows, keys * ld);  // for what lies behind the last column
-    }
-    copy_rows<S, In>(args_.key, group_.begin, keys, args_.head_dim, at_.key_rows, ld);
-  }
-
-  void clear_sums() {
-    clear_numbers(at_.dk_panels, panel_count() * args_.head_dim * width);
-    clear_numbers(at_.dv_panels, panel_count() * args_.value_dim * width);
-    blocks_summed_ = 0;
-    has_totals_ = false;
-  }
-
-  // Moves the sums of the last blocks to the totals.
-  HEADWAY_NOINLINE void fold_sums() {
-    fold(at_.dk_panels, at_.dk_totals, panel_count() * args_.head_dim * width);
-    fold(at_.dv_panels, at_.dv_totals, panel_count() * args_.value_dim * width);
-    blocks_summed_ = 0;
-    has_totals_ = true;
-  }
-  void fold(Scalar* sums, Scalar* totals, std::int64_t count) {
-    for (std::int64_t n = 0; n < count; n += lanes) {
-      const Vector sum = S::load(sums + n);
-      S::store(totals + n, has_totals_ ? S::load(totals + n) + sum : sum);
-      S::store(sums + n, S::zero());
-    }
-  }
-
-  static void clear_numbers(Scalar* numbers, std::int64_t count) {
-    for (std::int64_t n = 0; n < count; n += lanes) {
-      S::store(numbers + n, S::zero());
-    }
-  }
-
-  void store_group() {
-    if (has_totals_) {
-      fold_sums();
-    }
-    for (int p = 0; p < panel_count(); ++p) {
-      for (int v = 0; v < panel_vectors(p); ++v) {
-        store_keys(args_.dk, p, v, has_totals_ ? at_.dk_totals : at_.dk_panels, args_.head_dim, args_.scale);
-        store_keys(args_.dv, p, v, has_totals_ ? at_.dv_totals : at_.dv_panels, args_.value_dim,
-                   args_.heads[0].dropout.kept_scale);
-      }
-    }
-  }
-
-  void store_keys(const WritableMatrix& target, int p, int v, const Scalar* numbers, std::int64_t columns,
-                  double factor) {
-    const std::int64_t key = group_.begin + p * width + v * lanes;
-    if (target.data != nullptr) {
-      unpack_transposed<S, In>(numbers + p * columns * width + v * lanes, width, S::set(static_cast<Scalar>(factor)),
-                               target, key, at_most(group_.end - key, lanes), columns);
-    }
-  }
-
   // ---- A block of queries ----
 
-  const RowBlock& rows() const { return at_.blocks[block_]; }
   bool wants_dq() const { return head_->dq.data != nullptr; }
   bool wants_gradients() const { return wants_dq() || args_.dk.data != nullptr || head_->dbias.data != nullptr; }
 
@@ -212,7 +95,7 @@ class Backward {
       return;
     }
     if (blocks_summed_ == blocks_in_sum) {
-      fold_sums();
+      this->fold_sums();
     }
     ++blocks_summed_;
     differentiate();
@@ -525,15 +408,6 @@ class Backward {
     return sum;
   }
 
-  const BackwardArgs& args_;
-  int chunk_;
-  bool whole_;
-  Layout at_;
-  Range group_{};
-  int blocks_summed_ = 0;    // since the last fold
-  bool has_totals_ = false;  // whether the group has folded
-  const BackwardHead* head_ = nullptr;
-  std::int64_t block_ = 0;
   Rows<Scalar> query_{}, grad_out_{};
   Ahead query_ahead_{}, grad_out_ahead_{};  // for the tile at hand to fetch
 };

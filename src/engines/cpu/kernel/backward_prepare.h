@@ -6,6 +6,7 @@
 
 #include "engines/cpu/kernel/backward_args.h"
 #include "engines/cpu/kernel/key_lanes.h"
+#include "engines/cpu/kernel/lane_sums.h"
 #include "engines/cpu/kernel/modifiers.h"
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/ranges.h"
@@ -50,13 +51,7 @@ HEADWAY_INLINE typename S::Vector row_deltas(const BackwardArgs& args, const Bac
                        load_row<S>(out, head.out.column_stride, d, count), sums[r]);
     }
   }
-  S::transpose(sums);
-  Vector delta = sums[0];
-  HEADWAY_UNROLL
-  for (int l = 1; l < S::lanes; ++l) {
-    delta = delta + sums[l];
-  }
-  return delta;
+  return lane_sums<S>(sums);
 }
 
 // Whether a row of a head with a sink takes part in the sink's gradient: it does if any key is allowed. The search is

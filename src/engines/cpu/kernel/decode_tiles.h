@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "engines/cpu/kernel/lane_sums.h"
 #include "engines/cpu/kernel/operands.h"
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/ranges.h"
@@ -13,24 +14,6 @@
 
 namespace headway::cpu {
 namespace {
-
-// Lane l of the result is the sum of x[l]'s lanes, each sum in the same order.
-template <class S>
-HEADWAY_INLINE typename S::Vector lane_sums(typename S::Vector (&x)[S::lanes]) {
-  if constexpr (requires { S::lane_sums(x); }) {
-    return S::lane_sums(x);
-  } else {
-    S::transpose(x);
-    HEADWAY_UNROLL
-    for (int half = S::lanes / 2; half > 0; half /= 2) {
-      HEADWAY_UNROLL
-      for (int l = 0; l < half; ++l) {
-        x[l] = x[l] + x[l + half];
-      }
-    }
-    return x[0];
-  }
-}
 
 // What a dot product multiplies at once: a vector of the compute type or, for a vocabulary that multiplies pairs, a
 // vector of pairs. A stored row is read where it lies; behind its end are zeros.

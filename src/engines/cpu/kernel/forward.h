@@ -10,8 +10,8 @@
 // Softmax runs against a reference m per row. A row's first keys set it to their maximum; later full blocks keep it, so
 // that the exponential follows the scores in registers ("fused"). Only when a row's block sum grows past a limit are
 // its scores computed again and its reference raised. Each lane decides for itself, so a row's bits depend on no other
-// row. Modified scores go through the cache
-// in between, a chunk of keys behind.
+// row. Modified scores wait in the first-level cache: their exponentials run between the products of the next 64 keys,
+// so a modifier costs its own bytes and arithmetic and one more pass over scores that are at hand.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,9 @@
 namespace headway::cpu {
 namespace {
 
-constexpr std::int64_t first_keys = 64;  // of a row without a reference
-constexpr std::int64_t foreseen_keys = 16;
-constexpr int least_around = 32;  // the least head dim whose products hide exponentials
+constexpr std::int64_t first_keys = 64;     // of a row without a reference
+constexpr std::int64_t foreseen_keys = 16;  // near a row's own position
+constexpr int least_around = 32;            // the least head dim whose products hide exponentials
 
 template <class S, class In>
 class Forward : protected ForwardScores<S, In> {

@@ -51,6 +51,10 @@ class ShortForward : Forward<S, In> {
     key_ahead_ = ahead_of<In>(args_.next_key, args_.key, args_.ranges.keys, args_.head_dim);
     value_ahead_ = ahead_of<In>(args_.next_value, args_.value, args_.ranges.keys, args_.value_dim);
     query_ahead_ = ahead_of<In>(args_.next_query, args_.query, args_.row_end - args_.row_begin, args_.head_dim);
+    In* out = static_cast<In*>(args_.out.data) + args_.row_begin * args_.out.row_stride;
+    out_ahead_ = ahead_of<In>(args_.out.data == nullptr ? nullptr : out,
+                              {nullptr, args_.out.row_stride, args_.out.column_stride}, args_.row_end - args_.row_begin,
+                              args_.value_dim);
     for (std::int64_t p = 0; p < panels_; ++p) {
       this->start_panel(p);
       attend(p);
@@ -123,6 +127,7 @@ class ShortForward : Forward<S, In> {
     in_strips<NB>(piece.end - piece.begin, [&](auto strip, std::int64_t j) HEADWAY_LAMBDA {
       if (v + NV == panel_vectors(p)) {
         query_ahead_.fetch(panel_row(p) - args_.row_begin + j, strip.size);
+        out_ahead_.fetch(panel_row(p) - args_.row_begin + j, strip.size);
       }
       Accumulators<S, NV, strip.size> acc;
       this->template multiply<NV, strip.size>(acc, queries, keys + j * keys_.ld);
@@ -220,6 +225,7 @@ class ShortForward : Forward<S, In> {
   }
 
   Ahead key_ahead_, value_ahead_, query_ahead_;
+  Ahead out_ahead_;  // a store that misses holds up all that follow it
 };
 
 }  // namespace

@@ -45,6 +45,10 @@ HEADWAY_NOINLINE RowBlock row_block(const BackwardArgs& args, std::int64_t block
                   static_cast<int>(smaller(args.queries - block * query_block, query_block)),
                   {args.ranges.keys, 0},
                   {0, args.ranges.keys}};
+  if (rows_share_range(args.ranges, result.begin, result.begin + result.count)) {
+    result.hull = result.core = range_of_row(args.ranges, result.begin);
+    return result;
+  }
   for (std::int64_t i = result.begin; i < result.begin + result.count; ++i) {
     const Range range = range_of_row(args.ranges, i);
     if (range.begin < range.end) {

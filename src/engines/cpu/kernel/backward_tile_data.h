@@ -1,0 +1,40 @@
+// What a tile of the backward pass reads and fills.
+#pragma once
+
+#include <cstdint>
+
+#include "engines/cpu/kernel/ahead.h"
+#include "engines/cpu/kernel/modifiers.h"
+#include "engines/cpu/kernel/operands.h"
+#include "engines/cpu/kernel/ranges.h"
+#include "engines/cpu/kernel/tile.h"
+
+namespace headway::cpu {
+namespace {
+
+constexpr int edge_rows = 16;  // rows that are cut together where ranges end inside a tile
+
+// What a vocabulary of pairs multiplies next: P and dS rounded, in pairs of queries and, dS alone, in pairs of keys.
+template <class S>
+struct TilePairs {
+  typename Operands<S>::Scalar *weights, *gradients;  // [rows / 2][width]
+  typename Operands<S>::Scalar* gradient_rows;        // [rows][width / 2]
+};
+
+template <class S>
+struct Tile {
+  using Scalar = typename S::Scalar;
+  using Operand = typename Operands<S>::Scalar;
+  ChunkPlace place;                        // the rows and keys
+  OperandRows<S> query, grad_out;          // from the tile's first row on
+  const Scalar *lse, *delta;               // a number a row
+  const Operand *key_panel, *value_panel;  // K^T [D][width], V^T [Dv][width]; scalars of K^T have the scores' factor
+  Scalar *weights, *gradients, *slopes;    // [rows][width]: P after dropout (not scaled up), dS, softcap's slopes
+  std::uint64_t *allowed, *kept;           // a word a row
+  Range* spans;                            // the panel's keys that each group of edge_rows reaches
+  Ahead query_ahead = {}, grad_out_ahead = {}, mask_ahead = {}, bias_ahead = {};
+  TilePairs<S> pairs = {};
+};
+
+}  // namespace
+}  // namespace headway::cpu
