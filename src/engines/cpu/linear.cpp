@@ -21,7 +21,7 @@ namespace {
 // A task that copies its part of `left` has few rows, so that the copy fits the cache, and many columns to use it for;
 // one that reads it in place has many rows, so that packing a panel is worth little.
 constexpr std::int64_t rows_of_copies = 128, columns_of_copies = 1024;
-constexpr std::int64_t rows_in_place = 512;
+constexpr std::int64_t rows_in_place = 256;
 constexpr std::int64_t deep = 1024, columns_of_deep = 256;  // sums of several chunks wait in the cache
 constexpr std::int64_t scanned_rows = 256;                  // by a task that only looks at numbers
 constexpr double bytes_as_rows = 8;  // reading a number of `right` costs as much as 8 rows of FMAs
@@ -121,7 +121,7 @@ class Product {
                                                            : args_.columns;
     std::int64_t columns = ceil_div(std::min(most_columns, args_.columns), width) * width;
     const auto tasks = [&] { return ceil_div(args_.rows, rows) * ceil_div(args_.columns, columns); };
-    const std::int64_t wanted = threads_ == 1 ? 1 : 3 * threads_;
+    const std::int64_t wanted = threads_ == 1 ? 1 : 6 * threads_;
     while (tasks() < wanted && columns > 4 * width) {
       columns = ceil_div(columns / 2, width) * width;
     }
