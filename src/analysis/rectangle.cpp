@@ -46,11 +46,8 @@ void for_row_blocks(const Rectangle& part, std::int64_t at_once, const Visit& vi
   });
 }
 
-ConstTensorView checked_lse(const Problem& problem, const ConstTensorView& lse) {
-  if (lse.dtype() != statistics_type(problem)) {
-    mismatch(problem, "lse has type ", lse.dtype(), ", expected ", statistics_type(problem));
-  }
-  check_storage(problem, "lse", lse);
+// [B,H,Sq] from as many axes as the inputs had.
+ConstTensorView full_lse(const Problem& problem, const ConstTensorView& lse) {
   ConstTensorView full = lse;
   while (full.rank() < 3) {
     full = full.unsqueeze(0);
@@ -58,7 +55,7 @@ ConstTensorView checked_lse(const Problem& problem, const ConstTensorView& lse) 
   if (lse.rank() == 2 && problem.heads == 1 && problem.batch != 1) {
     full = lse.unsqueeze(1);
   }
-  check_sizes(problem, "lse", full, {problem.batch, problem.heads, problem.query_len});
+  check_lse(problem, full, {problem.batch, problem.heads, problem.query_len});
   return full;
 }
 
@@ -128,7 +125,7 @@ Tensor weights_in(ConstTensorView query, ConstTensorView key, const Rectangle& r
                   const AttentionOptions& options, const std::optional<ConstTensorView>& lse) {
   const Problem problem = analysis_problem("weights_in", query, key, options);
   check_rectangle(problem, rectangle);
-  const auto rows = lse ? std::optional(checked_lse(problem, *lse)) : std::nullopt;
+  const auto rows = lse ? std::optional(full_lse(problem, *lse)) : std::nullopt;
   return problem.dtype() == DType::f64 ? weights_of<double>(problem, rectangle, rows)
                                        : weights_of<float>(problem, rectangle, rows);
 }
@@ -138,7 +135,7 @@ TileMap tile_map(ConstTensorView query, ConstTensorView key, ConstTensorView lse
                  const AttentionOptions& options) {
   const Problem problem = analysis_problem("tile_map", query, key, options);
   check_rectangle(problem, rectangle);
-  const ConstTensorView rows = checked_lse(problem, lse);
+  const ConstTensorView rows = full_lse(problem, lse);
   if (batch < 0 || batch >= problem.batch || head < 0 || head >= problem.heads) {
     invalid(problem, "batch ", batch, " and head ", head, " must be below ", problem.batch, " and ", problem.heads);
   }

@@ -45,9 +45,6 @@ class HeadInputs {
   Tensor converted_query_, converted_key_;
 };
 
-// The type of a problem's statistics.
-inline DType statistics_type(const Problem& problem) { return problem.dtype() == DType::f64 ? DType::f64 : DType::f32; }
-
 // How many rows a block has whose weights are held at once.
 std::int64_t rows_at_once(std::int64_t keys);
 

@@ -105,6 +105,15 @@ inline void check_sizes(const Problem& problem, const char* name, ConstTensorVie
   }
 }
 
+inline void check_lse(const Problem& problem, ConstTensorView lse, const Dims& sizes) {
+  const DType expected = problem.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  if (lse.dtype() != expected) {
+    mismatch(problem, "lse has type ", lse.dtype(), ", expected ", expected, " for ", problem.dtype(), " inputs");
+  }
+  check_storage(problem, "lse", lse);
+  check_sizes(problem, "lse", lse, sizes);
+}
+
 inline ConstTensorView per_head(const Problem& problem, const char* name, ConstTensorView view) {
   check_float(problem, name, view);
   check_storage(problem, name, view);

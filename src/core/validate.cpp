@@ -63,16 +63,6 @@ Dims lse_sizes(const Problem& problem, const Call& call) {
   return Dims(std::span(sizes.begin(), sizes.end() - 1));
 }
 
-ConstTensorView checked_lse(const Problem& problem, const Call& call, ConstTensorView lse) {
-  const DType expected = problem.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  if (lse.dtype() != expected) {
-    mismatch(problem, "lse has type ", lse.dtype(), ", expected ", expected, " for ", problem.dtype(), " inputs");
-  }
-  check_storage(problem, "lse", lse);
-  check_sizes(problem, "lse", lse, lse_sizes(problem, call));
-  return lse;
-}
-
 // The view with axes of size 1 in front.
 TensorView with_rank(TensorView view, int rank) {
   while (view.rank() < rank) {
@@ -102,7 +92,8 @@ ForwardProblem forward_problem(const Call& call, TensorView out, const Attention
   std::vector<Named> written = {{"out", checked_rows(problem, "out", out, rows_sizes(problem, call))}};
   problem.out = layout.rows(out);
   if (outputs.lse) {
-    written.push_back({"lse", checked_lse(problem, call, *outputs.lse)});
+    check_lse(problem, *outputs.lse, lse_sizes(problem, call));
+    written.push_back({"lse", *outputs.lse});
     problem.lse = layout.row_values(*outputs.lse);
     problem.wants_lse = true;
   }
@@ -126,7 +117,8 @@ BackwardProblem backward_problem(const Call& call, ConstTensorView grad_out, Con
   const Dims rows = rows_sizes(problem, call);
   problem.grad_out = layout.rows(checked_rows(problem, "grad_out", grad_out, rows));
   problem.out = layout.rows(checked_rows(problem, "out", out, rows));
-  problem.lse = layout.row_values(checked_lse(problem, call, lse));
+  check_lse(problem, lse, lse_sizes(problem, call));
+  problem.lse = layout.row_values(lse);
 
   std::vector<Named> written;
   const auto place = [&](const char* name, const std::optional<TensorView>& view, const ConstTensorView& like,
