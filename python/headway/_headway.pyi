@@ -141,6 +141,7 @@ def attention_backward(
     lse: Any,
     *,
     gradients: Sequence[Any | None] | None = None,
+    bias_gradient: bool = True,
     **options: Unpack[Options],
 ) -> Gradients: ...
 def attention_scores(
@@ -188,6 +189,7 @@ def attention_varlen_backward(
     cu_seqlens_k: _Integers,
     *,
     gradients: Sequence[Any | None] | None = None,
+    bias_gradient: bool = True,
     **options: Unpack[Options],
 ) -> Gradients: ...
 def explain(

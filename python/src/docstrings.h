@@ -65,7 +65,7 @@ Shapes
     gradients      a Gradients of arrays to write to, None where one is to be made
 
 Returns Gradients: .query .key .value .bias .sinks, each with the shape and type of what it belongs to; .bias and .sinks are
-None where the call has none.
+None where the call has none. bias_gradient=False leaves .bias None too: where nobody wants it, it need not be computed.
 
 >>> import numpy as np, headway
 >>> rng = np.random.default_rng(0)

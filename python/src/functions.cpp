@@ -201,7 +201,7 @@ struct GradientOutputs {
   }
 };
 
-// The leading arguments: grad_out, query, key, value, out, lse; the function's own keyword: gradients.
+// The leading arguments: grad_out, query, key, value, out, lse; the function's own keywords: gradients, bias_gradient.
 nb::object backward(const Arguments& arguments, const Inputs& inputs) {
   const char* operation = arguments.function();
   const Array grad_out(arguments.leading(0)), out(arguments.leading(4)), lse(arguments.leading(5));
@@ -215,7 +215,9 @@ nb::object backward(const Arguments& arguments, const Inputs& inputs) {
   outputs.add(outputs.query, given.at(0, "the query's gradient"), inputs.query);
   outputs.add(outputs.key, given.at(1, "the key's gradient"), inputs.key);
   outputs.add(outputs.value, given.at(2, "the value's gradient"), *inputs.value);
-  if (options.bias()) {
+  const Argument wanted = arguments.own(1);
+  const bool wants_bias = !wanted.object.is_valid() || is_true(wanted);
+  if (options.bias() && (wants_bias || !is_absent(given.at(3, "the bias's gradient")))) {
     outputs.add(outputs.bias, given.at(3, "the bias's gradient"), *options.bias());
   }
   if (options.sinks()) {
@@ -304,11 +306,12 @@ void add_functions(nb::module_& module) {
   explained.push_back({"backward", "False"});
 
   add_method<call_attention>(module, {"attention", inputs, outputs}, docs::attention);
-  add_method<call_backward>(module, {"attention_backward", backward, {{"gradients"}}}, docs::attention_backward);
+  const Parameters gradients = {{"gradients"}, {"bias_gradient", "True"}};
+  add_method<call_backward>(module, {"attention_backward", backward, gradients}, docs::attention_backward);
   add_method<call_scores>(module, {"attention_scores", {{"query"}, {"key"}}, {{"stage", "'weights'"}, {"out"}}},
                           docs::attention_scores);
   add_method<call_varlen>(module, {"attention_varlen", packed, outputs}, docs::attention_varlen);
-  add_method<call_varlen_backward>(module, {"attention_varlen_backward", packed_backward, {{"gradients"}}},
+  add_method<call_varlen_backward>(module, {"attention_varlen_backward", packed_backward, gradients},
                                    docs::attention_varlen_backward);
   add_method<call_explain>(module, {"explain", inputs, explained}, docs::explain);
   module.def("engines", &engine_names);

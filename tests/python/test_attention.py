@@ -170,3 +170,29 @@ def test_seeds_cover_64_bits_and_repeat():
     for seed in (0, 1, 2**32, 2**63, 2**64 - 1, np.uint64(2**64 - 1), np.int64(7)):
         expected = oracle.attention(x, x, x, dropout=0.5, seed=int(seed)).out[0, 0]
         assert_close(headway.attention(x, x, x, dropout=0.5, seed=seed), expected, "float64")
+
+
+def test_a_bias_s_gradient_can_be_left_out():
+    rng = np.random.default_rng(0)
+    query, key, value, grad_out = rng.standard_normal((4, 2, 3, 9, 8))
+    options = {"bias": rng.standard_normal((1, 3, 1, 9)), "sinks": np.zeros(3)}
+    out, lse = headway.attention(query, key, value, return_lse=True, **options)
+    all_of_them = headway.attention_backward(grad_out, query, key, value, out, lse, **options)
+    found = headway.attention_backward(grad_out, query, key, value, out, lse, bias_gradient=False, **options)
+    assert found.bias is None and all_of_them.bias is not None
+    for name in ("query", "key", "value", "sinks"):
+        assert getattr(found, name).tobytes() == getattr(all_of_them, name).tobytes()
+
+
+def test_large_results_share_no_memory_and_live_as_long_as_their_views():
+    x = np.random.default_rng(0).standard_normal((1, 4, 512, 64)).astype(np.float32)
+    _, weights = headway.attention(x, x, x, return_weights=True)  # 4 MiB of weights
+    bits, row = weights.tobytes(), weights[0, 1, 2]
+    assert weights.flags.writeable and weights.flags.c_contiguous
+    _, others = headway.attention(x, x, 2 * x, scale=1.0, return_weights=True)
+    assert not np.shares_memory(weights, others) and weights.tobytes() == bits
+    expected = row.copy()
+    del weights
+    for _ in range(3):
+        headway.attention(x, x, x, scale=1.0, return_weights=True)
+    assert (row == expected).all()

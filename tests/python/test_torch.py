@@ -104,3 +104,35 @@ def test_a_tensor_that_torch_stores_negated_is_refused_by_name():
     with pytest.raises(ValueError, match=r"attention: key is stored negated: pass key\.resolve_neg\(\)"):
         headway.attention(x, negated, x)
     headway.attention(x, negated.resolve_neg(), x)
+
+
+def test_large_results_share_no_memory_and_live_as_long_as_their_views():
+    x = torch.randn(1, 4, 512, 64)
+    _, weights = headway.attention(x, x, x, return_weights=True)  # 4 MiB of weights
+    row, expected = weights[0, 1, 2], weights[0, 1, 2].clone()
+    assert weights.is_contiguous() and weights.sum() == weights.clone().sum()
+    _, others = headway.attention(x, x, x, scale=1.0, return_weights=True)
+    assert weights.data_ptr() != others.data_ptr()
+    del weights
+    for _ in range(3):
+        headway.attention(x, x, x, scale=1.0, return_weights=True)
+    assert torch.equal(row, expected)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_bias_s_gradient_is_computed_only_where_it_is_asked_for(wanted, monkeypatch):
+    import headway.torch
+    from headway.torch import _core
+
+    asked = []
+    real = _core._headway.attention_backward
+
+    def spy(*args, **options):
+        asked.append(options["bias_gradient"])
+        return real(*args, **options)
+
+    monkeypatch.setattr(_core._headway, "attention_backward", spy)
+    x = torch.randn(1, 2, 16, 8, requires_grad=True)
+    bias = torch.randn(1, 2, 16, 16, requires_grad=wanted)
+    headway.torch.attention(x, x, x, bias=bias).sum().backward()
+    assert asked == [wanted] and (bias.grad is not None) == wanted and x.grad is not None

@@ -150,8 +150,9 @@ def backward(
     lse: Tensor,
     options: Options,
     may_share: bool = False,
+    bias_gradient: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """The gradients of query, key, value, bias and sinks; None for those that are not given.
+    """The gradients of query, key, value, bias and sinks; None for those that are not given or not wanted.
 
     may_share lets gradients lie side by side in one buffer, as query, key and value do where one product made them.
     """
@@ -165,7 +166,7 @@ def backward(
         grad_out = torch.cat([grad_out, grad_lse.unsqueeze(-1).to(grad_out.dtype)], dim=-1)
         out = torch.cat([out, torch.full_like(out[..., :1], -1.0)], dim=-1)
         value = torch.cat([value, torch.zeros_like(value[..., :1])], dim=-1)
-    keywords = options.keywords()
+    keywords = {**options.keywords(), "bias_gradient": bias_gradient}
     if options.packed:
         grads = _headway.attention_varlen_backward(
             grad_out, query, key, value, out, lse, options.cu_seqlens_q, options.cu_seqlens_k, **keywords

@@ -91,7 +91,7 @@ def input_gradients(
             grad_out = out.new_zeros(()).expand_as(out)
         if eager:
             query, key, value, out, lse = (x.detach() for x in saved[:5])
-            found = list(_core.backward(grad_out, grad_lse, query, key, value, out, lse, options, may_share=True))
+            found = list(_core.backward(grad_out, grad_lse, query, key, value, out, lse, options, True, needed[3]))
         else:
             results = _run_backward(grad_out, grad_lse, *saved[:5], *options)
             found = [*results[:3], None if options.bias is None else results[3]]
