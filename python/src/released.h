@@ -11,7 +11,7 @@ void remember_main_thread();
 class Released {
  public:
   // Gives the GIL up, and has `options.progress` look for signals now and then.
-  explicit Released(AttentionOptions& options) : Released(options.progress, nb::none()) {}
+  explicit Released(AttentionOptions& options) : Released(options.progress, nb::handle(Py_None)) {}
   // The same for `progress`, and tells `report` the share that is done, unless it is None.
   Released(Progress& progress, nb::handle report);
   ~Released() { PyEval_RestoreThread(state_); }
