@@ -238,8 +238,7 @@ class Forward : protected ForwardScores<S, In> {
     std::int64_t key = piece.begin;
     if constexpr (NV == S::panel_vectors && LooksUpPowers<S>) {
       if ((fold == 1 || !this->keeps_scalars()) && args_.head_dim >= least_around) {
-        key = args_.head_dim >= 64 ? overlapped<NV, NB, 64 / fold>(p, piece, rows)
-                                   : overlapped<NV, NB, least_around / fold>(p, piece, rows);
+        key = all_overlapped<NV, NB>(p, piece, rows);
       }
     }
     for (; key + NB <= piece.end; key += NB) {
@@ -293,14 +292,29 @@ class Forward : protected ForwardScores<S, In> {
     }
   }
 
+  // Dot products of pairs are so short that the end of a loop shows: the usual head dims have none.
+  template <int NV, int NB>
+  HEADWAY_INLINE std::int64_t all_overlapped(std::int64_t p, const Range& piece, Fusing<NV, NearExp2<S>>& rows) {
+    if constexpr (fold > 1) {
+      if (args_.head_dim == 64) {
+        return overlapped<NV, NB, 64 / fold>(p, piece, rows, NoMore{});
+      }
+      if (args_.head_dim == 128) {
+        return overlapped<NV, NB, 128 / fold>(p, piece, rows, NoMore{});
+      }
+    }
+    const std::int64_t all = folded<S>(args_.head_dim);
+    return args_.head_dim >= 64 ? overlapped<NV, NB, 64 / fold>(p, piece, rows, all - 64 / fold)
+                                : overlapped<NV, NB, least_around / fold>(p, piece, rows, all - least_around / fold);
+  }
+
   // fused_tile for all whole tiles of a piece, with the exponentials of each tile between the products of the next:
   // they take few of the multipliers' cycles and wait a lot, so this hides most of them. Returns the first key that is
   // left.
-  template <int NV, int NB, int steps>
-  HEADWAY_INLINE std::int64_t overlapped(std::int64_t p, const Range& piece, Fusing<NV, NearExp2<S>>& rows) {
+  template <int NV, int NB, int steps, class More>
+  HEADWAY_INLINE std::int64_t overlapped(std::int64_t p, const Range& piece, Fusing<NV, NearExp2<S>>& rows, More more) {
     constexpr int jobs = NB / fold * NV;
     const Operand* queries = this->query_panel(p);
-    const std::int64_t more = folded<S>(args_.head_dim) - steps;
     const Vector factor = S::set(static_cast<Scalar>(score_factor_));
     alignas(64) Scalar raw[NB * NV * lanes];
     const auto weigh = [&](std::int64_t key, int job) HEADWAY_LAMBDA {

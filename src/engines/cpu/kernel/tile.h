@@ -86,13 +86,18 @@ HEADWAY_INLINE void accumulate(Accumulators<S, NV, NB>& acc, const typename Oper
   }
 }
 
+// That there are no more steps, known when it is compiled.
+struct NoMore {
+  constexpr operator std::ptrdiff_t() const { return 0; }  // NOLINT(google-explicit-constructor)
+};
+
 // products[c][v] = the sums of a tile from 0 on, `steps` + `more` long with `scalars` across, and job(0) ... job(jobs -
 // 1) done on the way through the first `steps`. What waits more than it multiplies, like the exponentials of the tile
 // before, hides between the products; the compiler must know how many steps there are to hide it between.
-template <class S, int NV, int NB, int steps, int jobs, class Job>
+template <class S, int NV, int NB, int steps, int jobs, class More, class Job>
 HEADWAY_INLINE void multiply_around(typename S::Scalar* products, const typename Operands<S>::Scalar* vectors,
                                     std::ptrdiff_t width, const typename Operands<S>::Scalar* scalars,
-                                    std::ptrdiff_t ld, std::ptrdiff_t more, const Job& job) {
+                                    std::ptrdiff_t ld, More more, const Job& job) {
   // At least 4 steps, of which the compiler makes a loop and keeps the sums in registers.
   constexpr int between = jobs == 0 ? steps : steps / jobs > 4 ? steps / jobs : 4;
   constexpr int together = jobs * between / steps;
