@@ -172,6 +172,9 @@ class HopperConsumer {
       }
       wait_for_turn();
       hand_over();
+      if (is_checked(args_, careful_, blocks_, blocks_.last - 1 - k)) {
+        wait_for_check(values_);
+      }
       pass_over(values_);
       values_.advance(2);
     }
@@ -433,10 +436,16 @@ class HopperConsumer {
     }
   }
 
+  // The guard's barriers have phases of their own: few blocks are checked.
+  __device__ __forceinline__ void wait_for_check(Position position) {
+    ptx::barrier_wait(address(offsetof(Memory, checked), position.slot), checked_parities_ >> position.slot & 1);
+    checked_parities_ ^= 1u << position.slot;
+  }
+
   __device__ __forceinline__ void wait_for_values(int n, Position position) {
     if constexpr (posted) {
-      if (careful_ && (blocks_.is_edge(n) || (masked && args_.masks_anywhere()))) {
-        ptx::barrier_wait(address(offsetof(Memory, checked), position.slot), position.parity);
+      if (is_checked(args_, careful_, blocks_, n)) {
+        wait_for_check(position);
 #pragma unroll
         for (int warp = 0; warp < guard_warps; ++warp) {
           poisoned_ |= memory_.guard_found[position.slot][warp];
@@ -494,7 +503,8 @@ class HopperConsumer {
   UnitPosition unit_;
   bool skipped_ = false;
   bool careful_ = false;
-  int poisoned_ = 0;  // a value that is not finite was taken out of an edge block
+  std::uint32_t checked_parities_ = 0;  // by slot of the ring
+  int poisoned_ = 0;                    // a value that is not finite was taken out of an edge block
 };
 
 }  // namespace headway::cuda

@@ -17,7 +17,7 @@
 
 namespace headway::cuda {
 
-template <bool posted, class Memory>
+template <class Memory>
 __device__ __forceinline__ void init_barriers(Memory& memory) {
   constexpr int consumer_warps = 4 * Memory::tile.consumers;
   const auto init = [](std::uint64_t& barrier, int arrivals) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ void init_barriers(Memory& memory) {
   }
   for (int slot = 0; slot < Memory::tile.slots; ++slot) {
     init(memory.full[slot], 1);
-    init(memory.empty[slot], consumer_warps + (posted ? guard_warps : 0));
+    init(memory.empty[slot], consumer_warps);
     init(memory.checked[slot], guard_warps);
   }
   for (int slot = 0; slot < Memory::unit_slots; ++slot) {
@@ -39,40 +39,87 @@ __device__ __forceinline__ void init_barriers(Memory& memory) {
   }
   for (int post = 0; post < 2; ++post) {
     init(memory.post_full[post], 1);
-    init(memory.post_empty[post], consumer_warps + 1);  // and the producer
+    init(memory.post_empty[post], consumer_warps + 1 + guard_warps);  // the producer is one
     memory.posts[post].again = false;
   }
   ptx::barrier_init_fence();
 }
 
-// The guard's warps, beside the producer: they follow it through the ring. Mostly they have nothing to do.
+// The guard's warps, beside the producer. They follow it through the ring only in tiles that need them, and pass over
+// the others.
 template <class Half, class Memory>
-__device__ __forceinline__ void guard(const HopperArguments& args, Memory& memory, int warp, int lane) {
-  RingPosition<Memory::tile.slots> position;
-  UnitPosition unit;
-  while (true) {
-    ptx::barrier_wait(ptx::shared_address(&memory.full[position.slot]), position.parity);
-    const GuardTask task = memory.guard_task[position.slot];
-    if (task.look == GuardTask::Look::stop) {
-      return;
+class HopperGuard {
+ public:
+  __device__ __forceinline__ HopperGuard(const HopperArguments& args, Memory& memory, int warp, int lane)
+      : args_(args), memory_(memory), warp_(warp), lane_(lane), prepares_(Memory::masked && args.units.prepared) {}
+
+  __device__ __forceinline__ void run() {
+    PostPosition post;
+    while (true) {
+      ptx::barrier_wait(ptx::shared_address(&memory_.post_full[post.slot]), post.parity);
+      if (memory_.posts[post.slot].finished) {
+        return;
+      }
+      const HopperWork& work = memory_.posts[post.slot].work;
+      if (prepares_ || work.careful) {
+        follow(work);
+      }
+      position_.skip(2 * (work.blocks.last - work.blocks.first));
+      arrive(memory_.post_empty[post.slot]);
+      post.advance();
     }
-    if (task.look == GuardTask::Look::check) {
-      check_slot<Half>(memory, position.slot, warp, lane);
+  }
+
+ private:
+  using Position = RingPosition<Memory::tile.slots>;
+
+  // As HopperProducer::load_tile goes.
+  __device__ __forceinline__ void follow(const HopperWork& work) {
+    Position position = position_;
+    const int last = work.blocks.last - 1;
+    prepare(work, last);
+    position.advance();  // over K(last)
+#pragma unroll 1
+    for (int n = last; n > work.blocks.first; --n) {
+      position.advance();  // over K(n - 1)
+      check(work, n, position);
+      prepare(work, n - 1);
+      position.advance();
     }
-    __syncwarp();
-    if (lane == 0) {
-      ptx::barrier_arrive(ptx::shared_address(&memory.checked[position.slot]));
-      ptx::barrier_arrive(ptx::shared_address(&memory.empty[position.slot]));
+    check(work, work.blocks.first, position);
+  }
+
+  __device__ __forceinline__ void check(const HopperWork& work, int n, Position position) {
+    if (is_checked(args_, work.careful, work.blocks, n)) {
+      ptx::barrier_wait(ptx::shared_address(&memory_.full[position.slot]), position.parity);
+      check_slot<Half>(memory_, position.slot, warp_, lane_);
+      arrive(memory_.checked[position.slot]);
     }
+  }
+
+  __device__ __forceinline__ void prepare(const HopperWork& work, int n) {
     if constexpr (Memory::masked) {
-      if (task.prepare >= 0) {
-        prepare_units(args, memory, memory.posts[task.post].work, task.prepare, unit, warp, lane);
-        unit.advance(args.units.each);
+      if (prepares_) {
+        prepare_units(args_, memory_, work, n, unit_, warp_, lane_);
+        unit_.advance(args_.units.each);
       }
     }
-    position.advance();
   }
-}
+
+  __device__ __forceinline__ void arrive(std::uint64_t& barrier) {
+    __syncwarp();
+    if (lane_ == 0) {
+      ptx::barrier_arrive(ptx::shared_address(&barrier));
+    }
+  }
+
+  const HopperArguments& args_;
+  Memory& memory_;
+  const int warp_, lane_;
+  const bool prepares_;
+  Position position_;  // of the tile's first keys
+  UnitPosition unit_;
+};
 
 template <class Half, int head_dim, HopperVariant variant>
 __global__ __launch_bounds__(hopper_tile(head_dim, variant).threads(),
@@ -84,7 +131,7 @@ __global__ __launch_bounds__(hopper_tile(head_dim, variant).threads(),
   const int warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
   const int lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
-    init_barriers<!is_plain(variant)>(memory);
+    init_barriers(memory);
   }
   __syncthreads();
   if (group == 0) {
@@ -96,7 +143,7 @@ __global__ __launch_bounds__(hopper_tile(head_dim, variant).threads(),
       if (warp == 1) {
         schedule(args, memory, lane);
       } else if (warp >= 2) {
-        guard<Half>(args, memory, warp - 2, lane);
+        HopperGuard<Half, Memory>(args, memory, warp - 2, lane).run();
       }
     }
   } else {

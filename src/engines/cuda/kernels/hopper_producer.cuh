@@ -14,7 +14,7 @@ class HopperProducer {
   static constexpr HopperTile tile = Memory::tile;
 
   __device__ __forceinline__ HopperProducer(const HopperArguments& args, Memory& memory)
-      : args_(args), memory_(memory), every_block_(args.masks_anywhere()), group_(static_cast<int>(args.group)) {}
+      : args_(args), memory_(memory), group_(static_cast<int>(args.group)) {}
 
   __device__ __forceinline__ void run() {
     if constexpr (is_plain(variant)) {
@@ -25,8 +25,6 @@ class HopperProducer {
   }
 
  private:
-  using Look = GuardTask::Look;
-
   __device__ __forceinline__ void run_plain() {
 #pragma unroll 1
     for (int index = blockIdx.x; index < args_.tiles; index += gridDim.x) {
@@ -40,14 +38,12 @@ class HopperProducer {
     while (true) {
       ptx::barrier_wait(ptx::shared_address(&memory_.post_full[post.slot]), post.parity);
       if (memory_.posts[post.slot].finished) {
-        break;
+        return;
       }
-      post_ = static_cast<int>(post.slot);
       load_tile(memory_.posts[post.slot].work);
       ptx::barrier_arrive(ptx::shared_address(&memory_.post_empty[post.slot]));
       post.advance();
     }
-    stop_guard();
   }
 
   // Q, K(n), K(n-1), V(n), K(n-2), V(n-1), ..., V(first): a block's values are needed one step after its keys. The mask
@@ -55,15 +51,15 @@ class HopperProducer {
   __device__ __forceinline__ void load_tile(const HopperWork& work) {
     load_query(work);
     const int last = work.blocks.last - 1;
-    load_block(&args_.key_map, args_.key_steps, work, last, {Look::pass, prepared(last), post_});
+    load_keys(work, last);
     load_units(work, last);
 #pragma unroll 1
     for (int n = last; n > work.blocks.first; --n) {
-      load_block(&args_.key_map, args_.key_steps, work, n - 1, {Look::pass, -1, post_});
-      load_values(work, n, prepared(n - 1));
+      load_keys(work, n - 1);
+      load_values(work, n);
       load_units(work, n - 1);
     }
-    load_values(work, work.blocks.first, -1);
+    load_values(work, work.blocks.first);
   }
 
   __device__ __forceinline__ void load_query(const HopperWork& work) {
@@ -75,16 +71,16 @@ class HopperProducer {
     query_.advance();
   }
 
-  __device__ __forceinline__ void load_values(const HopperWork& work, int n, int prepare) {
-    const bool check = work.careful && (every_block_ || work.blocks.is_edge(n));
-    load_block(&args_.value_map, args_.value_steps, work, n, {check ? Look::check : Look::pass, prepare, post_});
+  __device__ __forceinline__ void load_keys(const HopperWork& work, int n) {
+    load_block(&args_.key_map, args_.key_steps, work, n);
   }
 
-  // The block whose units the guard prepares, or -1.
-  __device__ __forceinline__ int prepared(int n) const { return Memory::masked && args_.units.prepared ? n : -1; }
+  __device__ __forceinline__ void load_values(const HopperWork& work, int n) {
+    load_block(&args_.value_map, args_.value_steps, work, n);
+  }
 
   __device__ __forceinline__ void load_units(const HopperWork& work, int n) {
-    if (Memory::masked && every_block_) {
+    if (Memory::masked && args_.masks_anywhere()) {
       const UnitArguments& units = args_.units;
 #pragma unroll 1
       for (int consumer = 0; consumer < tile.consumers; ++consumer) {
@@ -110,13 +106,9 @@ class HopperProducer {
     }
   }
 
-  __device__ __forceinline__ void load_block(const CUtensorMap* map, MapSteps steps, const HopperWork& work, int n,
-                                             GuardTask task) {
+  __device__ __forceinline__ void load_block(const CUtensorMap* map, MapSteps steps, const HopperWork& work, int n) {
     const std::uint32_t full = ptx::shared_address(&memory_.full[position_.slot]);
     ptx::barrier_wait(ptx::shared_address(&memory_.empty[position_.slot]), position_.parity ^ 1);
-    if constexpr (!is_plain(variant)) {
-      memory_.guard_task[position_.slot] = task;
-    }
     ptx::barrier_expect_bytes(full, tile.block_bytes());
     copy_panels<tile.keys>(memory_.ring[position_.slot], map, work.key_begin + n * tile.keys,
                            work.head / group_ * steps.head, work.batch * steps.batch, full);
@@ -133,20 +125,12 @@ class HopperProducer {
     }
   }
 
-  __device__ __forceinline__ void stop_guard() {
-    ptx::barrier_wait(ptx::shared_address(&memory_.empty[position_.slot]), position_.parity ^ 1);
-    memory_.guard_task[position_.slot] = {Look::stop, -1, 0};
-    ptx::barrier_arrive(ptx::shared_address(&memory_.full[position_.slot]));
-  }
-
   const HopperArguments& args_;
   Memory& memory_;
-  const bool every_block_;  // masks and biases may forbid keys anywhere
-  const int group_;         // query heads that share a key head
+  const int group_;  // query heads that share a key head
   RingPosition<tile.slots> position_;
   UnitPosition unit_;  // the same for every consumer
   RingPosition<tile.query_slots> query_;
-  int post_ = 0;
 };
 
 }  // namespace headway::cuda

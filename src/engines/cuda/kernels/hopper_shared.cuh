@@ -44,14 +44,11 @@ struct HopperPost {
   int begin[rows], end[rows];  // the keys that each row may see
 };
 
-// What the guard does when a slot of the ring is full: see hopper_guard.cuh.
-struct GuardTask {
-  enum class Look : int { pass, check, stop };
-
-  Look look;    // at what the slot holds
-  int prepare;  // the block whose mask or bias comes next; -1: none
-  int post;     // the work it belongs to
-};
+// Whether a block's values are looked through before they are used: see hopper_guard.cuh.
+__device__ __forceinline__ bool is_checked(const HopperArguments& args, bool careful, const HopperBlocks& blocks,
+                                           int block) {
+  return careful && (args.masks_anywhere() || blocks.is_edge(block));
+}
 
 inline constexpr int tile_alignment = 1024;  // for the swizzle
 
@@ -69,7 +66,6 @@ struct alignas(tile_alignment) HopperMemory {
   std::uint64_t full[tile.slots], empty[tile.slots], checked[tile.slots];
   std::uint64_t unit_full[unit_slots], unit_ready[unit_slots], unit_empty[unit_slots];
   std::uint64_t post_full[2], post_empty[2];
-  GuardTask guard_task[tile.slots];
   int guard_found[tile.slots][2];  // by warp of the guard
   float never_written;
   HopperPost<is_plain(variant) ? 1 : tile.rows()> posts[2];
@@ -87,6 +83,13 @@ struct RingPosition {
       slot -= slots;
       parity ^= 1;
     }
+  }
+
+  // Any number of steps.
+  __device__ __forceinline__ void skip(std::uint32_t steps) {
+    slot += steps;
+    parity ^= slot / slots & 1;
+    slot %= slots;
   }
 };
 
