@@ -53,15 +53,20 @@ __device__ __forceinline__ std::uint32_t as_bools(std::uint32_t bytes) {
   return (((bytes & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | bytes) >> 7 & 0x01010101u;
 }
 
-// Collects a row's bits, four columns at a time, in the order of the quad's lanes. Two lanes share a word while
-// columns below 64 are added, and another for those above.
+// Collects a row's bits, 32 columns at a time, in the order of the quad's lanes. Two lanes share a word while columns
+// below 64 are added, and another for those above.
 struct RowBits {
   std::uint32_t lanes[2][2] = {};  // [columns >= 64][lanes 0 and 1, lanes 2 and 3]
 
-  // Columns 4 group to 4 group + 3, one byte each, 0 or 1.
-  __device__ __forceinline__ void add(int group, std::uint32_t bools) {
-    const std::uint32_t pairs = (bools | bools >> 7) & 0x00030003u;
-    lanes[group / 16][group % 2] |= pairs << (2 * (group / 2 % 8));
+  // Columns 32 group to 32 group + 31, one byte each, 0 or 1. Words that are 8 columns apart go to neighbouring pairs
+  // of bits in each byte; then the bytes of two neighbouring columns are interleaved.
+  __device__ __forceinline__ void add(int group, const std::uint32_t (&words)[8]) {
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      const std::uint32_t columns = words[pair] + words[pair + 2] * 4 + words[pair + 4] * 16 + words[pair + 6] * 64;
+      const std::uint32_t bits = (columns | columns >> 7) & 0x00FF00FFu;
+      lanes[group / 2][pair] += bits << (8 * (group % 2));
+    }
   }
 
   __device__ __forceinline__ uint4 words() const {
@@ -75,31 +80,22 @@ template <int keys>
 __device__ __forceinline__ void row_to_bits(std::uint8_t* unit, int row) {
   RowBits bits;
 #pragma unroll
-  for (int half = 0; half < keys / 64; ++half) {
-    uint4 chunks[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      chunks[k] = *reinterpret_cast<const uint4*>(unit + chunk_offset<keys>(row, 4 * half + k));
-    }
+  for (int group = 0; group < keys / 32; ++group) {
+    const uint4 low = *reinterpret_cast<const uint4*>(unit + chunk_offset<keys>(row, 2 * group));
+    const uint4 high = *reinterpret_cast<const uint4*>(unit + chunk_offset<keys>(row, 2 * group + 1));
+    std::uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     std::uint32_t all = 0;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      all |= chunks[k].x | chunks[k].y | chunks[k].z | chunks[k].w;
+    for (int k = 0; k < 8; ++k) {
+      all |= words[k];
     }
     if ((all & 0xFEFEFEFEu) != 0) {  // a true that is not 1
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        chunks[k] = {as_bools(chunks[k].x), as_bools(chunks[k].y), as_bools(chunks[k].z), as_bools(chunks[k].w)};
+      for (int k = 0; k < 8; ++k) {
+        words[k] = as_bools(words[k]);
       }
     }
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int group = 16 * half + 4 * k;
-      bits.add(group, chunks[k].x);
-      bits.add(group + 1, chunks[k].y);
-      bits.add(group + 2, chunks[k].z);
-      bits.add(group + 3, chunks[k].w);
-    }
+    bits.add(group, words);
   }
   *reinterpret_cast<uint4*>(unit + chunk_offset<keys>(row, 0)) = bits.words();
 }
