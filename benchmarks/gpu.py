@@ -107,6 +107,24 @@ def peer_backward(backend: SDPBackend, q: Any, k: Any, v: Any, grad_out: Any, **
     return lambda: torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
 
 
+FAST = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
+EXACT = {"math": SDPBackend.MATH, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+
+
+def peers_of(backends: dict[str, Any], make: Callable[..., Call], *inputs: Any, **options: Any) -> dict[str, Call]:
+    """PyTorch's kernels, without those that refuse the case."""
+    calls = {}
+    for who, backend in backends.items():
+        try:
+            call = make(backend, *inputs, **options)
+            call()
+            torch.cuda.synchronize()
+        except RuntimeError:
+            continue
+        calls[who] = call
+    return calls
+
+
 def milliseconds(call: Call, repeats: int = 12) -> float:
     """The median of a short burst after a pause and three warm-up calls."""
     call()
@@ -142,20 +160,24 @@ FORWARD, BACKWARD = 4.0, 10.0  # operations for each pair and feature
 
 
 def measure(
-    group: str, name: str, pairs: float, ours: Call, peers: dict[str, Call], q: Any, work: float = FORWARD
+    group: str, name: str, ours: Call, peers: dict[str, Call], work: float, unit: str = "TFLOP/s"
 ) -> dict[str, Any]:
+    """Rates of work: floating-point operations or bytes."""
     first = milliseconds(ours)
     times = {who: milliseconds(call) for who, call in peers.items()}
     times = {"headway": statistics.mean((first, milliseconds(ours))), **times}
-    flops = work * q.shape[0] * q.shape[1] * q.shape[3] * pairs
-    rates = {who: flops / time_ms / 1e9 for who, time_ms in times.items()}
-    result = {"group": group, "name": name, "kernel": ours.kernel, "milliseconds": times, "tflops": rates}  # type: ignore[attr-defined]
+    rates = {who: work / time_ms / 1e9 for who, time_ms in times.items()}
     others = [rate for who, rate in rates.items() if who != "headway"]
-    result["ratio"] = rates["headway"] / max(others) if others else None
-    text = ", ".join(f"{who} {rate:.0f}" for who, rate in rates.items())
-    ratio = f"{result['ratio']:.3f}x" if others else ""
-    print(f"  {group:22} {name:18} {text} TFLOP/s  {ratio}", flush=True)
-    return result
+    ratio = rates["headway"] / max(others) if others else None
+    text = ", ".join(f"{who} {rate:.3g}" for who, rate in rates.items())
+    print(f"  {group:28} {name:18} {text} {unit}{f'  {ratio:.3f}x' if ratio else ''}", flush=True)
+    kernel = ours.kernel  # type: ignore[attr-defined]
+    about = {"group": group, "name": name, "kernel": kernel, "milliseconds": times}
+    return {**about, "rates": rates, "unit": unit, "ratio": ratio}
+
+
+def work_of(q: Any, pairs: float, each: float = FORWARD) -> float:
+    return each * float(q.shape[0] * q.shape[1] * q.shape[3]) * pairs
 
 
 def forward_rows(headway: Headway) -> list[dict[str, Any]]:
@@ -165,16 +187,26 @@ def forward_rows(headway: Headway) -> list[dict[str, Any]]:
             for length in (512, 2048, 4096, 16384):
                 heads, batch = WIDTH // dim, TOKENS // length
                 q, k, v = inputs(batch, heads, heads, length, dim, torch.bfloat16)
-                peers = {
-                    "cudnn": peer(SDPBackend.CUDNN_ATTENTION, q, k, v, is_causal=causal),
-                    "flash": peer(SDPBackend.FLASH_ATTENTION, q, k, v, is_causal=causal),
-                }
+                peers = peers_of(FAST, peer, q, k, v, is_causal=causal)
                 group = f"bf16 hd{dim}{' causal' if causal else ''}"
-                ours = headway.call(q, k, v, causal=causal)
-                rows.append(measure(group, f"s{length}", pairs_of(length, causal=causal), ours, peers, q))
+                work = work_of(q, pairs_of(length, causal=causal))
+                rows.append(measure(group, f"s{length}", headway.call(q, k, v, causal=causal), peers, work))
     q, k, v = inputs(4, 16, 16, 4096, 64, torch.float32)
-    exact = {"math": peer(SDPBackend.MATH, q, k, v), "efficient": peer(SDPBackend.EFFICIENT_ATTENTION, q, k, v)}
-    return [*rows, measure("f32 hd64", "s4096", pairs_of(4096), headway.call(q, k, v), exact, q)]
+    exact, work = peers_of(EXACT, peer, q, k, v), work_of(q, pairs_of(4096))
+    return [*rows, measure("f32 hd64", "s4096", headway.call(q, k, v), exact, work)]
+
+
+def decode_rows(headway: Headway) -> list[dict[str, Any]]:
+    """One query against many keys: what counts is how fast keys and values are read."""
+    rows = []
+    for batch, length in ((1, 8192), (1, 131072), (16, 8192), (64, 8192)):
+        q, k, v = inputs(batch, 32, 8, length, 128, torch.bfloat16)
+        q = q[:, :, :1].contiguous()
+        peers = peers_of(FAST, peer, q, k, v, enable_gqa=True)
+        read = 2.0 * k.numel() * k.element_size()
+        ours = headway.call(q, k, v)
+        rows.append(measure("decode 32/8 hd128", f"b{batch} n{length}", ours, peers, read, "TB/s"))
+    return rows
 
 
 def backward_rows(headway: Headway) -> list[dict[str, Any]]:
@@ -185,13 +217,11 @@ def backward_rows(headway: Headway) -> list[dict[str, Any]]:
                 heads, batch = WIDTH // dim, TOKENS // length
                 q, k, v = inputs(batch, heads, heads, length, dim, torch.bfloat16)
                 grad_out = torch.randn_like(q)
-                peers = {
-                    "cudnn": peer_backward(SDPBackend.CUDNN_ATTENTION, q, k, v, grad_out, is_causal=causal),
-                    "flash": peer_backward(SDPBackend.FLASH_ATTENTION, q, k, v, grad_out, is_causal=causal),
-                }
+                peers = peers_of(FAST, peer_backward, q, k, v, grad_out, is_causal=causal)
                 group = f"bf16 hd{dim}{' causal' if causal else ''} backward"
-                ours, pairs = headway.backward(q, k, v, grad_out, causal=causal), pairs_of(length, causal=causal)
-                rows.append(measure(group, f"s{length}", pairs, ours, peers, q, BACKWARD))
+                work = work_of(q, pairs_of(length, causal=causal), BACKWARD)
+                ours = headway.backward(q, k, v, grad_out, causal=causal)
+                rows.append(measure(group, f"s{length}", ours, peers, work))
     return rows
 
 
@@ -211,10 +241,10 @@ def backward_option_rows(headway: Headway) -> list[dict[str, Any]]:
         }
         for name, options in cases.items():
             ours = headway.backward(q, k, v, grad_out, **options)
-            rows.append(measure(group, name, pairs_of(length), ours, {}, q, BACKWARD))
+            rows.append(measure(group, name, ours, {}, work_of(q, pairs_of(length), BACKWARD)))
         few = [x[:, : heads // 4].contiguous() for x in (k, v)]
         ours = headway.backward(q, *few, grad_out)
-        rows.append(measure(group, "gqa 4:1", pairs_of(length), ours, {}, q, BACKWARD))
+        rows.append(measure(group, "gqa 4:1", ours, {}, work_of(q, pairs_of(length), BACKWARD)))
     return rows
 
 
@@ -234,12 +264,13 @@ def option_rows(headway: Headway) -> list[dict[str, Any]]:
             "bias": {"bias": matrix.to(torch.bfloat16)},
         }
         for name, options in cases.items():
-            rows.append(measure(group, name, pairs_of(length), headway.call(q, k, v, **options), {}, q))
+            rows.append(measure(group, name, headway.call(q, k, v, **options), {}, work_of(q, pairs_of(length))))
         few = [x[:, : heads // 4].contiguous() for x in (k, v)]
-        rows.append(measure(group, "gqa 4:1", pairs_of(length), headway.call(q, *few), {}, q))
+        rows.append(measure(group, "gqa 4:1", headway.call(q, *few), {}, work_of(q, pairs_of(length))))
         q, k, v = inputs(1, heads, heads, TOKENS, dim, torch.bfloat16)
         ours = headway.call(q, k, v, causal=True, window=1024)
-        rows.append(measure(f"options, hd{dim} s{TOKENS}", "window 1024", pairs_of(TOKENS, window=1024), ours, {}, q))
+        work = work_of(q, pairs_of(TOKENS, window=1024))
+        rows.append(measure(f"options, hd{dim} s{TOKENS}", "window 1024", ours, {}, work))
     return rows
 
 
@@ -262,7 +293,8 @@ def plot(results: list[dict[str, Any]], about: dict[str, str], path: Path) -> No
     for axis, group in zip(axes.flat, groups, strict=True):
         rows = [r for r in results if r["group"] == group]
         for who in ("headway", "cudnn", "flash"):
-            axis.plot([r["name"] for r in rows], [r["tflops"][who] for r in rows], marker="o", label=who)
+            known = [r for r in rows if who in r["rates"]]
+            axis.plot([r["name"] for r in known], [r["rates"][who] for r in known], marker="o", label=who)
         axis.set_title(group)
         axis.grid(alpha=0.3)
     axes.flat[0].legend()
@@ -280,7 +312,7 @@ def main() -> None:
     about = machine()
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     headway = Headway(arguments.library)
-    results = forward_rows(headway) + option_rows(headway)
+    results = forward_rows(headway) + option_rows(headway) + decode_rows(headway)
     results += backward_rows(headway) + backward_option_rows(headway) + layer_rows(milliseconds)
     arguments.results.mkdir(parents=True, exist_ok=True)
     stem = f"gpu-{datetime.date.today()}-{about['name'].replace(' ', '-').lower()}"

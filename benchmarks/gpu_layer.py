@@ -37,7 +37,9 @@ def layer_rows(milliseconds: Callable[[Call], float]) -> list[dict[str, Any]]:
         flops = (3.0 * projections + 3.5 * products) if backward else projections + products
         group, ratio = f"layer d{WIDTH} h{HEADS} b{BATCH}", times["torch"] / times["headway"]
         rates = {who: flops / time_ms / 1e9 for who, time_ms in times.items()}
-        rows.append({"group": group, "name": name, "milliseconds": times, "tflops": rates, "ratio": ratio})
+        rows.append(
+            {"group": group, "name": name, "milliseconds": times, "rates": rates, "unit": "TFLOP/s", "ratio": ratio}
+        )
         text = ", ".join(f"{who} {time_ms:.3f}" for who, time_ms in times.items())
         print(f"  {group:22} {name:18} {text} ms  {ratio:.3f}x", flush=True)
     return rows
