@@ -20,9 +20,11 @@ from typing import Any
 
 import torch
 from gpu_layer import layer_rows
+from report import put_between
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks/results"
 TOKENS, WIDTH = 16384, 2048  # batch x sequence, heads x head dim
 DTYPES = {torch.float32: 0, torch.bfloat16: 2, torch.float16: 3}  # the values of headway::DType
 Call = Callable[[], object]
@@ -304,10 +306,30 @@ def plot(results: list[dict[str, Any]], about: dict[str, str], path: Path) -> No
     figure.savefig(path, dpi=110)
 
 
+NAMES = {"cudnn": "cuDNN", "flash": "flash", "math": "math", "efficient": "efficient", "torch": "PyTorch"}
+
+
+def tables(results: list[dict[str, Any]], about: dict[str, str]) -> str:
+    """The part of docs/benchmarks.md that shows a run."""
+    said = f"{about['name']}, driver {about['driver_version']}, PyTorch {about['torch']} with cuDNN {about['cudnn']}"
+    text = f"{datetime.date.today()}, {said}.\n\n"
+    for group in dict.fromkeys(r["group"] for r in results):
+        rows = [r for r in results if r["group"] == group]
+        peers = any(len(r["rates"]) > 1 for r in rows)
+        text += f"### {group}\n\n| | Headway |{' PyTorch | to the best |' if peers else ''}\n"
+        text += f"|---|---|{'---|---|' if peers else ''}\n"
+        for r in rows:
+            text += f"| {r['name']} | {r['rates']['headway']:.3g} {r['unit']} |"
+            others = [f"{NAMES[who]} {rate:.3g}" for who, rate in r["rates"].items() if who != "headway"]
+            text += f" {', '.join(others)} | {r['ratio']:.2f}x |\n" if peers else "\n"
+        text += "\n"
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--library", type=Path, default=ROOT / "build/bench/benchmarks/libheadway_benchmark_gpu.so")
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     about = machine()
     print(", ".join(f"{name} {value}" for name, value in about.items()))
@@ -323,6 +345,8 @@ def main() -> None:
         plot(results, about, arguments.results / f"{stem}.png")
     except ImportError as missing:
         print(f"no plot: {missing}")
+    if arguments.results == RESULTS:
+        put_between(ROOT / "docs/benchmarks.md", "gpu", tables(results, about))
 
 
 if __name__ == "__main__":

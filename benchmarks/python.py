@@ -21,6 +21,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from report import put_between
+
 Call = Callable[[], object]
 PACKAGES = ("headway", "numpy", "torch", "transformers", "jax", "flax")
 RESULTS = Path(__file__).resolve().parent / "results" / "python.json"
@@ -222,6 +224,21 @@ def show(result: dict[str, Any], first: bool) -> None:
     print(f"  {result['name']:38} {ratios:14} {times}", flush=True)
 
 
+def tables(results: list[dict[str, Any]], threads: int) -> str:
+    """The part of docs/benchmarks.md that shows a run."""
+    found = ", ".join(f"{package} {number}" for package, number in versions().items() if package != "headway")
+    text = f"{datetime.date.today()}, {threads} threads, {found}.\n\n"
+    for group in dict.fromkeys(r["group"] for r in results if "seconds" in r):
+        text += f"### {group}\n\n| | Headway | the others | to the best |\n|---|---|---|---|\n"
+        for r in (r for r in results if r["group"] == group and "seconds" in r):
+            others = ", ".join(f"{who} {duration(t)}" for who, t in r["seconds"].items() if who not in r["ratios"])
+            for who, ratio in r["ratios"].items():
+                ours = f"{r['name']}: `{who}`" if len(r["ratios"]) > 1 else r["name"]
+                text += f"| {ours} | {duration(r['seconds'][who])} | {others} | {ratio:.2f}x |\n"
+        text += "\n"
+    return text
+
+
 def versions() -> dict[str, str]:
     found = {}
     for package in PACKAGES:
@@ -251,7 +268,8 @@ def main() -> None:
     about = {"date": str(datetime.date.today()), "machine": platform.processor(), "threads": threads}
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(about | {"versions": versions(), "results": results}, indent=1) + "\n")
-    print(f"\nwritten: {RESULTS}")
+    put_between(Path(__file__).resolve().parents[1] / "docs/benchmarks.md", "python", tables(results, threads))
+    print(f"\nwritten: {RESULTS}, docs/benchmarks.md")
 
 
 if __name__ == "__main__":

@@ -91,9 +91,9 @@ def _machine_text(machines: list[dict[str, Any]]) -> str:
     )
 
 
-def _between(path: Path, text: str) -> None:
-    """Puts the text between the file's two benchmark marks."""
-    begin, end = "<!-- benchmark cpu: begin -->\n", "<!-- benchmark cpu: end -->"
+def put_between(path: Path, benchmark: str, text: str) -> None:
+    """Puts the text between the file's two marks of a benchmark."""
+    begin, end = f"<!-- benchmark {benchmark}: begin -->\n", f"<!-- benchmark {benchmark}: end -->"
     before, rest = path.read_text().split(begin)
     _, after = rest.split(end)
     path.write_text(before + begin + text + end + after)
@@ -160,6 +160,6 @@ def write(folder: Path, machines: list[dict[str, Any]], results: list[dict[str, 
     most = max(result["threads"] for result in results)
     rows = "\n".join(_row(r, with_group=True) for r in _headlines(results))
     said = f"{most} threads; {_machine_text(machines)}\n\n"
-    _between(folder.parent / "README.md", said + _HEAD + rows + "\n")
-    _between(folder.parent / "docs/benchmarks.md", _machine_text(machines) + "\n\n" + _tables(results))
+    put_between(folder.parent / "README.md", "cpu", said + _HEAD + rows + "\n")
+    put_between(folder.parent / "docs/benchmarks.md", "cpu", _machine_text(machines) + "\n\n" + _tables(results))
     print(f"\nwritten: {where}/cpu.json, {where}/cpu.png, README.md, docs/benchmarks.md")
