@@ -41,7 +41,8 @@ def install(args, prefix):
             args.generator,
             f"-DCMAKE_CXX_COMPILER={args.cxx}",
             "-DBUILD_SHARED_LIBS=ON",
-            "-DCMAKE_BUILD_TYPE=Debug",
+            "-DCMAKE_BUILD_TYPE=Release",  # with the same commands as the static one: ccache has its objects
+            "-DHEADWAY_WARNINGS_AS_ERRORS=ON",
             "-DHEADWAY_BUILD_CLI=OFF",
             "-DHEADWAY_BUILD_TESTS=OFF",
             "-DHEADWAY_BUILD_EXAMPLES=OFF",
