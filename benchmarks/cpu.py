@@ -106,7 +106,7 @@ def main() -> None:
             machine, found = run_suite(suite, threads, environment, arguments)
             machines.append(machine)
             results += found
-    if arguments.only or arguments.suite or arguments.threads:
+    if arguments.only or arguments.suite:
         print("\nonly a part was run: nothing was written")
         return
     report.write(Path(__file__).resolve().parent, machines, results)

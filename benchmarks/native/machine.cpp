@@ -1,10 +1,13 @@
 // What this machine can do at most: loops that do nothing but the instruction that bounds a kernel. Each thread runs a
 // loop of independent chains, more than an instruction's latency needs, for a given time.
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <functional>
 #include <thread>
 #include <vector>
+
+#include <headway/headway.h>
 
 #include "native.h"
 
@@ -140,22 +143,25 @@ extern "C" double headway_peak_bf16(int threads, double seconds) {
 }
 
 extern "C" double headway_read_bandwidth(int threads) {
-  constexpr std::size_t words = std::size_t{16} << 20;  // 128 MiB a thread
-  std::vector<std::vector<std::uint64_t>> buffers(static_cast<std::size_t>(threads));
-  for (auto& buffer : buffers) buffer.assign(words, 1);
+  constexpr std::int64_t words = std::int64_t{16} << 20;  // 128 MiB a thread
+  std::vector<headway::Tensor> buffers;                   // on the pages that the library's results lie on
+  for (int t = 0; t < threads; ++t) {
+    buffers.emplace_back(headway::Dims{words}, headway::DType::i64);
+    std::fill_n(buffers.back().as<std::int64_t>(), words, 1);
+  }
   double best = 0;
-  for (int attempt = 0; attempt < 8; ++attempt) {
+  for (int attempt = 0; attempt < 24; ++attempt) {
     const auto begin = Clock::now();
     on_threads(threads, [&](int t) {
-      const auto& buffer = buffers[static_cast<std::size_t>(t)];
-      std::uint64_t sums[16] = {};
-      for (std::size_t i = 0; i < words; i += 16) {
-        for (std::size_t lane = 0; lane < 16; ++lane) sums[lane] += buffer[i + lane];
+      const std::int64_t* buffer = buffers[static_cast<std::size_t>(t)].as<std::int64_t>();
+      std::int64_t sums[16] = {};
+      for (std::int64_t i = 0; i < words; i += 16) {
+        for (std::int64_t lane = 0; lane < 16; ++lane) sums[lane] += buffer[i + lane];
       }
       asm volatile("" ::"r"(&sums) : "memory");
       return 0.0;
     });
-    best = std::max(best, 8.0 * words * threads / seconds_since(begin));
+    best = std::max(best, 8.0 * static_cast<double>(words) * threads / seconds_since(begin));
   }
   return best;
 }

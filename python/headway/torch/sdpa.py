@@ -65,16 +65,15 @@ def scaled_dot_product_attention(
         and type(query) is type(key) is type(value) is Tensor
         and not (is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
         and query.is_contiguous()
-        and not (query.is_neg() or key.is_neg() or value.is_neg())
         and not (transforms_active() or modes_active() or autocast_active() or tracing_state() or recorders or unknown)
-        and (enable_gqa or query.dim() != 4 or query.size(1) == key.size(1))
+        and (enable_gqa or query.shape[1:2] == key.shape[1:2])
     ):
         try:
             if not is_causal and scale is None:
                 return _headway.attention(query, key, value)
             return _headway.attention(query, key, value, causal="top_left" if is_causal else False, scale=scale)
         except (ValueError, TypeError):
-            pass  # shapes that broadcast, or an error that the checks below name better
+            pass  # shapes that broadcast, a tensor stored negated, or an error that the checks below name better
     if unknown:
         refuse_keywords(_NAME, scaled_dot_product_attention, unknown)
     _check(query, key, value, attn_mask, dropout_p)
