@@ -66,7 +66,7 @@ def scaled_dot_product_attention(
         and not (is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
         and query.is_contiguous()
         and not (transforms_active() or modes_active() or autocast_active() or tracing_state() or recorders or unknown)
-        and (enable_gqa or query.shape[1:2] == key.shape[1:2])
+        and (enable_gqa or query.dim() != 4 or query.size(1) == key.size(1))
     ):
         try:
             if not is_causal and scale is None:
