@@ -151,15 +151,8 @@ std::optional<std::string> size_refusal(const Problem& problem) {
 }  // namespace
 
 std::optional<std::string> hopper_backward_refusal(const Problem& problem) {
-  if (problem.dtype() != DType::bf16 && problem.dtype() != DType::f16) {
-    return text("type ", problem.dtype(), ", expected bf16 or f16");
-  }
-  const DeviceProperties& device = device_properties(problem.query.device().index);
-  if (device.major != 9) {
-    return text("compute capability ", device.major, ".", device.minor, ", expected 9.0");
-  }
-  if (problem.bias && problem.bias->dtype() == DType::f64) {
-    return "a bias of f64";
+  if (auto reason = kind_refusal(problem)) {
+    return reason;
   }
   constexpr double largest_scale = 1e30;
   if (std::abs(problem.scale) > largest_scale) {
@@ -168,13 +161,7 @@ std::optional<std::string> hopper_backward_refusal(const Problem& problem) {
   if (auto reason = size_refusal(problem)) {
     return reason;
   }
-  if (auto reason = map_refusal("query", problem.query)) {
-    return reason;
-  }
-  if (auto reason = map_refusal("key", problem.key)) {
-    return reason;
-  }
-  return map_refusal("value", problem.value);
+  return input_refusal(problem);
 }
 
 std::optional<std::string> hopper_backward_refusal(const BackwardProblem& problem) {

@@ -187,7 +187,7 @@ void place_softcap(double cap, double unit, HopperArguments& arguments) {
   arguments.medium_product = place_polynomial(medium, 0.6, cap, unit, arguments.medium_factors);
 }
 
-std::optional<std::string> hopper_refusal(const Problem& problem) {
+std::optional<std::string> kind_refusal(const Problem& problem) {
   if (problem.dtype() != DType::bf16 && problem.dtype() != DType::f16) {
     return text("type ", problem.dtype(), ", expected bf16 or f16");
   }
@@ -198,9 +198,10 @@ std::optional<std::string> hopper_refusal(const Problem& problem) {
   if (problem.bias && problem.bias->dtype() == DType::f64) {
     return "a bias of f64";
   }
-  if (auto reason = size_refusal(problem)) {
-    return reason;
-  }
+  return std::nullopt;
+}
+
+std::optional<std::string> input_refusal(const Problem& problem) {
   if (auto reason = map_refusal("query", problem.query)) {
     return reason;
   }
@@ -208,6 +209,16 @@ std::optional<std::string> hopper_refusal(const Problem& problem) {
     return reason;
   }
   return map_refusal("value", problem.value);
+}
+
+std::optional<std::string> hopper_refusal(const Problem& problem) {
+  if (auto reason = kind_refusal(problem)) {
+    return reason;
+  }
+  if (auto reason = size_refusal(problem)) {
+    return reason;
+  }
+  return input_refusal(problem);
 }
 
 std::optional<std::string> hopper_refusal(const TensorView& out) {

@@ -29,7 +29,10 @@ cudaError_t queue_hopper(const ForwardProblem& problem, const Launch& launch, co
 bool decodes_on_hopper(const Problem& problem);
 cudaError_t queue_hopper_decode(const ForwardProblem& problem, const Launch& launch, const DecodeArguments& arguments);
 
-// For the backward too: how a tensor map is stepped over, and softcap's coefficients.
+// For the backward too: whether type and device suit, whether the copy engine can read query, key and value, how a
+// tensor map is stepped over, and softcap's coefficients.
+std::optional<std::string> kind_refusal(const Problem& problem);
+std::optional<std::string> input_refusal(const Problem& problem);
 MapSteps steps_of(const ConstTensorView& view);
 void place_softcap(double cap, double unit, HopperArguments& arguments);
 

@@ -22,18 +22,11 @@ Launch chosen(const ForwardArguments& arguments, std::int64_t splits) {
   return launch;
 }
 
-template <class T>
-Launch of_type(const ForwardArguments& arguments, std::int64_t splits) {
-  const std::int64_t width = arguments.head_dim > arguments.value_dim ? arguments.head_dim : arguments.value_dim;
-  return width <= 64    ? chosen<T, 64>(arguments, splits)
-         : width <= 128 ? chosen<T, 128>(arguments, splits)
-                        : chosen<T, 256>(arguments, splits);
-}
-
 }  // namespace
 
 Launch hopper_decode_launch(const ForwardArguments& arguments, DType dtype, std::int64_t splits) {
-  return dtype == DType::bf16 ? of_type<bfloat16>(arguments, splits) : of_type<float16>(arguments, splits);
+  return of_half_type(dtype, widest(arguments),
+                      [&]<class T, int Depth>() { return chosen<T, Depth>(arguments, splits); });
 }
 
 cudaError_t launch_hopper_decode(const Launch& launch, const HopperDecodeArguments& arguments, DType dtype,

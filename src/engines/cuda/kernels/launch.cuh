@@ -1,7 +1,9 @@
-// Counting blocks.
+// Counting blocks, and choosing a kernel by type and width.
 #pragma once
 
 #include <cstdint>
+
+#include "engines/cuda/kernels/kernels.h"
 
 namespace headway::cuda {
 
@@ -11,6 +13,21 @@ inline std::int64_t blocks(std::int64_t size, std::int64_t block) { return (size
 inline dim3 grid(std::int64_t tasks) {
   constexpr std::int64_t most = (std::int64_t{1} << 31) - 1;
   return dim3(static_cast<unsigned>(tasks < most ? tasks : most));
+}
+
+// choose<T, Depth>() for a half type, with the smallest depth that holds `width`.
+template <class Choose>
+Launch of_half_type(DType dtype, std::int64_t width, const Choose& choose) {
+  const auto of_type = [&]<class T>() {
+    return width <= 64    ? choose.template operator()<T, 64>()
+           : width <= 128 ? choose.template operator()<T, 128>()
+                          : choose.template operator()<T, 256>();
+  };
+  return dtype == DType::bf16 ? of_type.template operator()<bfloat16>() : of_type.template operator()<float16>();
+}
+
+inline std::int64_t widest(const Arguments& arguments) {
+  return arguments.head_dim > arguments.value_dim ? arguments.head_dim : arguments.value_dim;
 }
 
 }  // namespace headway::cuda

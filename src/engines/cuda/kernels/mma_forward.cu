@@ -19,16 +19,10 @@ Launch chosen(const ForwardArguments& arguments) {
   return launch;
 }
 
-template <class T>
-Launch of_type(const ForwardArguments& arguments) {
-  const std::int64_t width = arguments.head_dim > arguments.value_dim ? arguments.head_dim : arguments.value_dim;
-  return width <= 64 ? chosen<T, 64>(arguments) : width <= 128 ? chosen<T, 128>(arguments) : chosen<T, 256>(arguments);
-}
-
 }  // namespace
 
 Launch mma_forward_launch(const ForwardArguments& arguments, DType dtype) {
-  return dtype == DType::bf16 ? of_type<bfloat16>(arguments) : of_type<float16>(arguments);
+  return of_half_type(dtype, widest(arguments), [&]<class T, int Depth>() { return chosen<T, Depth>(arguments); });
 }
 
 }  // namespace headway::cuda

@@ -20,23 +20,12 @@ Launch chosen(const GradientArguments& arguments) {
   return launch;
 }
 
-template <class T, bool KeysAreRows>
-Launch of_width(const GradientArguments& arguments) {
-  const std::int64_t width = arguments.head_dim > arguments.value_dim ? arguments.head_dim : arguments.value_dim;
-  return width <= 64    ? chosen<T, 64, KeysAreRows>(arguments)
-         : width <= 128 ? chosen<T, 128, KeysAreRows>(arguments)
-                        : chosen<T, 256, KeysAreRows>(arguments);
-}
-
-template <class T>
-Launch of_type(const GradientArguments& arguments) {
-  return arguments.of == GradientOf::query ? of_width<T, false>(arguments) : of_width<T, true>(arguments);
-}
-
 }  // namespace
 
 Launch mma_gradient_launch(const GradientArguments& arguments, DType dtype) {
-  return dtype == DType::bf16 ? of_type<bfloat16>(arguments) : of_type<float16>(arguments);
+  return of_half_type(dtype, widest(arguments), [&]<class T, int Depth>() {
+    return arguments.of == GradientOf::query ? chosen<T, Depth, false>(arguments) : chosen<T, Depth, true>(arguments);
+  });
 }
 
 }  // namespace headway::cuda
