@@ -63,11 +63,13 @@ void wait_while_equal(const std::atomic<T>& value, T old) {
   value.wait(old, std::memory_order_acquire);
 }
 
-// A job on an executor's threads: the first ones that come take part.
+// A job on an executor's threads: the first ones that come take part. The calling thread is worker 0, which reports
+// progress, whenever it comes.
 struct LentJob {
   Job& job;
   int threads;
-  std::atomic<int> came{0};
+  std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int> helpers{0};
 };
 
 // Never destroyed: its threads are detached and may sleep in it while the process ends.
@@ -169,7 +171,9 @@ Pool& pool() {
 
 void take_part(void* context) {
   auto& lent_job = *static_cast<LentJob*>(context);
-  if (const int worker = lent_job.came.fetch_add(1, std::memory_order_relaxed); worker < lent_job.threads) {
+  const bool called = std::this_thread::get_id() == lent_job.caller;
+  if (const int worker = called ? 0 : 1 + lent_job.helpers.fetch_add(1, std::memory_order_relaxed);
+      worker < lent_job.threads) {
     Pool::inside_task = true;
     lent_job.job.work(worker);
     Pool::inside_task = false;

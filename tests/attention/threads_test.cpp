@@ -166,6 +166,21 @@ TEST_F(LentThreads, are_at_most_as_many_as_asked_for) {
   EXPECT_LT(most, 3);
 }
 
+// Python looks for Ctrl-C there, on its main thread.
+TEST_F(LentThreads, report_progress_on_the_calling_thread) {
+  set_executor(on_five_threads);
+  const std::thread::id caller = std::this_thread::get_id();
+  for (int repeat = 0; repeat < 50; ++repeat) {
+    std::atomic<bool> well{true};
+    parallel_for(100, 5, [&](std::int64_t, int worker) {
+      if ((worker == 0) != (std::this_thread::get_id() == caller)) {
+        well = false;
+      }
+    });
+    ASSERT_TRUE(well);
+  }
+}
+
 TEST_F(LentThreads, pass_exceptions_on_and_run_inner_calls_alone) {
   set_executor(on_five_threads);
   lent_calls = 0;
