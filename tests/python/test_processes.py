@@ -1,5 +1,6 @@
 """Threads, forks, signals, pickles."""
 
+import importlib
 import os
 import pickle
 import signal
@@ -75,8 +76,7 @@ def heeded_interrupts():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("engine", HOST_ENGINES)
-def test_control_c_stops_a_long_call_and_the_next_one_works(engine, heeded_interrupts):
+def interrupted_call(engine):
     begin = time.monotonic()
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
@@ -86,6 +86,18 @@ def test_control_c_stops_a_long_call_and_the_next_one_works(engine, heeded_inter
     timer.join()
     x = np.ones((3, 4))
     assert np.array_equal(headway.attention(x, x, x), x)
+
+
+@pytest.mark.parametrize("engine", HOST_ENGINES)
+def test_control_c_stops_a_long_call_and_the_next_one_works(engine, heeded_interrupts):
+    interrupted_call(engine)
+
+
+def test_control_c_stops_a_call_on_the_threads_that_torch_lends(heeded_interrupts):
+    pytest.importorskip("torch")
+    importlib.import_module("headway.torch")
+    for _ in range(5):  # which of the threads begins is chance
+        interrupted_call("cpu")
 
 
 def test_a_signal_handler_s_own_exception_comes_through():
