@@ -132,6 +132,16 @@ def attention(
     out: Any | None = None,
     **options: Unpack[Options],
 ) -> Any: ...
+def plain_attention(
+    query: _Array,
+    key: Any,
+    value: Any,
+    *,
+    return_weights: bool = False,
+    return_lse: bool = False,
+    out: Any | None = None,
+    **options: Unpack[Options],
+) -> Any: ...
 def attention_backward(
     grad_out: Any,
     query: Any,

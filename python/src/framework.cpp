@@ -79,13 +79,19 @@ bool is_mutable(nb::handle object) {
 
 namespace {
 
+// A flag that torch's tensors have and others' may not.
+bool is_set(const nb::object& answer) {
+  if (!answer.is_valid()) {
+    PyErr_Clear();
+    return false;
+  }
+  return answer.is(Py_True);
+}
+
 // torch may store a tensor negated, and says so by a flag that DLPack does not carry.
 void refuse_negated(const Argument& argument) {
-  static const nb::object& name = *new nb::object(nb::steal(PyUnicode_InternFromString("is_neg")));
-  const nb::object is_neg = nb::steal(PyObject_GetAttr(argument.object.ptr(), name.ptr()));
-  if (!is_neg.is_valid()) {
-    PyErr_Clear();
-  } else if (nb::cast<bool>(is_neg())) {
+  static const nb::object& is_neg = *new nb::object(checked(PyUnicode_InternFromString("is_neg")));
+  if (is_set(nb::steal(PyObject_CallMethodNoArgs(argument.object.ptr(), is_neg.ptr())))) {
     refuse<InvalidArgument>(argument, "is stored negated: pass ", argument.name, ".resolve_neg()");
   }
 }
@@ -94,9 +100,9 @@ void refuse_negated(const Argument& argument) {
 
 nb::object without_gradient(const Argument& argument) {
   refuse_negated(argument);
+  static const nb::object& requires_grad = *new nb::object(checked(PyUnicode_InternFromString("requires_grad")));
   nb::object object = nb::borrow(argument.object);
-  const nb::object requires_grad = nb::getattr(object, "requires_grad", nb::none());
-  if (!requires_grad.is(Py_True)) {
+  if (!is_set(nb::steal(PyObject_GetAttr(object.ptr(), requires_grad.ptr())))) {
     return object;
   }
   const nb::object torch = loaded_module("torch");

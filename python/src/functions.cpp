@@ -141,6 +141,20 @@ nb::object call_attention(const Arguments& arguments) {
   return forward(arguments, inputs);
 }
 
+// attention for inputs that need no second look: None where the axes before (length, width) differ between query, key
+// and value, or where query is strided, as the result may then have to be.
+nb::object call_plain(const Arguments& arguments) {
+  Inputs inputs(arguments, 0);
+  inputs.read_value(arguments.leading(2));
+  const Dims query = inputs.query.view().sizes(), key = inputs.key.view().sizes(), value = inputs.value->view().sizes();
+  bool plain = query.size() >= 2 && key.size() == query.size() && value.size() == query.size() &&
+               inputs.query.view().is_contiguous();
+  for (int axis = 0; plain && axis < query.size() - 2; ++axis) {
+    plain = query[axis] == key[axis] && query[axis] == value[axis];
+  }
+  return plain ? forward(arguments, inputs) : nb::none();
+}
+
 nb::object call_varlen(const Arguments& arguments) {
   Inputs inputs(arguments, 0);
   inputs.read_value(arguments.leading(2));
@@ -306,6 +320,7 @@ void add_functions(nb::module_& module) {
   explained.push_back({"backward", "False"});
 
   add_method<call_attention>(module, {"attention", inputs, outputs}, docs::attention);
+  add_method<call_plain>(module, {"plain_attention", inputs, outputs}, "For the drop-ins.");
   const Parameters gradients = {{"gradients"}, {"bias_gradient", "True"}};
   add_method<call_backward>(module, {"attention_backward", backward, gradients}, docs::attention_backward);
   add_method<call_scores>(module, {"attention_scores", {{"query"}, {"key"}}, {{"stage", "'weights'"}, {"out"}}},

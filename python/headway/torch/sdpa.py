@@ -18,7 +18,7 @@ from headway.torch._dispatch import (
     tracing_state,
     transforms_active,
 )
-from headway.torch.functional import draw_seed, refuse_keywords
+from headway.torch.functional import Causal, draw_seed, refuse_keywords
 
 is_grad_enabled = torch.is_grad_enabled
 
@@ -63,17 +63,20 @@ def scaled_dot_product_attention(
         and dropout_p == 0.0
         and not is_compiling()
         and type(query) is type(key) is type(value) is Tensor
-        and not (is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
-        and query.is_contiguous()
+        and not (query.requires_grad and is_grad_enabled())
         and not (transforms_active() or modes_active() or autocast_active() or tracing_state() or recorders or unknown)
-        and (enable_gqa or query.dim() != 4 or query.size(1) == key.size(1))
+        and not enable_gqa
     ):
         try:
             if not is_causal and scale is None:
-                return _headway.attention(query, key, value)
-            return _headway.attention(query, key, value, causal="top_left" if is_causal else False, scale=scale)
+                plain = _headway.plain_attention(query, key, value)
+            else:
+                causal: Causal = "top_left" if is_causal else False
+                plain = _headway.plain_attention(query, key, value, causal=causal, scale=scale)
+            if plain is not None:
+                return plain  # type: ignore[no-any-return]
         except (ValueError, TypeError):
-            pass  # shapes that broadcast, a tensor stored negated, or an error that the checks below name better
+            pass  # key or value requires grad, a tensor stored negated, or an error that the checks below name better
     if unknown:
         refuse_keywords(_NAME, scaled_dot_product_attention, unknown)
     _check(query, key, value, attn_mask, dropout_p)
