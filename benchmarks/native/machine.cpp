@@ -1,13 +1,13 @@
 // What this machine can do at most: loops that do nothing but the instruction that bounds a kernel. Each thread runs a
 // loop of independent chains, more than an instruction's latency needs, for a given time.
+#include <headway/headway.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <functional>
 #include <thread>
 #include <vector>
-
-#include <headway/headway.h>
 
 #include "native.h"
 

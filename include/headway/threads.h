@@ -14,8 +14,8 @@ void set_threads(int threads);
 
 // A program with threads of its own can lend them: two sets of threads on the same CPUs take them from each other. An
 // executor calls work(context) once on each of its threads, the caller's among them, and returns when all have
-// returned; get_threads() of them at most are used. Progress is reported on the caller's thread, as without an executor.
-// Null gives the library its own threads back, and so does a fork.
+// returned; get_threads() of them at most are used. Progress is reported on the caller's thread, as without an
+// executor. Null gives the library its own threads back, and so does a fork.
 using Executor = void (*)(void (*work)(void* context), void* context);
 void set_executor(Executor executor);
 

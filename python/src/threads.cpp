@@ -1,8 +1,9 @@
 // How many threads a call uses, and whose they are.
+#include "headway/threads.h"
+
 #include <dlfcn.h>
 
 #include "functions.h"
-#include "headway/threads.h"
 
 namespace headway::python {
 namespace {

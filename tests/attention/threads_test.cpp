@@ -185,16 +185,15 @@ TEST_F(LentThreads, pass_exceptions_on_and_run_inner_calls_alone) {
   set_executor(on_five_threads);
   lent_calls = 0;
   std::atomic<int> inner{0};
-  parallel_for(8, 5, [&](std::int64_t, int) {
-    parallel_for(10, 5, [&](std::int64_t, int) { ++inner; });
-  });
+  parallel_for(8, 5, [&](std::int64_t, int) { parallel_for(10, 5, [&](std::int64_t, int) { ++inner; }); });
   EXPECT_EQ(inner, 80);
   EXPECT_EQ(lent_calls, 1);
-  EXPECT_THROW(parallel_for(8, 5, [](std::int64_t task, int) {
-                 if (task == 3) {
-                   throw InvalidArgument("three");
-                 }
-               }),
+  EXPECT_THROW(parallel_for(8, 5,
+                            [](std::int64_t task, int) {
+                              if (task == 3) {
+                                throw InvalidArgument("three");
+                              }
+                            }),
                InvalidArgument);
 }
 

@@ -89,3 +89,12 @@ def test_a_typed_program_passes_the_strictest_checks(tmp_path):
     )
     command[-1] = "wrong.py"
     assert "causl" in subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
+
+
+def test_ruff_finds_nothing():
+    pytest.importorskip("ruff", reason="ruff is not installed")
+    repository = pathlib.Path(__file__).parents[2]
+    for arguments in (["check"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", str(repository)]
+        result = subprocess.run(command, capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout

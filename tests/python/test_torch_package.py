@@ -107,7 +107,8 @@ expected = headway.torch.scaled_dot_product_attention(x, x, x).numpy().tobytes()
 (x @ x.transpose(-2, -1)).sum().item()  # torch's own threads are up
 child = os.fork()
 if child == 0:
-    out = headway.torch.scaled_dot_product_attention(x, x, x)  # torch's own operators would wait for its threads for ever
+    # Torch's own operators would wait for its threads for ever.
+    out = headway.torch.scaled_dot_product_attention(x, x, x)
     os._exit(0 if out.numpy().tobytes() == expected else 1)
 status = os.waitpid(child, 0)[1]
 torch.set_num_threads(1)
