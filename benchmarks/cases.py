@@ -18,7 +18,7 @@ import headway
 def attention_case(group: str, name: str, call: Attention, threads: int, peak: str = "") -> Case:
     if not peak:
         peak = "bf16" if call.dtype == "bf16" else "f32"
-    return Case(group, name, call.flops, peak, lambda: contenders(call, threads))
+    return Case(group, name, call.flops, peak, partial(contenders, call, threads))
 
 
 def main_cases(threads: int, lengths: tuple[int, ...] = (128, 512, 2048, 8192)) -> Iterator[Case]:
@@ -64,9 +64,7 @@ def decode_cases(threads: int) -> Iterator[Case]:
         for kv_heads in (32, 8):
             call = Attention(heads=32, kv_heads=kv_heads, queries=1, keys=8192, width=128, dtype=dtype)
             name = f"{dtype} 32 heads" + (f", {kv_heads} of keys" if kv_heads != 32 else "")
-            case = attention_case(group, name, call, threads, peak="read")
-            case.work = call.key_value_bytes
-            yield case
+            yield Case(group, name, call.key_value_bytes, "read", partial(contenders, call, threads, reading=True))
 
 
 def window_cases(threads: int) -> Iterator[Case]:

@@ -13,7 +13,7 @@ _pointer, _long, _double = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 for _name in ("headway_peak_f32", "headway_peak_f32_avx2", "headway_peak_bf16"):
     getattr(_native, _name).restype = _double
     getattr(_native, _name).argtypes = [ctypes.c_int, _double]
-_native.headway_read_bandwidth.restype = _double
+_native.headway_read.argtypes = [_pointer, _long, ctypes.c_int]
 for _name in ("headway_product", "openblas_product", "onednn_product"):
     getattr(_native, _name).argtypes = [_pointer, _pointer, _pointer, _long, _long, _long]
 _native.headway_layer_make.restype = _pointer
@@ -28,9 +28,9 @@ def peak(kind: str, threads: int, seconds: float = 0.02) -> float:
     return float(getattr(_native, name)(threads, seconds))
 
 
-def read_bandwidth(threads: int) -> float:
-    """Bytes a second that the threads together read from memory."""
-    return float(_native.headway_read_bandwidth(threads))
+def read(address: int, size: int, threads: int) -> None:
+    """Reads that many bytes, each thread its part, and does nothing with them."""
+    _native.headway_read(address, size, threads)
 
 
 def set_threads(threads: int) -> None:

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
+import native
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -188,10 +189,22 @@ def jax_call(inputs: Inputs) -> Call | None:
     return lambda: forward(q, k, v).block_until_ready()
 
 
-def contenders(call: Attention, threads: int) -> dict[str, Call]:
-    """Headway and every peer that can do this call."""
+def reading_call(inputs: Inputs, threads: int) -> Call:
+    """Reads keys and values where they lie, as fast as memory gives them."""
+    places = [(x.data_ptr(), x.numel() * x.element_size()) for x in (inputs.k, inputs.v)]
+
+    def read() -> None:
+        for address, size in places:
+            native.read(address, size, threads)
+
+    return read
+
+
+def contenders(call: Attention, threads: int, *, reading: bool = False) -> dict[str, Call]:
+    """Headway and every peer that can do this call, and what only reads the keys and values."""
     inputs = Inputs(call)
     made = {
+        "reading": reading_call(inputs, threads) if reading else None,
         "headway": headway_call(inputs),
         "torch": torch_call(inputs),
         "onnxruntime": onnxruntime_call(inputs, threads),

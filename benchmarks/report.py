@@ -43,7 +43,7 @@ def print_machine(machine: dict[str, Any]) -> None:
     peaks = {name: value / 1e9 for name, value in machine["peaks"].items()}
     print(
         f"\n{machine['suite']}, {machine['threads']} thread(s): peak f32 {peaks['f32']:.0f}, AVX2 {peaks['avx2']:.0f}, "
-        f"bf16 {peaks['bf16']:.0f} GFLOP/s, reading {peaks['read']:.0f} GB/s",
+        f"bf16 {peaks['bf16']:.0f} GFLOP/s",
         flush=True,
     )
 
@@ -63,7 +63,10 @@ def _row(result: dict[str, Any], *, with_group: bool) -> str:
     name = f"{result['group']}: {result['name']}" if with_group else result["name"]
     ratio = f"{result['ratio']:.2f}x" if result.get("ratio") else ""
     ours = f"{result['rates']['headway'] / 1e9:.0f} {_unit(result)}"
-    return f"| {name} | {ours} | {100 * result['share']:.0f} % | {_peers(result)} | {ratio} |"
+    share = f"{100 * result['share']:.0f} %"
+    if result["peak"] == "read":
+        share += f" of {result['peak_rate'] / 1e9:.0f}"
+    return f"| {name} | {ours} | {share} | {_peers(result)} | {ratio} |"
 
 
 def _headlines(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -81,7 +84,7 @@ def _machine_text(machines: list[dict[str, Any]]) -> str:
     versions = machines[0]["versions"]
     peaks = [
         f"{m['threads']} thread{'s' if m['threads'] > 1 else ''}: f32 {m['peaks']['f32'] / 1e9:.0f}, bf16 "
-        f"{m['peaks']['bf16'] / 1e9:.0f} GFLOP/s, reading {m['peaks']['read'] / 1e9:.0f} GB/s"
+        f"{m['peaks']['bf16'] / 1e9:.0f} GFLOP/s"
         for m in machines
         if m["suite"] == "all"
     ]

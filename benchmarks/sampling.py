@@ -20,7 +20,8 @@ class Case:
     name: str
     work: float  # useful floating-point operations or, for peak "read", bytes
     peak: str  # what bounds it: f32, avx2, bf16 or read
-    contenders: Callable[[], dict[str, Call]]  # "headway" and its peers; made when the case begins
+    # "headway" and its peers, and for peak "read" what only reads: "reading". Made when the case begins.
+    contenders: Callable[[], dict[str, Call]]
     notes: dict[str, str] = field(default_factory=dict)
 
 
@@ -35,7 +36,6 @@ class Machine:
     def measure(threads: int) -> Machine:
         kinds = ("f32", "avx2", "bf16")
         peaks = {kind: max(native.peak(kind, threads, 0.1) for _ in range(10)) for kind in kinds}
-        peaks["read"] = native.read_bandwidth(threads)
         return Machine(threads, peaks)
 
     def look(self) -> float:
@@ -78,6 +78,7 @@ def run(case: Case, machine: Machine, *, rounds: int = 7, least_seconds: float =
         if time.perf_counter() - begin > 4 * budget and round_ >= 2:
             break
     rates = {who: case.work / statistics.median(times) for who, times in samples.items() if times}
+    peak = rates.pop("reading", 0.0) if case.peak == "read" else machine.peaks[case.peak]
     peers = {who: rate for who, rate in rates.items() if who != "headway"}
     best = max(peers, key=peers.__getitem__) if peers else None
     result = {
@@ -85,13 +86,14 @@ def run(case: Case, machine: Machine, *, rounds: int = 7, least_seconds: float =
         "name": case.name,
         "threads": machine.threads,
         "peak": case.peak,
+        "peak_rate": peak,
         "rates": rates,
         "samples": {who: len(times) for who, times in samples.items()},
         "dropped": dropped,
         "notes": case.notes,
     }
-    if "headway" in rates:
-        result["share"] = rates["headway"] / machine.peaks[case.peak]
+    if "headway" in rates and peak:
+        result["share"] = rates["headway"] / peak
         result["best_peer"] = best
         result["ratio"] = rates["headway"] / peers[best] if best else None
     return result

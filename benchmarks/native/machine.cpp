@@ -1,7 +1,5 @@
 // What this machine can do at most: loops that do nothing but the instruction that bounds a kernel. Each thread runs a
 // loop of independent chains, more than an instruction's latency needs, for a given time.
-#include <headway/headway.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -109,6 +107,20 @@ void chains_f32_any() {
 
 #endif
 
+// Four cache lines a step, in as wide loads as there are, and nothing done with them.
+using Words = std::int64_t __attribute__((vector_size(64), aligned(16)));
+
+#ifdef __x86_64__
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+void read_all(const Words* word, const Words* end) {
+  Words sums[4] = {};
+  for (; word + 4 <= end; word += 4) {
+    for (int i = 0; i < 4; ++i) sums[i] ^= word[i];
+  }
+  asm volatile("" ::"r"(&sums) : "memory");
+}
+
 }  // namespace
 
 extern "C" double headway_peak_f32(int threads, double seconds) {
@@ -142,26 +154,11 @@ extern "C" double headway_peak_bf16(int threads, double seconds) {
   return 0;
 }
 
-extern "C" double headway_read_bandwidth(int threads) {
-  constexpr std::int64_t words = std::int64_t{16} << 20;  // 128 MiB a thread
-  std::vector<headway::Tensor> buffers;                   // on the pages that the library's results lie on
-  for (int t = 0; t < threads; ++t) {
-    buffers.emplace_back(headway::Dims{words}, headway::DType::i64);
-    std::fill_n(buffers.back().as<std::int64_t>(), words, 1);
-  }
-  double best = 0;
-  for (int attempt = 0; attempt < 24; ++attempt) {
-    const auto begin = Clock::now();
-    on_threads(threads, [&](int t) {
-      const std::int64_t* buffer = buffers[static_cast<std::size_t>(t)].as<std::int64_t>();
-      std::int64_t sums[16] = {};
-      for (std::int64_t i = 0; i < words; i += 16) {
-        for (std::int64_t lane = 0; lane < 16; ++lane) sums[lane] += buffer[i + lane];
-      }
-      asm volatile("" ::"r"(&sums) : "memory");
-      return 0.0;
-    });
-    best = std::max(best, 8.0 * static_cast<double>(words) * threads / seconds_since(begin));
-  }
-  return best;
+extern "C" void headway_read(const void* memory, std::int64_t bytes, int threads) {
+  const auto* words = static_cast<const Words*>(memory);
+  const std::int64_t count = bytes / static_cast<std::int64_t>(sizeof(Words));
+  on_threads(threads, [=](int t) {
+    read_all(words + count * t / threads, words + count * (t + 1) / threads);
+    return 0.0;
+  });
 }

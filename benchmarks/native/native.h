@@ -10,8 +10,8 @@ double headway_peak_f32(int threads, double seconds);
 double headway_peak_f32_avx2(int threads, double seconds);
 double headway_peak_bf16(int threads, double seconds);
 
-// Bytes read from a buffer that no cache holds.
-double headway_read_bandwidth(int threads);
+// Reads the memory once, each thread its part: the ceiling of what must read it.
+void headway_read(const void* memory, std::int64_t bytes, int threads);
 
 // y = x W: x [rows, inputs], W [inputs, outputs], contiguous. Each says with 0 that it is not built in.
 int headway_product(const float* x, const float* weight, float* y, std::int64_t rows, std::int64_t inputs,
