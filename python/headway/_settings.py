@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
-
 from headway import _headway
+from headway.functions import whole_number
 
 
 def set_threads(n: int) -> None:
@@ -15,7 +14,7 @@ def set_threads(n: int) -> None:
     >>> headway.get_threads()
     2
     """
-    count = operator.index(n)
+    count = whole_number("set_threads", "n", n)
     # What is past C's int is past every machine too.
     _headway.set_threads(max(-(2**31), min(count, 2**31 - 1)))
 

@@ -5,6 +5,7 @@ Lists and integers are computed in float64, as NumPy would; everything else in i
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -94,8 +95,17 @@ def _is_foreign(array: Any) -> bool:
 
 def check_heads(operation: str, what: str, width: int, heads: int) -> None:
     """ValueError, with both numbers, unless the width divides into heads."""
+    whole_number(operation, "the number of heads", heads)
     if heads < 1 or width % heads != 0:
         raise ValueError(f"{operation}: {what} {width}, expected a multiple of the {heads} heads")
+
+
+def whole_number(operation: str, name: str, value: Any) -> int:
+    """TypeError unless it is one."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{operation}: {name} is {value!r}, expected an integer") from None
 
 
 def split_heads(X: Any, heads: int) -> Any:

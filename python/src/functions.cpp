@@ -107,6 +107,11 @@ nb::object forward(const Arguments& arguments, const Inputs& inputs) {
   Options options(arguments);
   require_engine(operation, query, key, value, options.values);
 
+  const Dims matrix = inputs.packed() ? Dims{0} : matrix_sizes(query.sizes(), key.sizes());
+  if (is_true(return_weights)) {
+    // Before out is allocated: a matrix that cannot exist is not the memory's fault.
+    bytes_of_result(arguments.made("weights"), query.dtype(), matrix);
+  }
   std::optional<Output> out, weights, lse;
   if (is_absent(given_out)) {
     out.emplace(arguments.made("out"), inputs.query, query.dtype(), out_sizes(query.sizes(), value.sizes()));
@@ -115,8 +120,7 @@ nb::object forward(const Arguments& arguments, const Inputs& inputs) {
   }
   AttentionOutputs outputs;
   if (is_true(return_weights)) {
-    const Dims sizes = inputs.packed() ? Dims{0} : matrix_sizes(query.sizes(), key.sizes());
-    weights.emplace(arguments.made("weights"), inputs.query, query.dtype(), sizes);
+    weights.emplace(arguments.made("weights"), inputs.query, query.dtype(), matrix);
     outputs.weights = weights->view();
   }
   if (is_true(return_lse)) {

@@ -55,13 +55,16 @@ dlpack::ManagedTensorVersioned* lend(Tensor&& tensor) {
 
 }  // namespace
 
-Output::Output(const Argument& argument, const Array& like, DType dtype, const Dims& sizes) : argument_(argument) {
-  std::int64_t bytes = 0;
+std::int64_t bytes_of_result(const Argument& argument, DType dtype, const Dims& sizes) {
   try {
-    bytes = checked_elements(sizes, dtype) * static_cast<std::int64_t>(size_of(dtype));
+    return checked_elements(sizes, dtype) * static_cast<std::int64_t>(size_of(dtype));
   } catch (const InvalidArgument&) {
-    refuse<InvalidArgument>(argument_, "of shape ", sizes, " would have more than 2^63 bytes");
+    refuse<InvalidArgument>(argument, "of shape ", sizes, " would have more than 2^63 bytes");
   }
+}
+
+Output::Output(const Argument& argument, const Array& like, DType dtype, const Dims& sizes) : argument_(argument) {
+  const std::int64_t bytes = bytes_of_result(argument_, dtype, sizes);
   exchange_ = like.exchange();
   if (like.is_numpy()) {
     numpy_dtype_ = nb::borrow(dtype_from(like.type()) == dtype ? like.numpy_dtype() : numpy().dtype(dtype));

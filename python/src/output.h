@@ -1,11 +1,15 @@
 // Arrays for results: of the same library as the input that they belong to.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "array.h"
 
 namespace headway::python {
+
+// The bytes of a result of this type and shape; InvalidArgument when they pass 2^63.
+std::int64_t bytes_of_result(const Argument& argument, DType dtype, const Dims& sizes);
 
 class Output {
  public:

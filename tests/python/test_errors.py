@@ -208,6 +208,13 @@ def test_what_cannot_be_allocated_is_a_memory_error_and_the_next_call_works():
     assert headway.attention(Q, K, V).shape == (2, 6, 5, 4)
 
 
+def test_a_matrix_past_2_63_bytes_is_a_value_error_whatever_else_is_asked_for():
+    long = np.broadcast_to(np.float32(0), (1, 1, 2**33, 1))
+    text = r"weights of shape \(1, 1, 8589934592, 8589934592\) would have more than 2\^63 bytes"
+    with pytest.raises(ValueError, match=f"attention: {text}"):
+        headway.attention(long, long, long, return_weights=True)
+
+
 def test_threads():
     before = headway.get_threads()
     try:
@@ -217,7 +224,7 @@ def test_threads():
             with pytest.raises(ValueError, match="set_threads: expected 1 or more"):
                 headway.set_threads(bad)
         for bad in (1.0, "2", None):
-            with pytest.raises(TypeError):
+            with pytest.raises(TypeError, match=f"set_threads: n is {bad!r}, expected an integer"):
                 headway.set_threads(bad)
         assert headway.get_threads() == 3
     finally:
