@@ -174,6 +174,16 @@ def test_the_gradient_of_the_gradient_is_its_slope(seed):
             np.testing.assert_allclose(found, expected, atol=1e-7 * (1 + float(jnp.abs(expected).max(initial=0))))
 
 
+def test_what_padding_holds_shows_in_no_second_derivative():
+    value = jnp.asarray(X).at[:, :, 3:].set(jnp.nan)
+
+    def slope(query):
+        loss = lambda x: (hj.attention(x, value, value, valid_lens=[3, 2]) ** 2).sum()  # noqa: E731
+        return (jax.grad(loss)(query) ** 2).sum()
+
+    assert jnp.isfinite(jax.grad(slope)(jnp.asarray(X))).all()
+
+
 # ---- What is compiled ----
 
 

@@ -163,6 +163,16 @@ def test_a_window_far_from_every_key():
         compare((q, k, k), [dict(bias=bias, mask=mask, local_window_size=window) for window in windows], rng, 2e-5)
 
 
+def test_a_window_without_a_side_is_unlimited_there():
+    rng = np.random.default_rng(6)
+    for T, S in ((9, 3), (3, 9), (5, 5)):
+        q, k = normal(rng, 1, T, 2, 4), normal(rng, 1, S, 2, 4)
+        for window, same in (((1, None), (1, 20)), ((None, 1), (20, 1)), ((None, None), (20, 20))):
+            found = hj.dot_product_attention(q, k, k, local_window_size=window)
+            expected = hj.dot_product_attention(q, k, k, local_window_size=same)
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
 # ---- What the original refuses, and what it does not have ----
 
 
@@ -179,6 +189,10 @@ def test_what_does_not_fit_is_named():
         call(x, x, x, local_window_size=(-1, 0))
     with pytest.raises(ValueError, match="dot_product_attention: window left is -1"):
         call(x, x[:, :3], x[:, :3], local_window_size=(-1, 0))
+    with pytest.raises(TypeError, match="dot_product_attention: window is 1.5, expected a pair"):
+        call(x, x[:, :3], x[:, :3], local_window_size=1.5)
+    with pytest.raises(TypeError, match="dot_product_attention: key is a NoneType, expected an array"):
+        call(x, None, x)
     with pytest.raises(TypeError, match="dot_product_attention: valid_lens has type f32"):
         call(x, x, x, key_value_seq_lengths=jnp.ones(2))
     with pytest.raises(TypeError, match="did you mean 'is_causal'"):

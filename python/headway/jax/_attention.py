@@ -107,6 +107,17 @@ def attend_positions_first(
     return out, weights if return_weights else lse
 
 
+def as_arrays(operation: str, inputs: dict[str, Any]) -> Operands:
+    """The inputs as JAX's arrays; TypeError for the first that is none and cannot become one."""
+    arrays = {}
+    for name, x in inputs.items():
+        try:
+            arrays[name] = jnp.asarray(x)
+        except (TypeError, ValueError):
+            raise TypeError(f"{operation}: {name} is a {type(x).__name__}, expected an array") from None
+    return arrays
+
+
 _DEFAULTS: dict[str, Any] = {
     "causal": False,
     "window": None,
@@ -120,7 +131,7 @@ _ARRAYS = ("mask", "bias", "alibi_slopes", "sinks", "valid_lens", "query_lens")
 
 def _prepare(operation: str, layout: Layout, inputs: dict[str, Any], **given: Any) -> tuple[Static, Operands]:
     """Checks everything that is known now, with the errors of headway.attention."""
-    operands = {name: jnp.asarray(array) for name, array in inputs.items()}
+    operands = as_arrays(operation, inputs)
     for name in _ARRAYS:
         array = given.pop(name, None)
         if array is not None:

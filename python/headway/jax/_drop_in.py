@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from headway._suggest import suggests_keywords
-from headway.jax._attention import attend_positions_first
+from headway.jax._attention import as_arrays, attend_positions_first
 from headway.jax._call import Array
 
 IMPLEMENTATIONS = (None, "xla", "cudnn")
@@ -26,7 +27,7 @@ def dot_product_attention(
     is_causal: bool = False,
     query_seq_lengths: Any = None,
     key_value_seq_lengths: Any = None,
-    local_window_size: int | tuple[int, int] | None = None,
+    local_window_size: int | tuple[int | None, int | None] | None = None,
     implementation: str | None = None,
     return_residual: bool = False,
 ) -> Any:
@@ -51,8 +52,8 @@ def dot_product_attention(
         raise ValueError(
             f"dot_product_attention: implementation is {implementation!r}, expected None, 'xla' or 'cudnn'"
         )
-    query = jnp.asarray(query)
-    q, k, v = _four(query), _four(jnp.asarray(key)), _four(jnp.asarray(value))
+    query, key, value = as_arrays("dot_product_attention", {"query": query, "key": key, "value": value}).values()
+    q, k, v = _four(query), _four(key), _four(value)
     options: dict[str, Any] = {
         "mask": None if mask is None else _four(jnp.asarray(mask)),
         "bias": None if bias is None else _floating(_four(jnp.asarray(bias)), q.dtype),
@@ -95,7 +96,7 @@ def _lengths(lengths: Any, most: int) -> Any:
 
 
 def _window(size: Any) -> Any:
-    return (size, size) if isinstance(size, int) else size
+    return (size, size) if isinstance(size, int | np.integer) else size
 
 
 def _with_aligned_window(q: Array, k: Array, v: Array, options: dict[str, Any]) -> tuple[Array, Array, Array, Any]:
@@ -103,9 +104,12 @@ def _with_aligned_window(q: Array, k: Array, v: Array, options: dict[str, Any]) 
 
     Keys that no query reaches and queries that reach no key are left out first, so that no side becomes negative.
     """
-    left, right = options["window"]
-    if left is None or right is None or left < 0 or right < 0:
+    sides = options["window"]
+    if not isinstance(sides, tuple | list) or len(sides) != 2:
         return q, k, v, options  # an error, with its own text
+    left, right = (q.shape[1] + k.shape[1] if side is None else side for side in sides)
+    if not isinstance(left, int | np.integer) or not isinstance(right, int | np.integer) or left < 0 or right < 0:
+        return q, k, v, options
     keys = min(k.shape[1], q.shape[1] + right)
     rows = min(q.shape[1], keys + left)
     offset = keys - rows

@@ -18,15 +18,19 @@ def attention(static: Static, operands: Operands, keep: Array | None) -> Array:
     kind = jnp.promote_types(query.dtype, jnp.float32)
     group = query.shape[1] // key.shape[1] if key.shape[1] else 1
     query, key, value = (array.astype(kind) for array in (query, *(jnp.repeat(x, group, 1) for x in (key, value))))
+    allowed, distance = _pairs(static, operands, (*query.shape[:3], key.shape[2]))
+    if "bias" in operands:
+        bias = operands["bias"].astype(kind)
+        allowed = allowed & ~jnp.isneginf(bias)
+    # What is stored in a key that nobody attends to must not show, and 0 times NaN would.
+    seen = allowed.any(-2)[..., None]
+    key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
     scale = static.scale if static.scale is not None else 1 / np.sqrt(max(query.shape[-1], 1))
     exact = jax.lax.Precision.HIGHEST
     scores = scale * jnp.einsum("bhid,bhjd->bhij", query, key, precision=exact)
     if static.softcap is not None:
         scores = static.softcap * jnp.tanh(scores / static.softcap)
-    allowed, distance = _pairs(static, operands, scores.shape)
     if "bias" in operands:
-        bias = operands["bias"].astype(kind)
-        allowed = allowed & ~jnp.isneginf(bias)
         scores = scores + jnp.where(jnp.isneginf(bias), 0, bias)
     if "alibi_slopes" in operands:
         scores = scores - operands["alibi_slopes"].astype(kind)[:, None, None] * distance[:, None]
