@@ -226,6 +226,19 @@ def test_a_query_without_a_key_gives_no_nan():
         assert x.grad.isfinite().all() and all(p.grad.isfinite().all() for p in layer.parameters())
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("weights", [False, True])
+def test_what_padding_holds_never_shows(training, weights):
+    layer = MultiheadAttention(16, 4, dropout=0.3, batch_first=True).train(training)
+    x, padding = torch.randn(2, 5, 16), torch.arange(5) >= torch.tensor([[5], [3]])
+    torch.manual_seed(0)
+    expected = layer(x, x, x, key_padding_mask=padding, need_weights=weights)
+    memory = x.masked_fill(padding[..., None], float("nan"))
+    torch.manual_seed(0)
+    found = layer(x, memory, memory, key_padding_mask=padding, need_weights=weights)
+    torch.testing.assert_close(found, expected)
+
+
 def test_no_matrix_is_stored_without_weights():
     layer = MultiheadAttention(8, 2, batch_first=True)
     x = torch.randn(1, 4096, 8)
@@ -258,6 +271,14 @@ REFUSED = [
         {"key_padding_mask": torch.ones(5) > 0},
     ),
     (RuntimeError, "is_causal .* attn_mask is None", None, {"is_causal": True}),
+    (TypeError, "key is a NoneType, expected a torch.Tensor", (torch.ones(5, 2, 16), None, None), {}),
+    (TypeError, "attn_mask is a list, expected a torch.Tensor", None, {"attn_mask": [[True]]}),
+    (
+        TypeError,
+        "query has type torch.float64, the parameters have torch.float32",
+        (torch.ones(5, 2, 16).double(),) * 3,
+        {},
+    ),
     (TypeError, "unexpected keyword argument 'mask'; did you mean 'attn_mask'", None, {"mask": None}),
 ]
 

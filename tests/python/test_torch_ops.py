@@ -13,11 +13,15 @@ from cases import random_case
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.nn.functional as F  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
 
 import headway.torch as ht  # noqa: E402
 from headway.torch import _ops  # noqa: E402
 from headway.torch._core import Options  # noqa: E402
 from torch_support import one_thread  # noqa: E402, F401
+
+# Torch's own forward mode compiles its formulas with it.
+forward_mode = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 
 
 def draw(*shape, dtype=torch.float64, grad=True):
@@ -95,6 +99,7 @@ CASES = {  # for query (1, 2, 3, 2), key and value (1, 1, 4, 2 or 3)
 }
 
 
+@forward_mode
 @pytest.mark.parametrize("extra", [False, True], ids=["no bias", "bias and sinks"])
 @pytest.mark.parametrize("name", CASES)
 def test_derivatives_of_first_and_second_order(one_thread, name, extra):  # noqa: F811
@@ -108,16 +113,18 @@ def test_derivatives_of_first_and_second_order(one_thread, name, extra):  # noqa
         )
         return out, weights, lse.masked_fill(weights.sum(dim=-1) == 0, 0.0)  # -inf, or the sink, which has no gradient
 
-    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True)
     assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
 
 
+@forward_mode
 @pytest.mark.parametrize("rank", [2, 3])
 def test_derivatives_without_heads_or_batch(rank):
     torch.manual_seed(1)
     inputs = [draw(*(2, 4, 3)[3 - rank :]), draw(*(2, 5, 3)[3 - rank :]), draw(*(2, 5, 3)[3 - rank :]), draw(1)]
     function = lambda q, k, v, s: ht.attention(q, k, v, sinks=s, return_weights=True, return_lse=True)  # noqa: E731
-    assert torch.autograd.gradcheck(function, inputs) and torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+    assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
 
 
 def test_dropout_has_first_derivatives_and_says_that_it_has_no_second():
@@ -127,6 +134,78 @@ def test_dropout_has_first_derivatives_and_says_that_it_has_no_second():
     (first,) = torch.autograd.grad(function(*inputs)[0].square().sum(), inputs[0], create_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivative with dropout, found dropout=0.4"):
         first.sum().backward()
+
+
+@forward_mode
+def test_forward_mode_keeps_the_bits_and_loses_no_tangent():
+    x, direction = draw(2, 4, 5, 8, grad=False), draw(2, 4, 5, 8, grad=False)
+    calls = {
+        "attention": lambda x: ht.attention(x, x[:, :2], x[:, :2], causal=True),
+        "sdpa": lambda x: ht.scaled_dot_product_attention(x, x, x),  # which has a shortest way of its own
+        "half": lambda x: ht.attention(x.half(), x.half(), x.half(), softcap=5.0).double(),
+    }
+    for name, call in calls.items():
+        along = lambda step, call=call: call(x + step * direction)  # noqa: E731
+        expected = torch.func.jacrev(along)(torch.zeros((), dtype=x.dtype))
+        for requires_grad in (False, True):
+            with forward_ad.dual_level():
+                given = forward_ad.make_dual(x.clone().requires_grad_(requires_grad), direction)
+                out, tangent = forward_ad.unpack_dual(call(given))
+                assert torch.equal(out, call(x)), name
+                assert torch.equal(call(x), out)  # inside the level, without a tangent
+            torch.testing.assert_close(tangent, expected, atol=1e-2 if name == "half" else 1e-12, rtol=1e-2)
+    layer = ht.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
+    step = lambda x: layer(x, x, x, need_weights=False)[0]  # noqa: E731
+    _, tangent = torch.func.jvp(step, (x[0],), (direction[0],))
+    with forward_ad.dual_level():
+        given = forward_ad.make_dual(x[0], direction[0])
+        torch.testing.assert_close(forward_ad.unpack_dual(step(given)).tangent, tangent)
+    torch.testing.assert_close(step(x[0] + 1e-6 * direction[0]) - step(x[0]), 1e-6 * tangent, atol=1e-10, rtol=0)
+
+
+@forward_mode
+def test_forward_mode_says_what_it_cannot_do():
+    x, starts = draw(6, 2, 4, grad=False), torch.tensor([0, 2, 6])
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative with dropout, found dropout=0.4"):
+        torch.func.jvp(lambda x: ht.attention(x, x, x, dropout=0.4, seed=1), (x,), (x,))
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative of packed sequences"):
+        torch.func.jvp(lambda x: ht.attention_varlen(x, x, x, starts, starts), (x,), (x,))
+    with pytest.raises(ValueError, match="alibi_slopes has a tangent, and no derivative"):
+        torch.func.jvp(lambda slopes: ht.attention(x, x, x, alibi_slopes=slopes), (torch.ones(1),), (torch.ones(1),))
+
+
+@forward_mode
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_what_forbidden_keys_hold_shows_in_no_derivative(softcap):
+    query, key, value = draw(1, 4, 3, 2, grad=False), draw(1, 2, 5, 2, grad=False), draw(1, 2, 5, 3, grad=False)
+
+    def derivatives(*inputs):
+        inputs = [x.clone().requires_grad_() for x in inputs]
+        results = ht.attention(*inputs, valid_lens=[[3, 0, 2]], softcap=softcap, return_weights=True, return_lse=True)
+        first = torch.autograd.grad([x[..., ::2, :].square().sum() for x in results[:2]], inputs, create_graph=True)
+        second = torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
+        _, forward = torch.func.jvp(
+            lambda x: ht.attention(x, *inputs[1:], valid_lens=[[3, 0, 2]], softcap=softcap), (inputs[0],), (query,)
+        )
+        return *first, *second, forward
+
+    expected = derivatives(query, key, value)
+    for x, bad in ((key, math.nan), (value, math.inf)):
+        x[:, :, 3:] = bad
+    query[:, :, 1] = math.nan
+    for found, clean in zip(derivatives(query, key, value), expected):
+        assert torch.equal(found, clean)
+
+
+def test_a_nan_that_is_attended_to_shows_in_its_row_s_derivatives():
+    query, key = draw(1, 1, 3, 2), draw(1, 1, 3, 2, grad=False)
+    key[:, :, 2] = math.nan
+    out, weights = ht.attention(query, key, key, causal=True, return_weights=True)
+    (through_weights,) = torch.autograd.grad(weights.square().sum(), query, retain_graph=True)
+    assert through_weights.isnan().any(dim=-1).tolist() == [[[False, False, True]]]
+    (first,) = torch.autograd.grad(out.square().sum(), query, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), query)
+    assert second[0, 0, 2].isnan().all()
 
 
 @pytest.mark.parametrize("which", range(1, 8))
@@ -337,6 +416,9 @@ REFUSED = [
     (ValueError, "attention: alibi_slopes requires grad", {"alibi_slopes": torch.ones(3, requires_grad=True)}),
     (TypeError, "unexpected keyword argument 'is_causal'; did you mean 'causal'", {"is_causal": True}),
     (TypeError, "unexpected keyword argument 'attn_mask'; did you mean 'mask'", {"attn_mask": None}),
+    (TypeError, "attention: key is a list, expected a torch.Tensor", {"key": [[1.0]]}),
+    (TypeError, "attention: bias is a ndarray, expected a torch.Tensor", {"bias": np.zeros((5, 5))}),
+    (TypeError, "attention: dropout is 'a', expected a number", {"dropout": "a"}),
     (TypeError, "cannot be read through DLPack", {"query": torch.ones(2, 3, 5, 8).to_sparse()}),
 ]
 

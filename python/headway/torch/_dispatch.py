@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.torch import _core, _ops
+from headway.torch import _core, _forward_mode, _ops
 from headway.torch._core import TENSORS, Options
 
 Results = tuple[Tensor, Tensor, Tensor | None]
@@ -61,7 +61,9 @@ class _Attention(torch.autograd.Function):
 
 def is_watched() -> bool:
     """Whether something else than eager torch runs the call: a compiler, a tracer, torch.func, a dispatch mode."""
-    return is_compiling() or transforms_active() or modes_active() != 0 or tracing_state() is not None
+    if is_compiling() or transforms_active() or modes_active() != 0 or tracing_state() is not None:
+        return True
+    return _forward_mode.on()
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, options: Options, return_weights: bool = False) -> Results:
@@ -70,6 +72,23 @@ def attend(query: Tensor, key: Tensor, value: Tensor, options: Options, return_w
         query, key, value, options = _autocast(query, key, value, options)
     for take in recorders:
         take(query, key, options)
+    if not is_compiling():
+        dual = _forward_mode.unpack(query, key, value, options)
+        if dual is not None:
+            return _attend_forward_mode(dual, options, return_weights)
+    return _attend(query, key, value, options, return_weights)
+
+
+def _attend_forward_mode(inputs: _forward_mode.Dual, options: Options, return_weights: bool) -> Results:
+    """The results of the inputs without their tangents, and then their own."""
+    query, key, value, bias, sinks = inputs.primals
+    options = options._replace(bias=bias, sinks=sinks)
+    out, lse, weights = _attend(query, key, value, options, True)
+    out, lse, weights = _forward_mode.with_tangents(inputs, (out, lse, weights), options)
+    return out, lse, weights if return_weights else None
+
+
+def _attend(query: Any, key: Any, value: Any, options: Options, return_weights: bool) -> Results:
     alibi = options.alibi_slopes
     if alibi is not None and alibi.requires_grad and torch.is_grad_enabled():
         raise ValueError("attention: alibi_slopes requires grad, and has no gradient: pass what is learnt as bias")

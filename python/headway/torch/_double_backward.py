@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headway import _headway
 from headway.torch._core import SCHEMA, Options
-from headway.torch._weights import softmax_scale
+from headway.torch._weights import hide_unseen, softmax_scale
 
 
 def double_backward(
@@ -81,26 +81,24 @@ def _(query: Tensor, key: Tensor, *options: Any) -> Tensor:
 
 def _attention(options: Options, query: Any, key: Any, value: Any) -> tuple[Tensor, Tensor]:
     """Out and lse, recorded by autograd."""
-    group = query.shape[-3] // key.shape[-3] if query.dim() == 4 else 1
-    if group != 1:
-        key, value = key.repeat_interleave(group, dim=-3), value.repeat_interleave(group, dim=-3)
-    scores = softmax_scale(query, options) * (query @ key.transpose(-2, -1))
-    if options.softcap is not None:
-        scores = options.softcap * torch.tanh(scores / options.softcap)
     with torch.no_grad():
         biased = biased_scores(query, key, *options._replace(sinks=None))
-        allowed = biased > -math.inf
+        allowed = biased != -math.inf
         if options.query_lens is not None:
             rows = torch.arange(query.shape[-2], device=query.device)
             real = rows < options.query_lens.to(query.device).reshape(-1, *[1] * (query.dim() - 2))
             allowed = allowed & (real if query.dim() > 2 else real.reshape(-1)).unsqueeze(-1)
+    empty = ~allowed.any(dim=-1, keepdim=True)
+    key, value = hide_unseen(key, allowed), hide_unseen(value, allowed)
+    scores = softmax_scale(query, options) * (query.masked_fill(empty, 0.0) @ key.transpose(-2, -1))
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
     if options.bias is not None:
         scores = scores + torch.where(options.bias > -math.inf, options.bias, 0.0).to(scores.dtype)
     if options.alibi_slopes is not None:
         scores = scores + (biased.masked_fill(~allowed, 0.0) - scores.masked_fill(~allowed, 0.0)).detach()
     scores = scores.masked_fill(~allowed, -math.inf)
     # Rows without a key take part with a score of 0, and are forbidden afterwards, so that nothing is NaN.
-    empty = ~allowed.any(dim=-1, keepdim=True)
     scores = scores.masked_fill(empty, 0.0)
     if options.sinks is not None:
         sinks = options.sinks.to(scores.dtype).reshape(-1, *[1] * (2 if query.dim() == 4 else query.dim() - 1))

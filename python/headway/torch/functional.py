@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Literal, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +32,7 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: Any | None = None,
-    sinks: Tensor | None = None,
+    sinks: Any | None = None,
     dropout: float = 0.0,
     seed: int | Tensor | None = None,
     return_weights: bool = False,
@@ -58,6 +60,7 @@ def attention(
     """
     if unknown:
         refuse_keywords("attention", attention, unknown)
+    require_tensors("attention", ("query", query), ("key", key), ("value", value))
     options = _options(
         "attention", mask, bias, causal, window, valid_lens, query_lens, scale, softcap, alibi_slopes, sinks, dropout,
         seed, engine, query.device,
@@ -83,7 +86,7 @@ def attention_varlen(
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: Any | None = None,
-    sinks: Tensor | None = None,
+    sinks: Any | None = None,
     dropout: float = 0.0,
     seed: int | Tensor | None = None,
     return_lse: bool = False,
@@ -106,6 +109,7 @@ def attention_varlen(
     """
     if unknown:
         refuse_keywords("attention_varlen", attention_varlen, unknown)
+    require_tensors("attention_varlen", ("query", query), ("key", key), ("value", value))
     options = _options(
         "attention_varlen", mask, bias, causal, window, valid_lens, query_lens, scale, softcap, alibi_slopes, sinks,
         dropout, seed, engine, query.device,
@@ -121,6 +125,19 @@ def refuse_keywords(function: str, signature: Any, unknown: dict[str, Any]) -> N
     known = [name for name in inspect.signature(signature).parameters if name not in ("self", "unknown")]
     name = next(iter(unknown))
     raise TypeError(f"{function}() got an unexpected keyword argument '{name}'{hint(name, known)}")
+
+
+def require_tensors(operation: str, *inputs: tuple[str, Any]) -> None:
+    """TypeError for the first that is no tensor."""
+    for name, x in inputs:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{operation}: {name} is a {type(x).__name__}, expected a torch.Tensor")
+
+
+def require_number(operation: str, name: str, value: Any) -> None:
+    """TypeError for what cannot be compared with one."""
+    if value is None or isinstance(value, str):
+        raise TypeError(f"{operation}: {name} is {value!r}, expected a number")
 
 
 def draw_seed() -> Tensor:
@@ -139,16 +156,21 @@ def _options(
     scale: float | None,
     softcap: float | None,
     alibi_slopes: Any,
-    sinks: Tensor | None,
+    sinks: Any,
     dropout: float,
     seed: int | Tensor | None,
     engine: str | None,
     device: torch.device,
 ) -> Options:
     left, right = _sides(operation, window)
+    require_number(operation, "dropout", dropout)
+    if mask is not None:
+        require_tensors(operation, ("mask", mask))
+    if bias is not None:
+        require_tensors(operation, ("bias", bias))
     return Options(
         bias=bias,
-        sinks=sinks,
+        sinks=_floats(sinks, device),
         mask=mask,
         alibi_slopes=_floats(alibi_slopes, device),
         valid_lens=_integers(valid_lens),
@@ -165,10 +187,8 @@ def _options(
 
 
 def _alignment(operation: str, causal: Causal) -> str:
-    if causal is False:
-        return "none"
-    if causal is True:
-        return "square"
+    if isinstance(causal, bool | np.bool_):
+        return "square" if causal else "none"
     if causal in ("top_left", "bottom_right"):
         return causal
     error = ValueError if isinstance(causal, str) else TypeError
@@ -189,8 +209,10 @@ def _seed(operation: str, dropout: float, seed: int | Tensor | None) -> Tensor |
         return draw_seed() if dropout > 0 else None
     if isinstance(seed, Tensor):
         return seed
-    if not isinstance(seed, int):
-        raise TypeError(f"{operation}: seed is {seed!r}, expected an integer")
+    try:
+        seed = operator.index(seed)
+    except TypeError:
+        raise TypeError(f"{operation}: seed is {seed!r}, expected an integer") from None
     if not 0 <= seed < 2**64:
         raise ValueError(f"{operation}: seed is {seed}, expected 0 to 2^64 - 1")
     return torch.tensor(seed - 2**64 if seed >= 2**63 else seed)  # its 64 bits

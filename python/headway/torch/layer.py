@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from headway.functions import check_heads
 from headway.torch._core import NO_OPTIONS
 from headway.torch._dispatch import attend
+from headway.torch.functional import require_tensors
 
 
 class MultiHeadAttention(nn.Module):
@@ -41,6 +42,7 @@ class MultiHeadAttention(nn.Module):
     def forward(self, Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
         """Q (B, seq_q, d_model), K and V (B, seq_k, d_model) -> (B, seq_q, d_model)."""
         d_model = self.num_heads * self.d_k
+        require_tensors("MultiHeadAttention", ("Q", Q), ("K", K), ("V", V))
         for name, x in (("Q", Q), ("K", K), ("V", V)):
             if x.dim() != 3 or x.shape[-1] != d_model:
                 raise ValueError(

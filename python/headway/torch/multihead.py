@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headway.torch._core import Options
-from headway.torch._dispatch import attend, is_watched
+from headway.torch._dispatch import attend, autocast_active, is_watched
 from headway.torch._parts import split
-from headway.torch.functional import draw_seed, refuse_keywords
+from headway.torch._weights import hide_unseen
+from headway.torch.functional import draw_seed, refuse_keywords, require_tensors
 
 _NAME = "MultiheadAttention"
 
@@ -176,6 +177,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         attn_mask: Tensor | None,
         is_causal: bool,
     ) -> None:
+        require_tensors(_NAME, ("query", query), ("key", key), ("value", value))
         if query.is_nested or key.is_nested or value.is_nested:
             raise NotImplementedError(
                 f"{_NAME}: nested tensors are not supported; for TransformerEncoder use headway.torch.replace_attention"
@@ -185,10 +187,12 @@ class MultiheadAttention(nn.MultiheadAttention):
                 f"{_NAME}: query, key and value have shapes {tuple(query.shape)}, {tuple(key.shape)} and "
                 f"{tuple(value.shape)}, expected (length, batch, width) or (length, width), and all three alike"
             )
-        widths = (self.embed_dim, self.kdim, self.vdim)
+        widths, dtype = (self.embed_dim, self.kdim, self.vdim), self.out_proj.weight.dtype
         for name, x, width in zip(("query", "key", "value"), (query, key, value), widths):
             if x.shape[-1] != width:
                 raise ValueError(f"{_NAME}: {name} has width {x.shape[-1]}, expected {width}")
+            if x.dtype != dtype and not autocast_active():
+                raise TypeError(f"{_NAME}: {name} has type {x.dtype}, the parameters have {dtype}")
         if key.shape[:-1] != value.shape[:-1]:
             raise ValueError(f"{_NAME}: value has shape {tuple(value.shape)}, key has {tuple(key.shape)}")
         batched = query.dim() == 3
@@ -206,6 +210,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 def _check_mask(name: str, mask: Tensor | None, shapes: list[tuple[int, ...]]) -> None:
     if mask is None:
         return
+    require_tensors(_NAME, (name, mask))
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"{_NAME}: {name} has type {mask.dtype}, expected bool (True = ignore) or floating")
     if tuple(mask.shape) not in shapes:
@@ -267,7 +272,7 @@ def _attend(
     if not need_weights:
         return attend(query, key, value, options._replace(dropout=dropout, seed=draw_seed()))[0], None
     # Dropped by torch itself: a run with the same seed drops what nn.MultiheadAttention drops.
-    kept = attend(query, key, value[..., :0], options, return_weights=True)[2]
-    assert kept is not None
-    kept = F.dropout(kept, dropout)
-    return kept @ value, kept
+    weights = attend(query, key, value[..., :0], options, return_weights=True)[2]
+    assert weights is not None
+    kept = F.dropout(weights, dropout)
+    return kept @ hide_unseen(value, weights), kept

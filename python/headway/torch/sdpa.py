@@ -18,7 +18,8 @@ from headway.torch._dispatch import (
     tracing_state,
     transforms_active,
 )
-from headway.torch.functional import Causal, draw_seed, refuse_keywords
+from headway.torch._forward_mode import on as forward_mode_on
+from headway.torch.functional import Causal, draw_seed, refuse_keywords, require_number, require_tensors
 
 is_grad_enabled = torch.is_grad_enabled
 
@@ -65,6 +66,7 @@ def scaled_dot_product_attention(
         and type(query) is type(key) is type(value) is Tensor
         and not (query.requires_grad and is_grad_enabled())
         and not (transforms_active() or modes_active() or autocast_active() or tracing_state() or recorders or unknown)
+        and not forward_mode_on()
         and not enable_gqa
     ):
         try:
@@ -79,7 +81,7 @@ def scaled_dot_product_attention(
             pass  # key or value requires grad, a tensor stored negated, or an error that the checks below name better
     if unknown:
         refuse_keywords(_NAME, scaled_dot_product_attention, unknown)
-    _check(query, key, value, attn_mask, dropout_p)
+    _check(query, key, value, attn_mask, dropout_p, scale)
     call = _call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     out = attend(call.query, call.key, call.value, call.options)[0]
     sizes = (*call.leading, *out.shape[-2:])
@@ -130,7 +132,15 @@ def _call(
     return _broadcast(query, key, value, attn_mask, enable_gqa, options)
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float) -> None:
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, scale: float | None
+) -> None:
+    require_tensors(_NAME, ("query", query), ("key", key), ("value", value))
+    if attn_mask is not None:
+        require_tensors(_NAME, ("attn_mask", attn_mask))
+    require_number(_NAME, "dropout_p", dropout_p)
+    if scale is not None:
+        require_number(_NAME, "scale", scale)
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.is_nested:
             raise NotImplementedError(f"{_NAME}: {name} is nested: use headway.torch.attention_varlen")
