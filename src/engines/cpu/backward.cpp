@@ -72,13 +72,14 @@ class BackwardRun {
     std::int64_t sink_parts;  // first of its partial sums, by (head, block of rows)
     std::int64_t prepared;    // first of its scalars; -1 for a sequence that is done in one task a kv head
     std::int64_t partials;
-    int chunks;
+    KeyChunks chunks;
     std::int64_t scratch;  // bytes of a task
     bool has_partials;     // of dq
   };
   struct Chunk {
     std::int64_t b, g;
-    int chunk;  // -1: the whole sequence
+    int chunk;     // -1: the whole sequence
+    double pairs;  // of queries and keys, about; 0 for a whole sequence
   };
 
   bool has_summed_axis() const {
@@ -90,28 +91,30 @@ class BackwardRun {
     std::int64_t scalars = 0;
     std::int64_t sink_parts = 0;
     for (std::int64_t b = 0; b < problem_.batch; ++b) {
-      Place place{sequence(problem_, b), sink_parts, -1, 0, 0, 0, false};
+      Place place{sequence(problem_, b), sink_parts, -1, 0, {}, 0, false};
       const std::int64_t rows = place.sequence.query_count;
       sink_parts += problem_.heads * ceil_div(rows, prepared_rows);
-      place.chunks = kernel_.chunk_count(place.sequence.key_count);
       BackwardArgs shape = backward_args(problem_, place.sequence, b, 0);
       shape.head_count = group_;
+      place.chunks = kernel_.cut(shape);
       place.scratch = kernel_.scratch_bytes(shape);
       place.has_partials = problem_.dq && !kernel_.is_short(shape);
-      const bool whole = place.chunks == 1 && !sums_bias_;
+      const bool whole = place.chunks.count == 1 && !sums_bias_;
       if (!whole) {
         place.prepared = scalars;
         scalars += ceil_div(2 * problem_.heads * rows, kernel_.lanes) * kernel_.lanes;
         place.partials = scalars;
-        scalars += place.has_partials ? problem_.heads * place.chunks * rows * padded_dim_ : 0;
+        scalars += place.has_partials ? problem_.heads * place.chunks.count * rows * padded_dim_ : 0;
       }
       for (std::int64_t g = 0; g < problem_.kv_heads; ++g) {
-        for (int chunk = whole ? -1 : 0; chunk < (whole ? 0 : place.chunks); ++chunk) {
-          chunks_.push_back({b, g, chunk});
+        for (int chunk = whole ? -1 : 0; chunk < (whole ? 0 : place.chunks.count); ++chunk) {
+          chunks_.push_back({b, g, chunk, whole ? 0 : place.chunks.pairs[chunk]});
         }
       }
       places_.push_back(place);
     }
+    // The longest first, so that threads end at the same time; whole sequences stay in their order.
+    std::stable_sort(chunks_.begin(), chunks_.end(), [](const Chunk& a, const Chunk& b) { return a.pairs > b.pairs; });
     sink_parts_.assign(problem_.sinks ? static_cast<std::size_t>(sink_parts) : 0, 0.0);
     memory_.at_least(scalars * kernel_.scalar_bytes);
   }
@@ -141,11 +144,11 @@ class BackwardRun {
       char* partials = own != nullptr ? own + own_prepared_bytes(rows) : memory_at(place.partials);
       head.prepared_lse = prepared + 2 * index * rows * bytes;
       head.delta = prepared + (2 * index + 1) * rows * bytes;
-      head.dq_partials = place.has_partials ? partials + index * place.chunks * rows * padded_dim_ * bytes : nullptr;
+      head.dq_partials = place.has_partials ? partials + index * place.chunks.count * rows * padded_dim_ * bytes : nullptr;
     }
     args.sequence.heads = args.heads.data();
     args.sequence.head_count = group_;
-    kernel_.cut(args.sequence);
+    args.sequence.chunks = place.chunks;
   }
 
   std::int64_t own_prepared_bytes(std::int64_t rows) const {

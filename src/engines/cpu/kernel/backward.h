@@ -61,8 +61,9 @@ class Backward : public BackwardState<S, In> {
 
   HEADWAY_NOINLINE void run() {
     this->find_blocks();
-    for (std::int64_t k = args_.chunk_begin[chunk_]; k < args_.chunk_begin[chunk_ + 1]; k += group_keys<S>(args_)) {
-      group_ = {k, smaller(k + group_keys<S>(args_), args_.chunk_begin[chunk_ + 1])};
+    const std::int64_t end = args_.chunks.begin[chunk_ + 1];
+    for (std::int64_t k = args_.chunks.begin[chunk_]; k < end; k += group_keys<S>(args_)) {
+      group_ = {k, smaller(k + group_keys<S>(args_), end)};
       this->load_group();
       for (std::int64_t h = 0; h < args_.head_count; ++h) {
         head_ = args_.heads + h;
@@ -332,7 +333,7 @@ class Backward : public BackwardState<S, In> {
     const std::int64_t ld = padded<S>(args_.head_dim);
     return static_cast<Scalar*>(head_->dq_partials) + (chunk_ * args_.queries + rows().begin) * ld;
   }
-  bool is_first() const { return larger(rows().hull.begin, args_.chunk_begin[chunk_]) >= group_.begin; }
+  bool is_first() const { return larger(rows().hull.begin, args_.chunks.begin[chunk_]) >= group_.begin; }
 
   void start_partial() {
     if (is_first()) {

@@ -16,6 +16,13 @@ namespace headway::cpu {
 
 constexpr int most_key_chunks = 4;
 
+// Chunk c holds keys [begin[c], begin[c + 1]).
+struct KeyChunks {
+  std::int64_t begin[most_key_chunks + 1] = {};
+  double pairs[most_key_chunks] = {};  // of queries and keys in a chunk, about
+  int count = 0;
+};
+
 struct BackwardHead {
   Matrix query, grad_out, out;  // [Sq, D], [Sq, Dv], [Sq, Dv]
   const void* lse = nullptr;    // natural log, in the compute type
@@ -42,8 +49,7 @@ struct BackwardArgs {
   std::int64_t head_dim = 0, value_dim = 0;
   RangeRule ranges;
   double scale = 1;
-  std::int64_t chunk_begin[most_key_chunks + 1] = {};  // chunk c holds keys [chunk_begin[c], chunk_begin[c + 1])
-  int chunks = 0;
+  KeyChunks chunks;
   // The first rows of the kv head, and of the first of its query heads, that this thread does next, to be fetched;
   // null: not known.
   const void *next_key = nullptr, *next_value = nullptr;

@@ -23,8 +23,8 @@ template <class S>
 HEADWAY_INLINE Partials<typename S::Scalar> partials_of(const BackwardArgs& args, const BackwardHead& head,
                                                         const RowBlock& block) {
   Partials<typename S::Scalar> partials{};
-  for (int c = 0; c < args.chunks; ++c) {
-    if (overlap(block.hull, {args.chunk_begin[c], args.chunk_begin[c + 1]})) {
+  for (int c = 0; c < args.chunks.count; ++c) {
+    if (overlap(block.hull, {args.chunks.begin[c], args.chunks.begin[c + 1]})) {
       partials.first_row[partials.count++] = static_cast<const typename S::Scalar*>(head.dq_partials) +
                                              (c * args.queries + block.begin) * padded<S>(args.head_dim);
     }

@@ -79,23 +79,29 @@ int chunk_count(std::int64_t keys) {
 
 // Cuts the keys, at multiples of 128, into up to most_key_chunks chunks with about the same number of pairs.
 template <class S>
-HEADWAY_NOINLINE void key_chunks(BackwardArgs& args) {
+HEADWAY_NOINLINE KeyChunks key_chunks(const BackwardArgs& args) {
   constexpr std::int64_t step = chunk_step<S>;
   const std::int64_t steps = (args.ranges.keys + step - 1) / step;
-  args.chunks = chunk_count<S>(args.ranges.keys);
-  args.chunk_begin[0] = 0;
-  args.chunk_begin[args.chunks] = args.ranges.keys;
-  const double all = args.chunks > 1 ? sampled_pairs(args, args.ranges.keys) : 0;
-  for (int c = 1; c < args.chunks; ++c) {
-    std::int64_t low = args.chunk_begin[c - 1] / step;
+  KeyChunks chunks;
+  chunks.count = chunk_count<S>(args.ranges.keys);
+  chunks.begin[chunks.count] = args.ranges.keys;
+  const double all = chunks.count > 1 ? sampled_pairs(args, args.ranges.keys) : 0;
+  double before = 0;
+  for (int c = 1; c < chunks.count; ++c) {
+    std::int64_t low = chunks.begin[c - 1] / step;
     std::int64_t high = steps;
     while (low < high) {  // the first step whose middle has the share before it: its border is the nearest
       const std::int64_t middle = (low + high) / 2;
-      const bool enough = sampled_pairs(args, middle * step + step / 2) * args.chunks >= all * c;
+      const bool enough = sampled_pairs(args, middle * step + step / 2) * chunks.count >= all * c;
       (enough ? high : low) = enough ? middle : middle + 1;
     }
-    args.chunk_begin[c] = smaller(low * step, args.ranges.keys);
+    chunks.begin[c] = smaller(low * step, args.ranges.keys);
+    const double pairs = sampled_pairs(args, chunks.begin[c]);
+    chunks.pairs[c - 1] = pairs - before;
+    before = pairs;
   }
+  chunks.pairs[chunks.count - 1] = all - before;
+  return chunks;
 }
 
 }  // namespace
