@@ -113,8 +113,12 @@ class BackwardRun {
       }
       places_.push_back(place);
     }
-    // The longest first, so that threads end at the same time; whole sequences stay in their order.
-    std::stable_sort(chunks_.begin(), chunks_.end(), [](const Chunk& a, const Chunk& b) { return a.pairs > b.pairs; });
+    // The longest first, so that threads end at the same time; whole sequences stay in their order. A thread of its own
+    // goes head by head, as the chunks of a head read the same queries.
+    if (threads_ > 1) {
+      std::stable_sort(chunks_.begin(), chunks_.end(),
+                       [](const Chunk& a, const Chunk& b) { return a.pairs > b.pairs; });
+    }
     sink_parts_.assign(problem_.sinks ? static_cast<std::size_t>(sink_parts) : 0, 0.0);
     memory_.at_least(scalars * kernel_.scalar_bytes);
   }
@@ -144,7 +148,8 @@ class BackwardRun {
       char* partials = own != nullptr ? own + own_prepared_bytes(rows) : memory_at(place.partials);
       head.prepared_lse = prepared + 2 * index * rows * bytes;
       head.delta = prepared + (2 * index + 1) * rows * bytes;
-      head.dq_partials = place.has_partials ? partials + index * place.chunks.count * rows * padded_dim_ * bytes : nullptr;
+      head.dq_partials =
+          place.has_partials ? partials + index * place.chunks.count * rows * padded_dim_ * bytes : nullptr;
     }
     args.sequence.heads = args.heads.data();
     args.sequence.head_count = group_;

@@ -1,6 +1,7 @@
 // Scratch memory of one thread.
 #include "engines/cpu/scratch.h"
 
+#include <algorithm>
 #include <new>
 #include <utility>
 
@@ -8,6 +9,10 @@ namespace headway::cpu {
 namespace {
 
 constexpr std::int64_t kept_bytes = std::int64_t{8} << 20;
+// Kernels walk through all of their scratch all the time. More than this on small pages does not fit the first-level
+// TLB, and one huge page is as good for little as for much.
+constexpr std::int64_t small_pages_bytes = std::int64_t{256} << 10;
+constexpr std::int64_t huge_page_bytes = std::int64_t{2} << 20;
 constexpr std::int64_t kept_call_bytes = std::int64_t{64} << 20;
 
 Memory taken(std::int64_t bytes) {
@@ -22,9 +27,10 @@ class Buffer {
  public:
   void* at_least(std::int64_t bytes) {
     if (bytes_ < bytes) {
+      const std::int64_t wanted = bytes > small_pages_bytes ? std::max(bytes, huge_page_bytes) : bytes;
       release();
-      memory_ = taken(bytes);
-      bytes_ = bytes;
+      memory_ = taken(wanted);
+      bytes_ = wanted;
     }
     return memory_.get();
   }

@@ -1,8 +1,8 @@
 // Attention backward, keys in lanes: one task is a chunk of keys of one kv head against all queries of the heads that
 // share it.
 //
-// Keys go in groups of 256, packed once: K^T and V^T as panels for S and dP, K as rows for dQ. All query blocks that
-// reach the group pass by; each gives P and dS (backward_tile.h), then
+// Keys go in groups of 256 (512 in pairs), packed once: K^T and V^T as panels for S and dP, K as rows for dQ. All query
+// blocks that reach the group pass by; each gives P and dS (backward_tile.h), then
 //   dV^T [Dv][keys] += dO^T P      dK^T [D][keys] += Q^T dS      dQ [queries][D] += dS K
 // with the same outer-product tile: P and dS as vectors and dO and Q as broadcasts for the first two, K as vectors and
 // dS as broadcasts for the third. dK^T and dV^T stay in the second-level cache until the group is done; per group, Q
@@ -30,22 +30,22 @@
 namespace headway::cpu {
 namespace {
 
-template <class S, class In>
-class Backward : public BackwardState<S, In> {
+template <class S, class In, int fold = 1>
+class Backward : public BackwardState<S, In, fold> {
  protected:
-  using Base = BackwardState<S, In>;
+  using Base = BackwardState<S, In, fold>;
   using Base::args_;
   using Base::at_;
   using Base::block_;
   using Base::blocks_summed_;
   using Base::chunk_;
-  using Base::clear_numbers;
   using Base::group_;
   using Base::head_;
   using Base::panel_count;
   using Base::panel_keys;
   using Base::panel_vectors;
   using Base::rows;
+  using Base::sums_empty;
   using Base::tile_allowed;
   using Base::tile_gradients;
   using Base::tile_spans;
@@ -62,8 +62,8 @@ class Backward : public BackwardState<S, In> {
   HEADWAY_NOINLINE void run() {
     this->find_blocks();
     const std::int64_t end = args_.chunks.begin[chunk_ + 1];
-    for (std::int64_t k = args_.chunks.begin[chunk_]; k < end; k += group_keys<S>(args_)) {
-      group_ = {k, smaller(k + group_keys<S>(args_), end)};
+    for (std::int64_t k = args_.chunks.begin[chunk_]; k < end; k += group_keys<S, fold>(args_)) {
+      group_ = {k, smaller(k + group_keys<S, fold>(args_), end)};
       this->load_group();
       for (std::int64_t h = 0; h < args_.head_count; ++h) {
         head_ = args_.heads + h;
@@ -99,6 +99,7 @@ class Backward : public BackwardState<S, In> {
       this->fold_sums();
     }
     ++blocks_summed_;
+    seen_far_ = false;
     differentiate();
   }
 
@@ -142,6 +143,7 @@ class Backward : public BackwardState<S, In> {
     if (args_.dk.data != nullptr) {
       add_keys(p, has_edge(keys_of(p)), forbids, tile_gradients(p), query_, args_.head_dim, at_.dk_panels);
     }
+    this->sums_filled(p);
     return forbids;
   }
 
@@ -172,7 +174,7 @@ class Backward : public BackwardState<S, In> {
 
   template <class T>
   Tile<T> tile_at(int p, const ChunkPlace& place, const OperandRows<T>& query, const OperandRows<T>& grad_out,
-                  const OperandOf<T>* key_panels, const OperandOf<T>* value_panels) const {
+                  const OperandOf<T>* key_panels, const OperandOf<T>* value_panels) {
     return {place,
             query,
             grad_out,
@@ -189,7 +191,8 @@ class Backward : public BackwardState<S, In> {
             query_ahead_,
             grad_out_ahead_,
             pairs_ahead(head_->modifiers.mask, 1, p),
-            pairs_ahead(head_->modifiers.bias, storage_size(head_->modifiers.bias_storage), p)};
+            pairs_ahead(head_->modifiers.bias, storage_size(head_->modifiers.bias_storage), p),
+            &seen_far_};
   }
 
   // The next block's rows are fetched during the last panel.
@@ -257,16 +260,16 @@ class Backward : public BackwardState<S, In> {
     if (edge) {
       for (int v = 0; v < panel_vectors(p); ++v) {
         const Range reach = rows_reaching(p, {v * lanes, (v + 1) * lanes});
-        add_keys_of<T, 1>(pairs + v * lanes, rows_of, reach, columns, target + v * lanes);
+        add_keys_of<T, 1>(pairs + v * lanes, rows_of, reach, columns, target + v * lanes, sums_empty(p));
       }
       return;
     }
     const Range all{0, rows().count};
     switch (panel_vectors(p)) {
-      case 1: add_keys_of<T, 1>(pairs, rows_of, all, columns, target); break;
-      case 2: add_keys_of<T, 2>(pairs, rows_of, all, columns, target); break;
-      case 3: add_keys_of<T, 3>(pairs, rows_of, all, columns, target); break;
-      default: add_keys_of<T, S::panel_vectors>(pairs, rows_of, all, columns, target); break;
+      case 1: add_keys_of<T, 1>(pairs, rows_of, all, columns, target, sums_empty(p)); break;
+      case 2: add_keys_of<T, 2>(pairs, rows_of, all, columns, target, sums_empty(p)); break;
+      case 3: add_keys_of<T, 3>(pairs, rows_of, all, columns, target, sums_empty(p)); break;
+      default: add_keys_of<T, S::panel_vectors>(pairs, rows_of, all, columns, target, sums_empty(p)); break;
     }
   }
 
@@ -284,7 +287,7 @@ class Backward : public BackwardState<S, In> {
 
   template <class T, int NV>
   HEADWAY_NOINLINE void add_keys_of(const OperandOf<T>* pairs, const OperandRows<T>& rows_of, const Range& reach,
-                                    std::int64_t columns, Scalar* target) {
+                                    std::int64_t columns, Scalar* target, bool empty) {
     const std::int64_t first = reach.begin / Operands<T>::fold;
     in_strips<broadcasts<T, NV>()>(columns, [&](auto strip, std::int64_t d) HEADWAY_LAMBDA {
       constexpr int NB = strip.size;
@@ -292,20 +295,28 @@ class Backward : public BackwardState<S, In> {
       clear<T, NV, NB>(acc);
       accumulate<T, NV, NB, Scalars::along>(acc, pairs + first * width, width, rows_of.data + first * rows_of.ld + d,
                                             rows_of.ld, folded<T>(reach.end) - first);
-      add_to<T, NV, NB>(acc, target + d * width, width);
+      add_to<T, NV, NB>(acc, target + d * width, width, empty);
     });
   }
 
+  // target += acc, or target = acc where it holds nothing yet.
   template <class T, int NV, int NB>
-  HEADWAY_INLINE static void add_to(const Accumulators<T, NV, NB>& acc, Scalar* target, std::int64_t ld) {
+  HEADWAY_INLINE static void add_to(const Accumulators<T, NV, NB>& acc, Scalar* target, std::int64_t ld, bool empty) {
     const Vector lower = S::set(lowering<T>);
-    HEADWAY_UNROLL
-    for (int c = 0; c < NB; ++c) {
+    const auto each = [&](const auto& sum) HEADWAY_LAMBDA {
       HEADWAY_UNROLL
-      for (int v = 0; v < NV; ++v) {
-        Scalar* at = target + c * ld + v * lanes;
-        S::store(at, lowering<T> == 1 ? S::load(at) + acc[c][v] : S::fma(acc[c][v], lower, S::load(at)));
+      for (int c = 0; c < NB; ++c) {
+        HEADWAY_UNROLL
+        for (int v = 0; v < NV; ++v) {
+          S::store(target + c * ld + v * lanes, sum(target + c * ld + v * lanes, acc[c][v]));
+        }
       }
+    };
+    if (empty) {
+      each([&](const Scalar*, Vector sum) HEADWAY_LAMBDA { return lowering<T> == 1 ? sum : sum * lower; });
+    } else {
+      each([&](const Scalar* at, Vector sum)
+               HEADWAY_LAMBDA { return lowering<T> == 1 ? S::load(at) + sum : S::fma(sum, lower, S::load(at)); });
     }
   }
 
@@ -321,7 +332,7 @@ class Backward : public BackwardState<S, In> {
             sum = S::fma_scalar(rows_of.data[r * rows_of.ld + d], pairs[r * width + key], sum);
           }
         }
-        target[d * width + key] = target[d * width + key] + sum;
+        target[d * width + key] = sums_empty(p) ? sum : target[d * width + key] + sum;
       }
     }
   }
@@ -335,15 +346,8 @@ class Backward : public BackwardState<S, In> {
   }
   bool is_first() const { return larger(rows().hull.begin, args_.chunks.begin[chunk_]) >= group_.begin; }
 
-  void start_partial() {
-    if (is_first()) {
-      clear_numbers(partial(), rows().count * padded<S>(args_.head_dim));
-    }
-  }
-
   // dQ [queries][D] += dS [queries][keys] * K [keys][D], 16 rows at a time, each with the keys that they reach.
   void add_queries(bool forbids) {
-    start_partial();
     const Rows<Scalar> keys{at_.key_rows, padded<S>(args_.head_dim)};
     if (forbids && !rows_are_finite<S>(keys, 0, group_.end - group_.begin, args_.head_dim)) {
       add_queries_carefully(keys);
@@ -368,8 +372,8 @@ class Backward : public BackwardState<S, In> {
 
   template <class T, int NV>
   HEADWAY_NOINLINE void add_queries_of(int v, const OperandOf<T>* gradients, const OperandOf<T>* key_rows) {
-    constexpr int fold = Operands<T>::fold;
-    constexpr int row_operands = width / fold;
+    constexpr int keys_at_once = Operands<T>::fold;
+    constexpr int row_operands = width / keys_at_once;
     const std::int64_t ld = padded<S>(args_.head_dim);
     for (int row = 0; row < rows().count; row += edge_rows) {
       const int count = at_most(rows().count - row, edge_rows);
@@ -379,12 +383,12 @@ class Backward : public BackwardState<S, In> {
         clear<T, NV, NB>(acc);
         for (int p = 0; p < panel_count(); ++p) {
           const Range& span = tile_spans(p)[row / edge_rows];
-          const std::int64_t first = span.begin / fold;
+          const std::int64_t first = span.begin / keys_at_once;
           accumulate<T, NV, NB, Scalars::across>(acc, key_rows + (p * row_operands + first) * ld + v * lanes, ld,
                                                  gradients + (p * query_block + row + r) * row_operands + first,
                                                  row_operands, folded<T>(span.end) - first);
         }
-        add_to<T, NV, NB>(acc, partial() + (row + r) * ld + v * lanes, ld);
+        add_to<T, NV, NB>(acc, partial() + (row + r) * ld + v * lanes, ld, is_first());
       });
     }
   }
@@ -393,7 +397,8 @@ class Backward : public BackwardState<S, In> {
     for (int r = 0; r < rows().count; ++r) {
       for (std::int64_t d = 0; d < args_.head_dim; ++d) {
         Scalar& total = partial()[r * keys.ld + d];
-        total = total + careful_query_sum(keys, r, d);
+        const Scalar sum = careful_query_sum(keys, r, d);
+        total = is_first() ? sum : total + sum;
       }
     }
   }
@@ -411,6 +416,7 @@ class Backward : public BackwardState<S, In> {
 
   Rows<Scalar> query_{}, grad_out_{};
   Ahead query_ahead_{}, grad_out_ahead_{};  // for the tile at hand to fetch
+  bool seen_far_ = false;                   // see Tile
 };
 
 }  // namespace

@@ -23,8 +23,8 @@ namespace {
 
 // T multiplies pairs, S scalars.
 template <class T, class S>
-class BackwardPairs : public Backward<S, bfloat16> {
-  using Base = Backward<S, bfloat16>;
+class BackwardPairs : public Backward<S, bfloat16, 2> {
+  using Base = Backward<S, bfloat16, 2>;
   using Base::args_;
   using Base::group_;
   using Base::head_;
@@ -56,7 +56,7 @@ class BackwardPairs : public Backward<S, bfloat16> {
     bool* odd_keys;
 
     PairLayout(const BackwardArgs& args, Scalar* base) : scratch{base} {
-      const std::int64_t keys = group_keys<S>(args);
+      const std::int64_t keys = group_keys<S, 2>(args);
       const std::int64_t block_pairs = query_block / 2;
       key_panels = scratch.template take<Operand>(folded<T>(args.head_dim) * keys);
       value_panels = scratch.template take<Operand>(folded<T>(args.value_dim) * keys);
@@ -134,7 +134,7 @@ class BackwardPairs : public Backward<S, bfloat16> {
   // ---- The group of keys ----
 
   void load_group() override {
-    this->clear_sums();
+    this->start_sums();
     floats_packed_ = false;
     for (int p = 0; p < panel_count(); ++p) {
       for (int v = 0; v < panel_vectors(p); ++v) {
@@ -194,7 +194,6 @@ class BackwardPairs : public Backward<S, bfloat16> {
       add_panel(p, query, grad_out, queries, grad_outs);
     }
     if (this->wants_dq()) {
-      this->start_partial();
       this->template add_query_products<T>(pairs_at_.gradient_rows, pairs_at_.key_rows);
     }
   }
@@ -231,6 +230,7 @@ class BackwardPairs : public Backward<S, bfloat16> {
     if (args_.dk.data != nullptr) {
       this->template add_key_products<T>(p, edge, tile.pairs.gradients, queries, args_.head_dim, this->at_.dk_panels);
     }
+    this->sums_filled(p);
   }
 
   void store_bias(const ChunkPlace& place, const Scalar* gradients) {

@@ -15,7 +15,8 @@ namespace {
 
 constexpr int blocks_in_sum = 32;  // query blocks whose parts of dK and dV are added up before they go to the totals
 
-template <class S, class In>
+// fold: how many numbers are packed together for the products.
+template <class S, class In, int fold>
 class BackwardState {
  public:
   using Scalar = typename S::Scalar;
@@ -40,9 +41,9 @@ class BackwardState {
     RowBlock* blocks;
 
     Layout(const BackwardArgs& args, bool whole, Scalar* base) : scratch{base} {
-      const std::int64_t keys = group_keys<S>(args);
+      const std::int64_t keys = group_keys<S, fold>(args);
       const std::int64_t rows = (whole ? block_count(args) : 1) * query_block;
-      const std::int64_t tiles = (whole ? block_count(args) : 1) * group_panels<S>(args);
+      const std::int64_t tiles = (whole ? block_count(args) : 1) * group_panels<S, fold>(args);
       const std::int64_t total_keys = block_count(args) * args.head_count > blocks_in_sum ? keys : 0;
       key_panels = scratch.template take<Scalar>(args.head_dim * keys);
       value_panels = scratch.template take<Scalar>(args.value_dim * keys);
@@ -83,7 +84,7 @@ class BackwardState {
   }
 
   virtual void load_group() {
-    clear_sums();
+    start_sums();
     pack_group();
   }
 
@@ -111,25 +112,40 @@ class BackwardState {
     copy_rows<S, In>(args_.key, group_.begin, keys, args_.head_dim, at_.key_rows, ld);
   }
 
-  void clear_sums() {
-    clear_numbers(at_.dk_panels, panel_count() * args_.head_dim * width);
-    clear_numbers(at_.dv_panels, panel_count() * args_.value_dim * width);
+  // Sums of a panel that are empty hold anything: what comes first is stored, not added.
+  bool sums_empty(int p) const { return sums_[p].empty; }
+  void sums_filled(int p) { sums_[p].empty = false; }
+
+  void start_sums() {
+    for (int p = 0; p < panel_count(); ++p) {
+      sums_[p] = {};
+    }
     blocks_summed_ = 0;
-    has_totals_ = false;
   }
 
   // Moves the sums of the last blocks to the totals.
   HEADWAY_NOINLINE void fold_sums() {
-    fold(at_.dk_panels, at_.dk_totals, panel_count() * args_.head_dim * width);
-    fold(at_.dv_panels, at_.dv_totals, panel_count() * args_.value_dim * width);
+    for (int p = 0; p < panel_count(); ++p) {
+      fold_panel(p);
+    }
     blocks_summed_ = 0;
-    has_totals_ = true;
   }
-  void fold(Scalar* sums, Scalar* totals, std::int64_t count) {
-    for (std::int64_t n = 0; n < count; n += lanes) {
+  void fold_panel(int p) {
+    if (sums_[p].empty) {
+      return;
+    }
+    if (args_.dk.data != nullptr) {
+      move_sums(at_.dk_panels, at_.dk_totals, p, args_.head_dim);
+    }
+    if (args_.dv.data != nullptr) {
+      move_sums(at_.dv_panels, at_.dv_totals, p, args_.value_dim);
+    }
+    sums_[p] = {true, true};
+  }
+  void move_sums(const Scalar* sums, Scalar* totals, int p, std::int64_t columns) {
+    for (std::int64_t n = p * columns * width; n < (p + 1) * columns * width; n += lanes) {
       const Vector sum = S::load(sums + n);
-      S::store(totals + n, has_totals_ ? S::load(totals + n) + sum : sum);
-      S::store(sums + n, S::zero());
+      S::store(totals + n, sums_[p].has_totals ? S::load(totals + n) + sum : sum);
     }
   }
 
@@ -140,13 +156,17 @@ class BackwardState {
   }
 
   void store_group() {
-    if (has_totals_) {
-      fold_sums();
-    }
     for (int p = 0; p < panel_count(); ++p) {
+      if (sums_[p].has_totals) {
+        fold_panel(p);
+      } else if (sums_[p].empty) {
+        clear_numbers(at_.dk_panels + p * args_.head_dim * width, args_.head_dim * width);
+        clear_numbers(at_.dv_panels + p * args_.value_dim * width, args_.value_dim * width);
+      }
+      const bool folded = sums_[p].has_totals;
       for (int v = 0; v < panel_vectors(p); ++v) {
-        store_keys(args_.dk, p, v, has_totals_ ? at_.dk_totals : at_.dk_panels, args_.head_dim, args_.scale);
-        store_keys(args_.dv, p, v, has_totals_ ? at_.dv_totals : at_.dv_panels, args_.value_dim,
+        store_keys(args_.dk, p, v, folded ? at_.dk_totals : at_.dk_panels, args_.head_dim, args_.scale);
+        store_keys(args_.dv, p, v, folded ? at_.dv_totals : at_.dv_panels, args_.value_dim,
                    args_.heads[0].dropout.kept_scale);
       }
     }
@@ -166,8 +186,11 @@ class BackwardState {
   bool whole_;
   Layout at_;
   Range group_{};
-  int blocks_summed_ = 0;    // since the last fold
-  bool has_totals_ = false;  // whether the group has folded
+  struct PanelSums {
+    bool empty = true, has_totals = false;
+  };
+  PanelSums sums_[most_panels<S, fold>];  // dK's and dV's
+  int blocks_summed_ = 0;                 // since the last fold
   const BackwardHead* head_ = nullptr;
   std::int64_t block_ = 0;
 };

@@ -3,7 +3,8 @@
 // K^T and V^T are packed panels whose rows are vectors; Q and dO are read in place, one broadcast at a time. P and dS
 // leave as [rows][width] in the first- and second-level cache. The FMA units bound it: 2 (D + Dv) operations a pair
 // against one exponential. P and dS come straight from the accumulators, which start at 0: subtracting lse and delta in
-// the end is faster and more accurate than starting from them. Modifiers and dropout add passes over the tile.
+// the end is faster and more accurate than starting from them; where the vocabulary can, a strip's exponentials run
+// between the next strip's products. Modifiers and dropout add passes over the tile.
 // With bf16 dot products Q, K, dO and V are pairs along d, and P and dS leave as pairs too, straight from the registers
 // where nothing changes them later.
 #pragma once
@@ -99,6 +100,8 @@ class TileGradients {
 
  private:
   using Near = NearExp2<S, raised>;
+  // Whether exponentials take the short way where they can, and hide between products.
+  static constexpr bool hides = LooksUpPowers<S>;
   using Operand = typename Operands<S>::Scalar;
   using OperandVector = typename Operands<S>::Vector;
   enum class Product { scores, weights, raw_gradients, gradients };
@@ -253,7 +256,7 @@ class TileGradients {
 
   template <Product product>
   void multiply(Patch patch) {
-    if constexpr (fold > 1 && (product == Product::weights || product == Product::gradients)) {
+    if constexpr (hides && (product == Product::weights || product == Product::gradients)) {
       patch.row_begin += overlapped<product>(patch);
     }
     switch (patch.vector_end - patch.vector_begin) {
@@ -278,8 +281,12 @@ class TileGradients {
   template <Product product>
   int overlapped(const Patch& patch) {
     constexpr int least = 64;  // whose products hide what follows from others
+    const bool full = patch.vector_end - patch.vector_begin == S::panel_vectors;
+    const bool near = product != Product::weights || tile_.seen_far == nullptr || !*tile_.seen_far;
     const std::int64_t dim = product == Product::weights ? args_.head_dim : args_.value_dim;
-    return keeps_pairs_ && dim >= least ? overlapped_steps<product, least / fold>(patch, folded<S>(dim)) : 0;
+    return (fold == 1 ? full : keeps_pairs_) && near && dim >= least
+               ? overlapped_steps<product, least / fold>(patch, folded<S>(dim))
+               : 0;
   }
 
   template <Product product, int steps>
@@ -295,6 +302,7 @@ class TileGradients {
     auto witness = Near::no_witness();
     for (int r = patch.row_begin; r < end; r += NB) {
       (of_scores ? tile_.query_ahead : tile_.grad_out_ahead).fetch(r, NB);
+      (of_scores ? tile_.mask_ahead : tile_.bias_ahead).fetch(r, NB);
       const Operand* scalars = rows.data + r * rows.ld;
       if (r == patch.row_begin) {
         multiply_around<S, NV, NB, steps, 0>(raw, panel, width, scalars, rows.ld, all_steps - steps, [](int) {});
@@ -311,8 +319,13 @@ class TileGradients {
     for (int job = 0; job < jobs; ++job) {
       finish_part<product, NV>(raw, end - NB, job, witness);
     }
-    const bool far = of_scores && S::any(Near::out_of_reach(witness, S::zero()));
-    return __builtin_expect(far, 0) ? 0 : end - patch.row_begin;  // once more, strip by strip
+    if (of_scores && __builtin_expect(S::any(Near::out_of_reach(witness, S::zero())), 0)) {
+      if (tile_.seen_far != nullptr) {
+        *tile_.seen_far = true;
+      }
+      return 0;  // once more, strip by strip
+    }
+    return end - patch.row_begin;
   }
 
   // A part of a strip that starts at row r: two rows and a vector of weights, or two of gradients.
@@ -328,8 +341,10 @@ class TileGradients {
         weights[k] = Near::of(exponent(product_of, r + c + k), witness);
         S::store(tile_.weights + (r + c + k) * width + v * lanes, weights[k]);
       }
-      Operands<S>::store(tile_.pairs.weights + (r + c) / 2 * width + v * lanes,
-                         Operands<S>::pairs(weights[0], weights[1]));
+      if constexpr (fold > 1) {
+        Operands<S>::store(tile_.pairs.weights + (r + c) / 2 * width + v * lanes,
+                           Operands<S>::pairs(weights[0], weights[1]));
+      }
     } else {
       const int c = job / (NV / 2) * 2;
       const int v = job % (NV / 2) * 2;
@@ -346,9 +361,13 @@ class TileGradients {
             S::store(tile_.gradients + at, gradients[n]);
           }
         }
-        halves[k] = Operands<S>::rounded(gradients[0], gradients[1]);
+        if constexpr (fold > 1) {
+          halves[k] = Operands<S>::rounded(gradients[0], gradients[1]);
+        }
       }
-      store_pairs<false>(r + c, v, halves[0], halves[1]);
+      if constexpr (fold > 1) {
+        store_pairs<false>(r + c, v, halves[0], halves[1]);
+      }
     }
   }
 
@@ -377,7 +396,7 @@ class TileGradients {
           S::store(weight, fold > 1 ? acc[c][v] * S::set(factor_) : acc[c][v]);
         } else if constexpr (product == Product::weights) {
           acc[c][v] = exponent(acc[c][v], r + c);
-          row[v] = fold > 1 ? Near::of(acc[c][v], witness) : exp2<S>(acc[c][v]);
+          row[v] = hides ? Near::of(acc[c][v], witness) : exp2<S>(acc[c][v]);
           S::store(weight, row[v]);
         } else if constexpr (product == Product::raw_gradients) {
           S::store(gradient, acc[c][v]);
@@ -400,7 +419,7 @@ class TileGradients {
         }
       }
     }
-    if constexpr (fold > 1 && product == Product::weights) {
+    if constexpr (hides && product == Product::weights) {
       if (__builtin_expect(S::any(Near::out_of_reach(witness, acc[0][0])), 0)) {
         HEADWAY_UNROLL
         for (int c = 0; c < NB; ++c) {
@@ -432,9 +451,11 @@ class TileGradients {
         S::store(at, S::select(Near::out_of_reach(witness, near), exp2<S, raised>(x), near));
       }
     }
-    for (int c = r; keeps_pairs_ && c < r + rows; c += 2) {
-      for (int v = 0; v < S::panel_vectors; v += 2) {
-        store_pairs<true>(c, v, rounded(tile_.weights, c, v), rounded(tile_.weights, c + 1, v));
+    if constexpr (fold > 1) {
+      for (int c = r; keeps_pairs_ && c < r + rows; c += 2) {
+        for (int v = 0; v < S::panel_vectors; v += 2) {
+          store_pairs<true>(c, v, rounded(tile_.weights, c, v), rounded(tile_.weights, c + 1, v));
+        }
       }
     }
   }

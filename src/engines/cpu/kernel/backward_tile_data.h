@@ -33,6 +33,9 @@ struct Tile {
   std::uint64_t *allowed, *kept;           // a word a row
   Range* spans;                            // the panel's keys that each group of edge_rows reaches
   Ahead query_ahead = {}, grad_out_ahead = {}, mask_ahead = {}, bias_ahead = {};
+  // Whether a tile of the same rows had exponents out of the short exponential's reach, so that others will; null:
+  // none.
+  bool* seen_far = nullptr;
   TilePairs<S> pairs = {};
 };
 

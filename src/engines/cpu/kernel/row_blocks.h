@@ -12,19 +12,20 @@ namespace {
 
 constexpr int query_block = 128;
 
-// Panels of keys that are packed together, so that queries and dQ pass by once for all of them: 256 keys, or half of
-// that where the group's five matrices would leave the second-level cache.
-template <class S>
-constexpr int most_panels = 256 / (S::lanes * S::panel_vectors);
+// Panels of keys that are packed together, so that queries and dQ pass by once for all of them: 256 keys, twice as many
+// where they are packed in pairs (fold 2), or half of that where the group's five matrices would leave the second-level
+// cache.
+template <class S, int fold = 1>
+constexpr int most_panels = fold * 256 / (S::lanes * S::panel_vectors);
 
-template <class S>
+template <class S, int fold = 1>
 HEADWAY_INLINE int group_panels(const BackwardArgs& args) {
-  return args.head_dim + args.value_dim <= 256 ? most_panels<S> : most_panels<S> / 2;
+  return args.head_dim + args.value_dim <= 256 ? most_panels<S, fold> : most_panels<S, fold> / 2;
 }
 
-template <class S>
+template <class S, int fold = 1>
 HEADWAY_INLINE std::int64_t group_keys(const BackwardArgs& args) {
-  return static_cast<std::int64_t>(group_panels<S>(args)) * S::lanes * S::panel_vectors;
+  return static_cast<std::int64_t>(group_panels<S, fold>(args)) * S::lanes * S::panel_vectors;
 }
 
 struct RowBlock {
