@@ -215,6 +215,15 @@ def test_a_matrix_past_2_63_bytes_is_a_value_error_whatever_else_is_asked_for():
         headway.attention(long, long, long, return_weights=True)
 
 
+def test_a_number_of_heads_is_an_integer():
+    x = np.ones((2, 3, 8))
+    with pytest.raises(TypeError, match="multi_head_attention: the number of heads is 2.0, expected an integer"):
+        headway.multi_head_attention(x, x, x, 2.0)
+    with pytest.raises(TypeError, match="MultiHeadAttention: the number of heads is '2', expected an integer"):
+        headway.MultiHeadAttention(8, "2")
+    assert headway.multi_head_attention(x, x, x, np.int32(2)).shape == x.shape
+
+
 def test_threads():
     before = headway.get_threads()
     try:
