@@ -6,13 +6,19 @@
 namespace headway::cpu {
 namespace {
 
-// The [rows, columns] matrix of head h of batch item b, from row `begin` on.
+std::int64_t bytes_of(DType dtype) { return static_cast<std::int64_t>(size_of(dtype)); }
+
+// The [rows, columns] matrix of head h of batch item b, from row `begin` on, with elements of `bytes` each.
+template <class MatrixType, class View>
+MatrixType matrix_of(const View& view, std::int64_t bytes, std::int64_t b, std::int64_t h, std::int64_t begin) {
+  using Byte = std::conditional_t<std::is_same_v<MatrixType, Matrix>, const char, char>;
+  auto* data = static_cast<Byte*>(view.data());
+  return {data == nullptr ? nullptr : data + row_offset(view, b, h, begin) * bytes, view.stride(2), view.stride(3)};
+}
+
 template <class MatrixType, class View>
 MatrixType matrix_of(const View& view, std::int64_t b, std::int64_t h, std::int64_t begin) {
-  using Byte = std::conditional_t<std::is_same_v<MatrixType, Matrix>, const char, char>;
-  const std::int64_t offset = row_offset(view, b, h, begin) * static_cast<std::int64_t>(size_of(view.dtype()));
-  auto* data = static_cast<Byte*>(view.data());
-  return {data == nullptr ? nullptr : data + offset, view.stride(2), view.stride(3)};
+  return matrix_of<MatrixType>(view, bytes_of(view.dtype()), b, h, begin);
 }
 
 Modifiers modifiers_of(const Problem& problem, std::int64_t b, std::int64_t h) {
@@ -33,13 +39,6 @@ Modifiers modifiers_of(const Problem& problem, std::int64_t b, std::int64_t h) {
   return result;
 }
 
-void set_sink(const Problem& problem, std::int64_t h, double& sink, bool& has_sink) {
-  has_sink = problem.sinks.has_value();
-  if (has_sink) {
-    sink = load_float(*problem.sinks, h * problem.sinks->stride(0));
-  }
-}
-
 DropoutRule dropout_of(const Problem& problem, std::int64_t b, std::int64_t h) {
   DropoutRule rule;
   rule.seed = problem.dropout.seed;
@@ -49,6 +48,21 @@ DropoutRule dropout_of(const Problem& problem, std::int64_t b, std::int64_t h) {
   rule.head = static_cast<std::uint32_t>(h);
   rule.active = problem.dropout.active();
   return rule;
+}
+
+// What changes scores and weights of a head. What the problem lacks, no head has.
+template <class Args>
+void set_options(const Problem& problem, std::int64_t b, std::int64_t h, Args& args) {
+  if (problem.softcap || problem.bias || problem.mask || problem.alibi_slopes) {
+    args.modifiers = modifiers_of(problem, b, h);
+  }
+  if (problem.dropout.active()) {
+    args.dropout = dropout_of(problem, b, h);
+  }
+  if (problem.sinks) {
+    args.has_sink = true;
+    args.sink = load_float(*problem.sinks, h * problem.sinks->stride(0));
+  }
 }
 
 }  // namespace
@@ -75,32 +89,19 @@ RangeRule range_rule(const Problem& problem, const Sequence& sequence, std::int6
   }
   if (problem.valid_lens) {
     const ConstTensorView& lens = *problem.valid_lens;
-    rule.valid_lens =
-        static_cast<const char*>(lens.data()) + b * lens.stride(0) * static_cast<std::int64_t>(size_of(lens.dtype()));
+    rule.valid_lens = static_cast<const char*>(lens.data()) + b * lens.stride(0) * bytes_of(lens.dtype());
     rule.valid_lens_stride = lens.stride(1);
     rule.valid_lens_are_i64 = lens.dtype() == DType::i64;
   }
   return rule;
 }
 
-const void* row_address(const ConstTensorView& view, std::int64_t b, std::int64_t h, std::int64_t row) {
-  return matrix_of<Matrix>(view, b, h, row).data;
-}
-
 WritableMatrix writable_matrix(const TensorView& view, std::int64_t b, std::int64_t h) {
   return matrix_of<WritableMatrix>(view, b, h, 0);
 }
 
-BackwardArgs backward_args(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t g) {
+BackwardArgs backward_args(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b) {
   BackwardArgs args;
-  args.key = matrix_of<Matrix>(problem.key, b, g, sequence.key_begin);
-  args.value = matrix_of<Matrix>(problem.value, b, g, sequence.key_begin);
-  if (problem.dk) {
-    args.dk = matrix_of<WritableMatrix>(*problem.dk, b, g, sequence.key_begin);
-  }
-  if (problem.dv) {
-    args.dv = matrix_of<WritableMatrix>(*problem.dv, b, g, sequence.key_begin);
-  }
   args.queries = sequence.query_count;
   args.head_dim = problem.head_dim;
   args.value_dim = problem.value_dim;
@@ -109,26 +110,36 @@ BackwardArgs backward_args(const BackwardProblem& problem, const Sequence& seque
   return args;
 }
 
-BackwardHead backward_head(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t h,
-                           bool bias_is_summed) {
-  BackwardHead head;
-  head.query = matrix_of<Matrix>(problem.query, b, h, sequence.query_begin);
-  head.grad_out = matrix_of<Matrix>(problem.grad_out, b, h, sequence.query_begin);
-  head.out = matrix_of<Matrix>(problem.out, b, h, sequence.query_begin);
-  head.lse = static_cast<const char*>(problem.lse.data()) + row_offset(problem.lse, b, h, sequence.query_begin) *
-                                                                static_cast<std::int64_t>(size_of(problem.lse.dtype()));
-  head.lse_stride = problem.lse.stride(2);
-  head.modifiers = modifiers_of(problem, b, h);
-  head.dropout = dropout_of(problem, b, h);
-  set_sink(problem, h, head.sink, head.has_sink);
-  if (problem.dq) {
-    head.dq = matrix_of<WritableMatrix>(*problem.dq, b, h, sequence.query_begin);
+void set_kv_head(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t g,
+                 BackwardArgs& args) {
+  const std::int64_t bytes = bytes_of(problem.dtype());
+  args.key = matrix_of<Matrix>(problem.key, bytes, b, g, sequence.key_begin);
+  args.value = matrix_of<Matrix>(problem.value, bytes, b, g, sequence.key_begin);
+  if (problem.dk) {
+    args.dk = matrix_of<WritableMatrix>(*problem.dk, bytes, b, g, sequence.key_begin);
   }
+  if (problem.dv) {
+    args.dv = matrix_of<WritableMatrix>(*problem.dv, bytes, b, g, sequence.key_begin);
+  }
+}
+
+void set_head(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t h,
+              bool bias_is_summed, BackwardHead& head) {
+  const std::int64_t bytes = bytes_of(problem.dtype());
+  head.query = matrix_of<Matrix>(problem.query, bytes, b, h, sequence.query_begin);
+  head.grad_out = matrix_of<Matrix>(problem.grad_out, bytes, b, h, sequence.query_begin);
+  head.out = matrix_of<Matrix>(problem.out, bytes, b, h, sequence.query_begin);
+  head.lse = static_cast<const char*>(problem.lse.data()) +
+             row_offset(problem.lse, b, h, sequence.query_begin) * bytes_of(problem.lse.dtype());
+  head.lse_stride = problem.lse.stride(2);
+  if (problem.dq) {
+    head.dq = matrix_of<WritableMatrix>(*problem.dq, bytes, b, h, sequence.query_begin);
+  }
+  set_options(problem, b, h, head);
   if (problem.dbias && !bias_is_summed) {
-    head.dbias = matrix_of<WritableMatrix>(*problem.dbias, b, h, 0);
+    head.dbias = writable_matrix(*problem.dbias, b, h);
     head.dbias_storage = storage_of(problem.dbias->dtype());
   }
-  return head;
 }
 
 ForwardArgs forward_args(const ForwardProblem& problem, const Sequence& sequence, std::int64_t b) {
@@ -143,29 +154,20 @@ ForwardArgs forward_args(const ForwardProblem& problem, const Sequence& sequence
 void set_head(const ForwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t h,
               ForwardArgs& args) {
   const std::int64_t g = problem.kv_head(h);
-  args.query = matrix_of<Matrix>(problem.query, b, h, sequence.query_begin);
-  args.key = matrix_of<Matrix>(problem.key, b, g, sequence.key_begin);
-  args.value = matrix_of<Matrix>(problem.value, b, g, sequence.key_begin);
-  args.out = matrix_of<WritableMatrix>(problem.out, b, h, sequence.query_begin);
+  const std::int64_t bytes = bytes_of(problem.dtype());
+  args.query = matrix_of<Matrix>(problem.query, bytes, b, h, sequence.query_begin);
+  args.key = matrix_of<Matrix>(problem.key, bytes, b, g, sequence.key_begin);
+  args.value = matrix_of<Matrix>(problem.value, bytes, b, g, sequence.key_begin);
+  args.out = matrix_of<WritableMatrix>(problem.out, bytes, b, h, sequence.query_begin);
   if (problem.lse) {
     const TensorView& lse = *problem.lse;
-    args.lse = static_cast<char*>(lse.data()) +
-               row_offset(lse, b, h, sequence.query_begin) * static_cast<std::int64_t>(size_of(lse.dtype()));
+    args.lse = static_cast<char*>(lse.data()) + row_offset(lse, b, h, sequence.query_begin) * bytes_of(lse.dtype());
     args.lse_stride = lse.stride(2);
   }
   if (problem.weights) {
     args.weights = matrix_of<WritableMatrix>(*problem.weights, b, h, 0);
   }
-  // What the problem lacks, no head has.
-  if (problem.softcap || problem.bias || problem.mask || problem.alibi_slopes) {
-    args.modifiers = modifiers_of(problem, b, h);
-  }
-  if (problem.dropout.active()) {
-    args.dropout = dropout_of(problem, b, h);
-  }
-  if (problem.sinks) {
-    set_sink(problem, h, args.sink, args.has_sink);
-  }
+  set_options(problem, b, h, args);
 }
 
 }  // namespace headway::cpu

@@ -11,18 +11,24 @@ namespace headway::cpu {
 Storage storage_of(DType dtype);
 RangeRule range_rule(const Problem& problem, const Sequence& sequence, std::int64_t b);
 
-// Where row `row` of head h of batch item b lies.
-const void* row_address(const ConstTensorView& view, std::int64_t b, std::int64_t h, std::int64_t row);
+// Where row `row` of head h of batch item b lies, in a view of elements of `bytes` each: small heads are done in a
+// microsecond, so the size is looked up once for many.
+inline const void* row_address(const ConstTensorView& view, std::int64_t bytes, std::int64_t b, std::int64_t h,
+                               std::int64_t row) {
+  const auto* data = static_cast<const char*>(view.data());
+  return data == nullptr ? nullptr : data + row_offset(view, b, h, row) * bytes;
+}
 
 // The [rows, columns] matrix at (b, h) of a [B,H,rows,columns] view.
 WritableMatrix writable_matrix(const TensorView& view, std::int64_t b, std::int64_t h);
 
-// A kv head of a sequence, without its query heads and chunks.
-BackwardArgs backward_args(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t g);
-
-// A query head, without the places of what is prepared. A dbias that is summed over axes is not the head's to write.
-BackwardHead backward_head(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t h,
-                           bool bias_is_summed);
+// A sequence, without its heads and chunks; one of its kv heads; and a query head, without the places of what is
+// prepared. A dbias that is summed over axes is not the head's to write.
+BackwardArgs backward_args(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b);
+void set_kv_head(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t g,
+                 BackwardArgs& args);
+void set_head(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t h,
+              bool bias_is_summed, BackwardHead& head);
 
 // A sequence, without its head and the rows to do; and one of its heads.
 ForwardArgs forward_args(const ForwardProblem& problem, const Sequence& sequence, std::int64_t b);

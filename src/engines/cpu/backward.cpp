@@ -32,6 +32,7 @@ class BackwardRun {
         kernel_(kernel_for(problem)),
         threads_(plan.threads),
         group_(problem.kv_heads > 0 ? problem.heads / problem.kv_heads : 0),
+        bytes_(static_cast<std::int64_t>(size_of(problem.dtype()))),
         padded_dim_(ceil_div(problem.head_dim, kernel_.lanes) * kernel_.lanes),
         sums_bias_(problem.dbias && has_summed_axis()) {
     place_sequences();
@@ -41,10 +42,10 @@ class BackwardRun {
     if (problem_.dbias && !sums_bias_ && problem_.packed()) {
       clear_bias();
     }
-    SharedProgress progress(problem_.operation, problem_.progress, static_cast<std::int64_t>(chunks_.size()));
     prepare();
     const std::int64_t grouped = whole_per_task();
     const auto tasks = ceil_div(static_cast<std::int64_t>(chunks_.size()), grouped);
+    SharedProgress progress(problem_.operation, problem_.progress, tasks);
     parallel_for(tasks, threads_, [&](std::int64_t task, int worker) {
       const auto all = static_cast<std::int64_t>(chunks_.size());
       const std::int64_t end = std::min<std::int64_t>((task + 1) * grouped, all);
@@ -53,9 +54,9 @@ class BackwardRun {
       for (std::int64_t c = task * grouped; c < end; ++c) {
         differentiate(args, chunks_[static_cast<std::size_t>(c)],
                       c + 1 < foreseen ? &chunks_[static_cast<std::size_t>(c) + 1] : nullptr);
-        progress.task_done(worker);
       }
       trim_thread_scratch();
+      progress.task_done(worker);
     });
     sum_queries();
     if (sums_bias_) {
@@ -94,7 +95,7 @@ class BackwardRun {
       Place place{sequence(problem_, b), sink_parts, -1, 0, {}, 0, false};
       const std::int64_t rows = place.sequence.query_count;
       sink_parts += problem_.heads * ceil_div(rows, prepared_rows);
-      BackwardArgs shape = backward_args(problem_, place.sequence, b, 0);
+      BackwardArgs shape = backward_args(problem_, place.sequence, b);
       shape.head_count = group_;
       place.chunks = kernel_.cut(shape);
       place.scratch = kernel_.scratch_bytes(shape);
@@ -131,18 +132,28 @@ class BackwardRun {
   struct Args {
     BackwardArgs sequence;
     std::vector<BackwardHead> heads;
+    std::int64_t b = -1, g = 0;
   };
 
+  // From one kv head of a sequence to another only addresses and the heads' own options change.
   void fill(Args& args, std::int64_t b, std::int64_t g, char* own) {
     const Place& place = places_[static_cast<std::size_t>(b)];
     const std::int64_t rows = place.sequence.query_count;
-    args.sequence = backward_args(problem_, place.sequence, b, g);
-    args.heads.resize(static_cast<std::size_t>(group_));
+    if (b != args.b) {
+      args.b = b;
+      args.heads.assign(static_cast<std::size_t>(group_), {});
+      args.sequence = backward_args(problem_, place.sequence, b);
+      args.sequence.heads = args.heads.data();
+      args.sequence.head_count = group_;
+      args.sequence.chunks = place.chunks;
+    }
+    args.g = g;
+    set_kv_head(problem_, place.sequence, b, g, args.sequence);
     const std::int64_t bytes = kernel_.scalar_bytes;
     for (std::int64_t n = 0; n < group_; ++n) {
       const std::int64_t h = g * group_ + n;
       BackwardHead& head = args.heads[static_cast<std::size_t>(n)];
-      head = backward_head(problem_, place.sequence, b, h, sums_bias_);
+      set_head(problem_, place.sequence, b, h, sums_bias_, head);
       const std::int64_t index = own != nullptr ? n : h;
       char* prepared = own != nullptr ? own : memory_at(place.prepared);
       char* partials = own != nullptr ? own + own_prepared_bytes(rows) : memory_at(place.partials);
@@ -151,9 +162,6 @@ class BackwardRun {
       head.dq_partials =
           place.has_partials ? partials + index * place.chunks.count * rows * padded_dim_ * bytes : nullptr;
     }
-    args.sequence.heads = args.heads.data();
-    args.sequence.head_count = group_;
-    args.sequence.chunks = place.chunks;
   }
 
   std::int64_t own_prepared_bytes(std::int64_t rows) const {
@@ -164,7 +172,7 @@ class BackwardRun {
 
   void prepare_rows(const Args& args, std::int64_t b, std::int64_t h, std::int64_t block) {
     const std::int64_t rows = args.sequence.queries;
-    const double sink = kernel_.prepare(args.sequence, args.heads[static_cast<std::size_t>(h % group_)],
+    const double sink = kernel_.prepare(args.sequence, args.heads[static_cast<std::size_t>(h - args.g * group_)],
                                         block * prepared_rows, std::min(rows, (block + 1) * prepared_rows));
     if (problem_.sinks) {
       const Place& place = places_[static_cast<std::size_t>(b)];
@@ -243,15 +251,16 @@ class BackwardRun {
   // Tells a sequence where the one after it reads.
   void announce(BackwardArgs& args, const Chunk* next) const {
     if (next == nullptr || next->chunk >= 0) {
+      args.next_key = args.next_value = args.next_query = args.next_grad_out = args.next_out = nullptr;
       return;
     }
     const Sequence& after = places_[static_cast<std::size_t>(next->b)].sequence;
     const std::int64_t h = next->g * group_;
-    args.next_key = row_address(problem_.key, next->b, next->g, after.key_begin);
-    args.next_value = row_address(problem_.value, next->b, next->g, after.key_begin);
-    args.next_query = row_address(problem_.query, next->b, h, after.query_begin);
-    args.next_grad_out = row_address(problem_.grad_out, next->b, h, after.query_begin);
-    args.next_out = row_address(problem_.out, next->b, h, after.query_begin);
+    args.next_key = row_address(problem_.key, bytes_, next->b, next->g, after.key_begin);
+    args.next_value = row_address(problem_.value, bytes_, next->b, next->g, after.key_begin);
+    args.next_query = row_address(problem_.query, bytes_, next->b, h, after.query_begin);
+    args.next_grad_out = row_address(problem_.grad_out, bytes_, next->b, h, after.query_begin);
+    args.next_out = row_address(problem_.out, bytes_, next->b, h, after.query_begin);
   }
 
   // How many chunks make a task: several short sequences, but only one of a longer one.
@@ -351,6 +360,7 @@ class BackwardRun {
   const BackwardKernel& kernel_;
   int threads_;
   std::int64_t group_;
+  std::int64_t bytes_;  // of an element
   std::int64_t padded_dim_;
   bool sums_bias_;
   std::vector<Place> places_;

@@ -144,7 +144,8 @@ namespace {
 // The arguments of one unit after another.
 class UnitArgs {
  public:
-  UnitArgs(const ForwardProblem& problem, const Units& units) : problem_(problem), units_(units) {}
+  UnitArgs(const ForwardProblem& problem, const Units& units)
+      : problem_(problem), units_(units), bytes_(static_cast<std::int64_t>(size_of(problem.dtype()))) {}
 
   // Those of unit `index`; `next` is the one that the thread does afterwards, or -1.
   const ForwardArgs& at(std::int64_t index, std::int64_t next) {
@@ -171,15 +172,16 @@ class UnitArgs {
     const Units::Unit unit = units_.unit(next);
     const std::int64_t g = problem_.kv_head(unit.h);
     const Sequence after = unit.b == b_ ? sequence_ : sequence(problem_, unit.b);
-    args_.next_query = row_address(problem_.query, unit.b, unit.h, after.query_begin + unit.row_begin);
-    if (const void* key = row_address(problem_.key, unit.b, g, after.key_begin); key != args_.key.data) {
+    args_.next_query = row_address(problem_.query, bytes_, unit.b, unit.h, after.query_begin + unit.row_begin);
+    if (const void* key = row_address(problem_.key, bytes_, unit.b, g, after.key_begin); key != args_.key.data) {
       args_.next_key = key;
-      args_.next_value = row_address(problem_.value, unit.b, g, after.key_begin);
+      args_.next_value = row_address(problem_.value, bytes_, unit.b, g, after.key_begin);
     }
   }
 
   const ForwardProblem& problem_;
   const Units& units_;
+  std::int64_t bytes_;  // of an element
   std::int64_t b_ = -1;
   Sequence sequence_;
   ForwardArgs args_;

@@ -16,14 +16,26 @@ struct Ahead {
   std::int64_t bytes = 0;      // of a row that will be read
   std::int64_t rows = 0;
 
+  // Into the first-level cache, or with locality 2 into the second-level one.
+  template <int locality = 3>
   HEADWAY_INLINE void fetch(std::int64_t begin, std::int64_t count) const {
     for (std::int64_t r = begin; r < smaller(begin + count, rows); ++r) {
       for (std::int64_t byte = 0; byte < bytes; byte += 64) {
-        __builtin_prefetch(first + r * row_bytes + byte, 0, 3);
+        __builtin_prefetch(first + r * row_bytes + byte, 0, locality);
       }
     }
   }
 };
+
+constexpr Ahead nothing_ahead;
+
+// Where a tile with NB broadcasts wants what it fetches. Tiles with many of them are those of small heads, whose
+// matrices often lie at the same place of their pages: the next head's rows would push this one's out of the
+// first-level cache, and a line on its way there takes one of few places until it comes.
+template <int NB>
+constexpr int fetched_locality() {
+  return NB > 4 ? 2 : 3;
+}
 
 // The rows from `first` on, laid out like a matrix of In; none when it is null.
 template <class In>

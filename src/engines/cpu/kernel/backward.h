@@ -188,15 +188,16 @@ class Backward : public BackwardState<S, In, fold> {
             tile_allowed(p),
             at_.kept,
             tile_spans(p),
-            query_ahead_,
-            grad_out_ahead_,
-            pairs_ahead(head_->modifiers.mask, 1, p),
-            pairs_ahead(head_->modifiers.bias, storage_size(head_->modifiers.bias_storage), p),
+            &query_ahead_,
+            &grad_out_ahead_,
+            &mask_ahead_,
+            &bias_ahead_,
             &seen_far_};
   }
 
   // The next block's rows are fetched during the last panel.
   void look_ahead(int p) {
+    look_ahead_at_pairs(p);
     const bool last = p + 1 == panel_count();
     query_ahead_ = last ? rows_ahead(head_->query, args_.head_dim) : Ahead{};
     grad_out_ahead_ = last ? rows_ahead(head_->grad_out, args_.value_dim) : Ahead{};
@@ -207,6 +208,13 @@ class Backward : public BackwardState<S, In, fold> {
     const std::int64_t bytes = row * matrix.row_stride * static_cast<std::int64_t>(sizeof(In));
     return ahead_of<In>(row < args_.queries ? static_cast<const char*>(matrix.data) + bytes : nullptr, matrix,
                         smaller(query_block, args_.queries - row), columns);
+  }
+
+  void look_ahead_at_pairs(int p) {
+    if (head_->modifiers.any) {
+      mask_ahead_ = pairs_ahead(head_->modifiers.mask, 1, p);
+      bias_ahead_ = pairs_ahead(head_->modifiers.bias, storage_size(head_->modifiers.bias_storage), p);
+    }
   }
 
   // The rows of a mask or bias that the next tile wants: the next panel's, or the first panel's of the next block.
@@ -415,8 +423,8 @@ class Backward : public BackwardState<S, In, fold> {
   }
 
   Rows<Scalar> query_{}, grad_out_{};
-  Ahead query_ahead_{}, grad_out_ahead_{};  // for the tile at hand to fetch
-  bool seen_far_ = false;                   // see Tile
+  Ahead query_ahead_, grad_out_ahead_, mask_ahead_, bias_ahead_;  // for the tile at hand to fetch
+  bool seen_far_ = false;                                         // see Tile
 };
 
 }  // namespace

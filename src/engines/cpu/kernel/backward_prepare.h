@@ -29,26 +29,46 @@ HEADWAY_INLINE typename S::Vector in_units(typename S::Vector lse, double units)
   return S::select(S::equal(lse, S::set(-static_cast<Scalar>(__builtin_inff()))), lse, product);
 }
 
-// delta of up to S::lanes rows from row `begin` on; rows without keys are not read and get 0.
+// delta of up to S::lanes rows from row `begin` on, of any layout; rows without keys are not read and get 0.
 template <class S, class In>
-HEADWAY_INLINE typename S::Vector row_deltas(const BackwardArgs& args, const BackwardHead& head, std::int64_t begin,
-                                             int rows) {
-  using Vector = typename S::Vector;
-  Vector sums[S::lanes];
-  const bool all_have_keys = rows_share_range(args.ranges, begin, begin + rows);
-  HEADWAY_UNROLL
+HEADWAY_NOINLINE typename S::Vector any_row_deltas(const BackwardArgs& args, const BackwardHead& head,
+                                                   std::int64_t begin, int rows) {
+  typename S::Vector sums[S::lanes];
   for (int r = 0; r < S::lanes; ++r) {
     sums[r] = S::zero();
     const std::int64_t i = begin + r;
-    if (r >= rows || !(all_have_keys || has_keys(args.ranges, i))) {
-      continue;
-    }
-    const In* grad_out = static_cast<const In*>(head.grad_out.data) + i * head.grad_out.row_stride;
-    const In* out = static_cast<const In*>(head.out.data) + i * head.out.row_stride;
-    for (std::int64_t d = 0; d < args.value_dim; d += S::lanes) {
+    for (std::int64_t d = 0; r < rows && has_keys(args.ranges, i) && d < args.value_dim; d += S::lanes) {
       const int count = at_most(args.value_dim - d, S::lanes);
+      const In* grad_out = static_cast<const In*>(head.grad_out.data) + i * head.grad_out.row_stride;
+      const In* out = static_cast<const In*>(head.out.data) + i * head.out.row_stride;
       sums[r] = S::fma(load_row<S>(grad_out, head.grad_out.column_stride, d, count),
                        load_row<S>(out, head.out.column_stride, d, count), sums[r]);
+    }
+  }
+  return lane_sums<S>(sums);
+}
+
+// The same, with whole vectors of rows that lie dense and have keys all at once.
+template <class S, class In>
+HEADWAY_INLINE typename S::Vector row_deltas(const BackwardArgs& args, const BackwardHead& head, std::int64_t begin,
+                                             int rows) {
+  if (rows < S::lanes || head.grad_out.column_stride != 1 || head.out.column_stride != 1 ||
+      !rows_share_range(args.ranges, begin, begin + rows)) {
+    return any_row_deltas<S, In>(args, head, begin, rows);
+  }
+  const In* grad_out = static_cast<const In*>(head.grad_out.data) + begin * head.grad_out.row_stride;
+  const In* out = static_cast<const In*>(head.out.data) + begin * head.out.row_stride;
+  typename S::Vector sums[S::lanes];
+  HEADWAY_UNROLL
+  for (int r = 0; r < S::lanes; ++r) {
+    sums[r] = S::zero();
+  }
+  for (std::int64_t d = 0; d < args.value_dim; d += S::lanes) {
+    const int count = at_most(args.value_dim - d, S::lanes);
+    HEADWAY_UNROLL
+    for (int r = 0; r < S::lanes; ++r) {
+      sums[r] = S::fma(S::load_first(grad_out + r * head.grad_out.row_stride + d, count),
+                       S::load_first(out + r * head.out.row_stride + d, count), sums[r]);
     }
   }
   return lane_sums<S>(sums);

@@ -5,7 +5,8 @@
 // in memory but those of dK and dV over the query heads that share a kv head. P and dS come from the tiles of
 // backward_tile.h, keys in lanes, with K^T and V^T packed once. Q, K, V, O and dO are read once and three gradients are
 // written: 32 S D bytes for 10 S^2 D operations, so at S = 16 memory bounds it and at S = 128 the FMA units do. The
-// next head's rows are fetched between tiles.
+// next head's rows are fetched on the way, a few at a time: memory answers only so many requests at once, and a burst
+// of them holds up the products that follow.
 #pragma once
 
 #include <cstdint>
@@ -61,10 +62,14 @@ class ShortBackward : Backward<S, In> {
       const Rows<Scalar> queries = vector_rows(head_->query, args_.queries, args_.head_dim, at_.query_copy);
       const Rows<Scalar> grad_out = vector_rows(head_->grad_out, args_.queries, args_.value_dim, at_.grad_out_copy);
       compute_tiles(queries, grad_out);
+      const Ahead values_after = next_keys(args_.next_value, args_.value, args_.value_dim);
+      const Ahead key_gradients = written(args_.dk, args_.ranges.keys);
       add_to_keys({args_.dv, grad_out, args_.value_dim, at_.weights, head_->dropout.kept_scale, at_.dv_panels,
-                   next_keys(args_.next_value, args_.value, args_.value_dim), written(args_.dk, args_.ranges.keys)});
-      add_to_keys({args_.dk, queries, args_.head_dim, at_.gradients, args_.scale, at_.dk_panels,
-                   next_keys(args_.next_key, args_.key, args_.head_dim), written(head_->dq, args_.queries)});
+                   values_after, key_gradients});
+      const Ahead keys_after = next_keys(args_.next_key, args_.key, args_.head_dim);
+      const Ahead query_gradients = written(head_->dq, args_.queries);
+      add_to_keys(
+          {args_.dk, queries, args_.head_dim, at_.gradients, args_.scale, at_.dk_panels, keys_after, query_gradients});
       if (head_->dq.data != nullptr) {
         store_queries(keys);
       }
@@ -109,6 +114,7 @@ class ShortBackward : Backward<S, In> {
       for (int p = 0; p < panel_count(); ++p) {
         this->query_ahead_ = rows_ahead(next_query, head_->query, args_.head_dim, p);
         this->grad_out_ahead_ = rows_ahead(next_grad_out, head_->grad_out, args_.value_dim, p);
+        this->look_ahead_at_pairs(p);
         if (overlap(this->rows().hull, this->keys_of(p))) {
           forbids_ |= this->compute_tile(p);
         } else {
@@ -128,7 +134,7 @@ class ShortBackward : Backward<S, In> {
   }
 
   const Scalar* tile(const Scalar* tiles, std::int64_t block, int p) const {
-    return tiles + (block * panel_count() + p) * query_block * width;
+    return tiles + (block * panel_count() + p) * this->tile_rows_ * width;
   }
 
   // ---- dV and dK ----
@@ -140,8 +146,8 @@ class ShortBackward : Backward<S, In> {
     std::int64_t columns;
     const Scalar* tiles;  // of the pairs
     double factor;
-    Scalar* sums;               // [keys][padded columns], where several query heads share the keys
-    Ahead ahead, written_next;  // rows to fetch, a row a key
+    Scalar* sums;                       // [keys][padded columns], where several query heads share the keys
+    const Ahead &ahead, &written_next;  // rows to fetch, a row a key
   };
 
   void add_to_keys(const KeyProduct& product) {
@@ -177,19 +183,22 @@ class ShortBackward : Backward<S, In> {
         const int count = at_most(panel_keys(p) - key, key_step);
         in_strips<broadcasts<S, NV>()>(count, [&](auto strip, std::int64_t k) HEADWAY_LAMBDA {
           constexpr int NB = strip.size;
-          if (d == 0) {
-            product.ahead.fetch(p * width + key + k, NB);
-            product.written_next.fetch(p * width + key + k, NB);
-          }
+          const std::int64_t first = p * width + key + k;
           Accumulators<S, NV, NB> acc;
           clear<S, NV, NB>(acc);
           for (std::int64_t block = 0; block < block_count(args_); ++block) {
             const Range rows = reach[block];
-            accumulate<S, NV, NB, Scalars::along>(
+            accumulate_fetching<S, NV, NB, Scalars::along>(
                 acc, product.rows.data + (block * query_block + rows.begin) * product.rows.ld + d, product.rows.ld,
-                tile(product.tiles, block, p) + rows.begin * width + key + k, width, rows.end - rows.begin);
+                tile(product.tiles, block, p) + rows.begin * width + key + k, width, rows.end - rows.begin,
+                [&](int c, int some) HEADWAY_LAMBDA {
+                  if (d == 0 && block == 0) {
+                    product.ahead.template fetch<fetched_locality<NB>()>(first + c, some);
+                    product.written_next.template fetch<fetched_locality<NB>()>(first + c, some);
+                  }
+                });
           }
-          finish_keys<NV, NB>(product, acc, p * width + key + k, d);
+          finish_keys<NV, NB>(product, acc, first, d);
         });
       }
     }
@@ -283,14 +292,18 @@ class ShortBackward : Backward<S, In> {
         in_strips<broadcasts<S, NV>()>(count, [&](auto strip, std::int64_t r) HEADWAY_LAMBDA {
           constexpr int NB = strip.size;
           const std::int64_t first = this->rows().begin + row + r;
-          ahead.fetch(first, NB);
           Accumulators<S, NV, NB> acc;
           clear<S, NV, NB>(acc);
           for (int p = 0; p < panel_count(); ++p) {
             const Range& span = tile_spans(p)[row / edge_rows];
-            accumulate<S, NV, NB, Scalars::across>(acc, keys.data + (p * width + span.begin) * keys.ld + d, keys.ld,
-                                                   this->tile_gradients(p) + (row + r) * width + span.begin, width,
-                                                   span.end - span.begin);
+            accumulate_fetching<S, NV, NB, Scalars::across>(
+                acc, keys.data + (p * width + span.begin) * keys.ld + d, keys.ld,
+                this->tile_gradients(p) + (row + r) * width + span.begin, width, span.end - span.begin,
+                [&](int c, int some) HEADWAY_LAMBDA {
+                  if (p == 0) {
+                    ahead.template fetch<fetched_locality<NB>()>(first + c, some);
+                  }
+                });
           }
           scale_tile<S, NV, NB>(acc, args_.scale);
           store_tile<S, In, NV, NB>(acc, head_->dq, first, d, args_.head_dim);

@@ -28,9 +28,14 @@ class BackwardState {
   static std::int64_t scratch_size(const BackwardArgs& args) { return Layout(args, false, nullptr).scratch.used; }
 
  protected:
-  // whole: the tiles of all blocks of queries are kept, dS and P; else dS of one block and P of one tile.
+  // whole: a group of all keys, of which the tiles of all blocks of queries are kept, dS and P, as dense as the
+  // sequence allows; else a group of any keys with dS of one block and P of one tile.
   BackwardState(const BackwardArgs& args, int chunk, bool whole, Scalar* scratch)
-      : args_(args), chunk_(chunk), whole_(whole), at_(args, whole, scratch) {}
+      : args_(args), chunk_(chunk), whole_(whole), tile_rows_(rows_of_tile(args, whole)), at_(args, whole, scratch) {}
+
+  static std::int64_t rows_of_tile(const BackwardArgs& args, bool whole) {
+    return whole ? smaller(args.queries, query_block) : query_block;
+  }
 
   struct Layout {
     Scratch<Scalar> scratch;
@@ -41,9 +46,11 @@ class BackwardState {
     RowBlock* blocks;
 
     Layout(const BackwardArgs& args, bool whole, Scalar* base) : scratch{base} {
-      const std::int64_t keys = group_keys<S, fold>(args);
-      const std::int64_t rows = (whole ? block_count(args) : 1) * query_block;
-      const std::int64_t tiles = (whole ? block_count(args) : 1) * group_panels<S, fold>(args);
+      const std::int64_t panels = whole ? (args.ranges.keys + width - 1) / width : group_panels<S, fold>(args);
+      const std::int64_t keys = panels * width;
+      const std::int64_t tile_rows = rows_of_tile(args, whole);
+      const std::int64_t rows = (whole ? block_count(args) : 1) * tile_rows;
+      const std::int64_t tiles = (whole ? block_count(args) : 1) * panels;
       const std::int64_t total_keys = block_count(args) * args.head_count > blocks_in_sum ? keys : 0;
       key_panels = scratch.template take<Scalar>(args.head_dim * keys);
       value_panels = scratch.template take<Scalar>(args.value_dim * keys);
@@ -52,9 +59,9 @@ class BackwardState {
       dk_totals = scratch.template take<Scalar>(args.head_dim * total_keys);
       dv_totals = scratch.template take<Scalar>(args.value_dim * total_keys);
       key_rows = scratch.template take<Scalar>(padded<S>(args.head_dim) * keys);
-      weights = scratch.template take<Scalar>((whole ? tiles : 1) * query_block * width);
-      gradients = scratch.template take<Scalar>(tiles * query_block * width);
-      slopes = scratch.template take<Scalar>(query_block * width);
+      weights = scratch.template take<Scalar>((whole ? tiles : 1) * tile_rows * width);
+      gradients = scratch.template take<Scalar>(tiles * tile_rows * width);
+      slopes = scratch.template take<Scalar>(tile_rows * width);
       query_copy = scratch.template take<Scalar>(rows * padded<S>(args.head_dim));
       grad_out_copy = scratch.template take<Scalar>(rows * padded<S>(args.value_dim));
       allowed = scratch.template take<std::uint64_t>(tiles * query_block);
@@ -70,8 +77,8 @@ class BackwardState {
   int panel_keys(int p) const { return at_most(group_.end - group_.begin - p * width, width); }
   int panel_vectors(int p) const { return (panel_keys(p) + lanes - 1) / lanes; }
   std::int64_t tile(int p) const { return whole_ ? block_ * panel_count() + p : p; }
-  Scalar* tile_weights(int p) const { return at_.weights + (whole_ ? tile(p) : 0) * query_block * width; }
-  Scalar* tile_gradients(int p) const { return at_.gradients + tile(p) * query_block * width; }
+  Scalar* tile_weights(int p) const { return at_.weights + (whole_ ? tile(p) : 0) * tile_rows_ * width; }
+  Scalar* tile_gradients(int p) const { return at_.gradients + tile(p) * tile_rows_ * width; }
   std::uint64_t* tile_allowed(int p) const { return at_.allowed + tile(p) * query_block; }
   Range* tile_spans(int p) const { return at_.spans + tile(p) * (query_block / edge_rows); }
 
@@ -79,7 +86,7 @@ class BackwardState {
 
   void find_blocks() {
     for (std::int64_t block = 0; block < block_count(args_); ++block) {
-      at_.blocks[block] = row_block(args_, block);
+      find_row_block(args_, block, at_.blocks[block]);
     }
   }
 
@@ -184,6 +191,7 @@ class BackwardState {
   const BackwardArgs& args_;
   int chunk_;
   bool whole_;
+  std::int64_t tile_rows_;  // from one tile of pairs to the next
   Layout at_;
   Range group_{};
   struct PanelSums {

@@ -301,8 +301,8 @@ class TileGradients {
     alignas(64) Scalar raw[NB * NV * lanes];
     auto witness = Near::no_witness();
     for (int r = patch.row_begin; r < end; r += NB) {
-      (of_scores ? tile_.query_ahead : tile_.grad_out_ahead).fetch(r, NB);
-      (of_scores ? tile_.mask_ahead : tile_.bias_ahead).fetch(r, NB);
+      (of_scores ? tile_.query_ahead : tile_.grad_out_ahead)->fetch(r, NB);
+      (of_scores ? tile_.mask_ahead : tile_.bias_ahead)->fetch(r, NB);
       const Operand* scalars = rows.data + r * rows.ld;
       if (r == patch.row_begin) {
         multiply_around<S, NV, NB, steps, 0>(raw, panel, width, scalars, rows.ld, all_steps - steps, [](int) {});
@@ -376,13 +376,14 @@ class TileGradients {
   HEADWAY_INLINE void multiply_strip(int r, int first) {
     constexpr bool of_scores = product == Product::scores || product == Product::weights;
     const OperandRows<S>& rows = of_scores ? tile_.query : tile_.grad_out;
-    (of_scores ? tile_.query_ahead : tile_.grad_out_ahead).fetch(r, NB);
-    (of_scores ? tile_.mask_ahead : tile_.bias_ahead).fetch(r, NB);
     Accumulators<S, NV, NB> acc;
     clear<S, NV, NB>(acc);
-    accumulate<S, NV, NB, Scalars::across>(acc, (of_scores ? tile_.key_panel : tile_.value_panel) + first * lanes,
-                                           width, rows.data + r * rows.ld, rows.ld,
-                                           folded<S>(of_scores ? args_.head_dim : args_.value_dim));
+    accumulate_fetching<S, NV, NB, Scalars::across>(
+        acc, (of_scores ? tile_.key_panel : tile_.value_panel) + first * lanes, width, rows.data + r * rows.ld, rows.ld,
+        folded<S>(of_scores ? args_.head_dim : args_.value_dim), [&](int c, int count) HEADWAY_LAMBDA {
+          (of_scores ? tile_.query_ahead : tile_.grad_out_ahead)->template fetch<fetched_locality<NB>()>(r + c, count);
+          (of_scores ? tile_.mask_ahead : tile_.bias_ahead)->fetch(r + c, count);
+        });
     auto witness = Near::no_witness();
     OperandVector halves[2][(S::panel_vectors + 1) / 2];
     HEADWAY_UNROLL

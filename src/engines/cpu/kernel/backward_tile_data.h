@@ -32,7 +32,9 @@ struct Tile {
   Scalar *weights, *gradients, *slopes;    // [rows][width]: P after dropout (not scaled up), dS, softcap's slopes
   std::uint64_t *allowed, *kept;           // a word a row
   Range* spans;                            // the panel's keys that each group of edge_rows reaches
-  Ahead query_ahead = {}, grad_out_ahead = {}, mask_ahead = {}, bias_ahead = {};
+  // What the tile fetches on its way.
+  const Ahead *query_ahead = &nothing_ahead, *grad_out_ahead = &nothing_ahead;
+  const Ahead *mask_ahead = &nothing_ahead, *bias_ahead = &nothing_ahead;
   // Whether a tile of the same rows had exponents out of the short exponential's reach, so that others will; null:
   // none.
   bool* seen_far = nullptr;

@@ -6,7 +6,7 @@
 // with rows of V as vectors and P as broadcasts: O is neither kept in scratch nor transposed nor visited twice. Q, K
 // and V are read once a head and O is written once: 16 S D bytes for 4 S^2 D operations, so at S = 16 memory bounds it
 // and at S = 128 the FMA units do. Cold misses are what small heads wait for, so the next head's rows are fetched
-// between tiles.
+// on the way, a few at a time.
 #pragma once
 
 #include <cstdint>
@@ -124,13 +124,17 @@ class ShortForward : Forward<S, In> {
     const Scalar* queries = this->query_panel(p) + v * lanes;
     const Scalar* keys = this->key_operands(piece.begin);
     Scalar* target = scores_at(piece.begin, v);
+    const std::int64_t first = panel_row(p) - args_.row_begin;
     in_strips<NB>(piece.end - piece.begin, [&](auto strip, std::int64_t j) HEADWAY_LAMBDA {
-      if (v + NV == panel_vectors(p)) {
-        query_ahead_.fetch(panel_row(p) - args_.row_begin + j, strip.size);
-        out_ahead_.fetch(panel_row(p) - args_.row_begin + j, strip.size);
-      }
       Accumulators<S, NV, strip.size> acc;
-      this->template multiply<NV, strip.size>(acc, queries, keys + j * keys_.ld);
+      clear<S, NV, strip.size>(acc);
+      accumulate_fetching<S, NV, strip.size, Scalars::across>(
+          acc, queries, width, keys + j * keys_.ld, keys_.ld, args_.head_dim, [&](int c, int count) HEADWAY_LAMBDA {
+            if (v + NV == panel_vectors(p)) {
+              query_ahead_.template fetch<fetched_locality<strip.size>()>(first + j + c, count);
+              out_ahead_.template fetch<fetched_locality<strip.size>()>(first + j + c, count);
+            }
+          });
       HEADWAY_UNROLL
       for (int c = 0; c < strip.size; ++c) {
         HEADWAY_UNROLL
@@ -156,7 +160,7 @@ class ShortForward : Forward<S, In> {
     Scalar* scores = scores_at(piece.begin, v);
     for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
       if (v + NV == panel_vectors(p)) {
-        key_ahead_.fetch(j, 1);
+        key_ahead_.template fetch<fetched_locality<broadcasts<S, NV>()>()>(j, 1);
       }
       HEADWAY_UNROLL
       for (int n = 0; n < NV; ++n) {
@@ -195,10 +199,12 @@ class ShortForward : Forward<S, In> {
     const auto kept_scale = static_cast<Scalar>(args_.dropout.kept_scale);
     in_strips<broadcasts<S, NV>()>(rows, [&](auto strip, std::int64_t r) HEADWAY_LAMBDA {
       constexpr int NB = strip.size;
-      value_ahead_.fetch(row - args_.row_begin + r, NB);
       Accumulators<S, NV, NB> acc;
       clear<S, NV, NB>(acc);
-      accumulate<S, NV, NB, Scalars::along>(acc, values, values_.ld, weights + r, width, piece.end - piece.begin);
+      accumulate_fetching<S, NV, NB, Scalars::along>(
+          acc, values, values_.ld, weights + r, width, piece.end - piece.begin, [&](int c, int count) HEADWAY_LAMBDA {
+            value_ahead_.template fetch<fetched_locality<NB>()>(row - args_.row_begin + r + c, count);
+          });
       HEADWAY_UNROLL
       for (int c = 0; c < NB; ++c) {
         HEADWAY_UNROLL

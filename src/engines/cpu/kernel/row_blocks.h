@@ -41,15 +41,16 @@ HEADWAY_INLINE std::int64_t block_count(const BackwardArgs& args) {
   return (args.queries + query_block - 1) / query_block;
 }
 
-HEADWAY_NOINLINE RowBlock row_block(const BackwardArgs& args, std::int64_t block) {
-  RowBlock result{block * query_block,
-                  static_cast<int>(smaller(args.queries - block * query_block, query_block)),
-                  {args.ranges.keys, 0},
-                  {0, args.ranges.keys}};
+HEADWAY_INLINE void find_row_block(const BackwardArgs& args, std::int64_t block, RowBlock& result) {
+  result.begin = block * query_block;
+  result.count = static_cast<int>(smaller(args.queries - result.begin, query_block));
   if (rows_share_range(args.ranges, result.begin, result.begin + result.count)) {
-    result.hull = result.core = range_of_row(args.ranges, result.begin);
-    return result;
+    result.hull = range_of_row(args.ranges, result.begin);
+    result.core = range_of_row(args.ranges, result.begin);
+    return;
   }
+  result.hull = {args.ranges.keys, 0};
+  result.core = {0, args.ranges.keys};
   for (std::int64_t i = result.begin; i < result.begin + result.count; ++i) {
     const Range range = range_of_row(args.ranges, i);
     if (range.begin < range.end) {
@@ -57,6 +58,11 @@ HEADWAY_NOINLINE RowBlock row_block(const BackwardArgs& args, std::int64_t block
     }
     result.core = {larger(result.core.begin, range.begin), smaller(result.core.end, range.end)};
   }
+}
+
+HEADWAY_NOINLINE RowBlock row_block(const BackwardArgs& args, std::int64_t block) {
+  RowBlock result;
+  find_row_block(args, block, result);
   return result;
 }
 

@@ -86,6 +86,22 @@ HEADWAY_INLINE void accumulate(Accumulators<S, NV, NB>& acc, const typename Oper
   }
 }
 
+// The same, with fetch(first, count) on the way for some of NB rows at a time. Memory answers only so many requests at
+// once, and the products wait behind one that found no place: a tile of many rows asks for them bit by bit.
+template <class S, int NV, int NB, Scalars layout, class Fetch>
+HEADWAY_INLINE void accumulate_fetching(Accumulators<S, NV, NB>& acc, const typename Operands<S>::Scalar* vectors,
+                                        std::ptrdiff_t width, const typename Operands<S>::Scalar* scalars,
+                                        std::ptrdiff_t ld, std::ptrdiff_t steps, const Fetch& fetch) {
+  constexpr int parts = NB > 4 ? NB / 4 : 1;
+  for (int part = 0; part < parts; ++part) {
+    fetch(part * (NB / parts), NB / parts);
+    const std::ptrdiff_t begin = steps * part / parts;
+    const std::ptrdiff_t end = steps * (part + 1) / parts;
+    accumulate<S, NV, NB, layout>(acc, vectors + begin * width, width,
+                                  scalars + begin * (layout == Scalars::across ? 1 : ld), ld, end - begin);
+  }
+}
+
 // That there are no more steps, known when it is compiled.
 struct NoMore {
   constexpr operator std::ptrdiff_t() const { return 0; }  // NOLINT(google-explicit-constructor)
