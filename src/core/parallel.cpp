@@ -8,11 +8,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 #include "core/text.h"
 #include "headway/error.h"
@@ -28,7 +30,9 @@ struct Job {
   std::atomic<bool> failed{false};
   std::exception_ptr error = nullptr;
 
-  void work(int worker) {
+  // Takes tasks until none is left, with a look at something else after each.
+  template <class Look>
+  void work(int worker, Look look) {
     for (std::int64_t i = next.fetch_add(1, std::memory_order_relaxed);
          i < count && !failed.load(std::memory_order_relaxed); i = next.fetch_add(1, std::memory_order_relaxed)) {
       try {
@@ -38,7 +42,11 @@ struct Job {
           error = std::current_exception();
         }
       }
+      look();
     }
+  }
+  void work(int worker) {
+    work(worker, [] {});
   }
 };
 
@@ -77,13 +85,28 @@ class Pool {
  public:
   void run(Job& job, int threads) {
     start_workers(threads - 1);
+    callers_cpu_ = sched_getcpu();
+    if (left_alone_ >= 0 && left_alone_ != callers_cpu_) {
+      leave_alone(callers_cpu_);
+    }
+    crowded_.store(false, std::memory_order_relaxed);
     const auto helpers = static_cast<std::uint64_t>(threads - 1);
     job_ = &job;
     finished_.store(0, std::memory_order_relaxed);
     const std::uint64_t generation = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
     ticket_.store(generation << 32 | helpers, std::memory_order_release);
     ticket_.notify_all();
-    job.work(0);
+    bool watching = left_alone_ != callers_cpu_;
+    const auto begin = Clock::now();
+    job.work(0, [&] {
+      const bool crowded = watching && crowded_.load(std::memory_order_relaxed);
+      if (crowded || (watching && Clock::now() - begin > patience)) {
+        watching = false;
+        if (crowded || (ticket_.load(std::memory_order_relaxed) & 0xffffffffu) != 0) {
+          leave_alone(sched_getcpu());
+        }
+      }
+    });
     // No task is left: whoever has not come yet need not come, the others must have ended.
     const std::uint64_t closed = ticket_.exchange(generation << 32, std::memory_order_acq_rel);
     const auto came = static_cast<std::uint32_t>(helpers - (closed & 0xffffffffu));
@@ -96,18 +119,44 @@ class Pool {
   std::mutex in_use;
 
  private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::microseconds patience{100};  // several times what waking a thread takes
+
+  // Sends the workers to other CPUs than the calling thread's. A virtual machine may take its idle CPUs for busy ones,
+  // and then wakes a worker on the CPU of the thread that wakes it, where both take turns for milliseconds beside an
+  // idle one. Done when that is seen, or a worker is late, and from then on when the caller is somewhere else.
+  void leave_alone(int cpu) {
+    cpu_set_t others = allowed_;
+    if (cpu >= 0 && cpu < CPU_SETSIZE) {
+      CPU_CLR(cpu, &others);
+    }
+    if (CPU_COUNT(&others) > 0) {
+      for (const pthread_t worker : handles_) {
+        pthread_setaffinity_np(worker, sizeof others, &others);
+      }
+    }
+    left_alone_ = cpu;
+  }
+
   // As many as the system grants: places that nobody takes are closed when the tasks run out. Signals stay with the
   // user's own threads.
   void start_workers(int wanted) {
     if (workers_ >= wanted) {
       return;
     }
+    if (sched_getaffinity(0, sizeof allowed_, &allowed_) != 0) {
+      CPU_ZERO(&allowed_);
+    }
+    left_alone_ = -1;
+    handles_.reserve(static_cast<std::size_t>(wanted));
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       for (; workers_ < wanted; ++workers_) {
-        std::thread([this] { serve(); }).detach();
+        std::thread worker([this] { serve(); });
+        handles_.push_back(worker.native_handle());
+        worker.detach();
       }
     } catch (const std::system_error&) {
     }
@@ -128,6 +177,9 @@ class Pool {
       }
       seen = ticket >> 32;
       inside_task = true;
+      if (sched_getcpu() == callers_cpu_) {
+        crowded_.store(true, std::memory_order_relaxed);
+      }
       job_->work(static_cast<int>(ticket & 0xffffffffu));
       finished_.fetch_add(1, std::memory_order_acq_rel);
       finished_.notify_one();
@@ -142,6 +194,11 @@ class Pool {
   std::atomic<std::uint64_t> ticket_{0};  // generation in the high half, places still open in the low half
   std::atomic<std::uint32_t> finished_{0};
   int workers_ = 0;
+  std::vector<pthread_t> handles_;
+  cpu_set_t allowed_{};  // what the workers started with; none where the system does not say
+  int left_alone_ = -1;  // the CPU that the workers are kept from
+  int callers_cpu_ = -1;
+  std::atomic<bool> crowded_{false};  // a worker of this job woke there
 };
 
 thread_local bool Pool::inside_task = false;

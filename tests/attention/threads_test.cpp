@@ -1,12 +1,18 @@
 // The number of threads: it changes no bit, it must be positive, and several callers may share the library. Threads may
 // be lent.
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <mutex>
+#include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -109,6 +115,47 @@ TEST_F(Threads, are_there_again_after_a_fork) {
   if (child == 0) {
     const Everything again = compute({1, 4, 300, 32}, {1, 4, 300, 32}, DType::f32);
     _exit(same_bits(again.out, expected.out) && same_bits(again.dk, expected.dk) ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+// The CPUs that tasks of half a millisecond run on.
+std::set<int> cpus_in_use() {
+  std::set<int> cpus;
+  std::mutex mutex;
+  parallel_for(64, 2, [&](std::int64_t, int) {
+    using Clock = std::chrono::steady_clock;
+    for (const auto end = Clock::now() + std::chrono::microseconds(500); Clock::now() < end;) {
+    }
+    const std::lock_guard lock(mutex);
+    cpus.insert(sched_getcpu());
+  });
+  return cpus;
+}
+
+// Which a virtual machine may do to them. In a child, which has a pool of its own.
+TEST_F(Threads, that_wake_on_the_callers_cpu_are_sent_to_another) {
+  cpu_set_t cpus;
+  if (sched_getaffinity(0, sizeof cpus, &cpus) != 0 || CPU_COUNT(&cpus) < 2) {
+    GTEST_SKIP() << "needs two CPUs";
+  }
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    cpus_in_use();  // the workers are there
+    const int here = sched_getcpu();
+    int other = 0;
+    while (other == here || !CPU_ISSET(other, &cpus)) {
+      ++other;
+    }
+    CPU_ZERO(&cpus);
+    CPU_SET(other, &cpus);
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+      sched_setaffinity(std::stoi(task.path().filename().string()), sizeof cpus, &cpus);
+    }
+    _exit(cpus_in_use().size() >= 2 ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
