@@ -10,7 +10,7 @@ _LIBRARY = Path(__file__).resolve().parent.parent / "build/bench/benchmarks/libh
 _native = ctypes.CDLL(str(_LIBRARY))
 
 _pointer, _long, _double = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-for _name in ("headway_peak_f32", "headway_peak_f32_avx2", "headway_peak_bf16"):
+for _name in ("headway_peak_f32", "headway_peak_f32_avx2", "headway_peak_bf16", "headway_rate_f32"):
     getattr(_native, _name).restype = _double
     getattr(_native, _name).argtypes = [ctypes.c_int, _double]
 _native.headway_read.argtypes = [_pointer, _long, ctypes.c_int]
@@ -26,6 +26,11 @@ def peak(kind: str, threads: int, seconds: float = 0.02) -> float:
     """Floating-point operations a second: kind is f32, avx2 or bf16. 0 where the machine lacks the instruction."""
     name = {"f32": "headway_peak_f32", "avx2": "headway_peak_f32_avx2", "bf16": "headway_peak_bf16"}[kind]
     return float(getattr(_native, name)(threads, seconds))
+
+
+def rate(threads: int, seconds: float) -> float:
+    """What the threads reach of the f32 peak right now, on average: less where something else runs."""
+    return float(_native.headway_rate_f32(threads, seconds))
 
 
 def read(address: int, size: int, threads: int) -> None:

@@ -33,17 +33,20 @@ double on_threads(int threads, const std::function<double(int)>& rate) {
   return sum;
 }
 
-// Runs `chains`, which does `operations` of them, again and again; the best of many short stretches, because a stretch
-// in which the machine did something else says nothing about its peak.
+enum class Which { best, mean };
+
+// Runs `chains`, which does `operations` of them, again and again, in many short stretches. The best of them says what
+// the machine can do, the mean what it did: less where something else ran.
 template <class Chains>
-double rate_of(double seconds, double operations, Chains chains) {
-  double best = 0;
-  for (const auto begin = Clock::now(); seconds_since(begin) < seconds;) {
+double rate_of(double seconds, double operations, Chains chains, Which which = Which::best) {
+  double best = 0, count = 0;
+  const auto begin = Clock::now();
+  for (; seconds_since(begin) < seconds; ++count) {
     const auto stretch = Clock::now();
     for (int i = 0; i < 4; ++i) chains();
     best = std::max(best, 4 * operations / seconds_since(stretch));
   }
-  return best;
+  return which == Which::best ? best : 4 * operations * count / seconds_since(begin);
 }
 
 constexpr int steps = 20'000;  // of each chain in one stretch: some 0.1 ms
@@ -123,16 +126,27 @@ void read_all(const Words* word, const Words* end) {
 
 }  // namespace
 
-extern "C" double headway_peak_f32(int threads, double seconds) {
+namespace {
+
+double f32_rate(int threads, double seconds, Which which) {
 #ifdef __x86_64__
-  if (has_avx512()) {
-    return on_threads(threads, [=](int) { return rate_of(seconds, 32.0 * steps * chain_count, chains_f32_avx512); });
+  const bool wide = has_avx512();
+  const double operations = (wide ? 32.0 : 16.0) * steps * chain_count;
+  void (*const chains)() = wide ? chains_f32_avx512 : chains_f32_avx2;
+  if (!wide && !has_avx2()) {
+    return 0;
   }
-  return headway_peak_f32_avx2(threads, seconds);
 #else
-  return on_threads(threads, [=](int) { return rate_of(seconds, 8.0 * steps * chain_count, chains_f32_any); });
+  const double operations = 8.0 * steps * chain_count;
+  void (*const chains)() = chains_f32_any;
 #endif
+  return on_threads(threads, [=](int) { return rate_of(seconds, operations, chains, which); });
 }
+
+}  // namespace
+
+extern "C" double headway_peak_f32(int threads, double seconds) { return f32_rate(threads, seconds, Which::best); }
+extern "C" double headway_rate_f32(int threads, double seconds) { return f32_rate(threads, seconds, Which::mean); }
 
 extern "C" double headway_peak_f32_avx2(int threads, double seconds) {
 #ifdef __x86_64__

@@ -9,6 +9,8 @@ extern "C" {
 double headway_peak_f32(int threads, double seconds);
 double headway_peak_f32_avx2(int threads, double seconds);
 double headway_peak_bf16(int threads, double seconds);
+// What the first of them reaches right now.
+double headway_rate_f32(int threads, double seconds);
 
 // Reads the memory once, each thread its part: the ceiling of what must read it.
 void headway_read(const void* memory, std::int64_t bytes, int threads);
