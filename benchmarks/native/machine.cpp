@@ -110,16 +110,20 @@ void chains_f32_any() {
 
 #endif
 
-// Four cache lines a step, in as wide loads as there are, and nothing done with them.
+// Four streams, which the memory serves faster than one, in as wide loads as there are; nothing is done with them.
 using Words = std::int64_t __attribute__((vector_size(64), aligned(16)));
 
 #ifdef __x86_64__
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
-void read_all(const Words* word, const Words* end) {
-  Words sums[4] = {};
-  for (; word + 4 <= end; word += 4) {
-    for (int i = 0; i < 4; ++i) sums[i] ^= word[i];
+void read_all(const Words* words, std::int64_t count) {
+  constexpr int streams = 4, lines = 4;
+  Words sums[streams] = {};
+  const std::int64_t part = count / streams;
+  for (std::int64_t i = 0; i + lines <= part; i += lines) {
+    for (int stream = 0; stream < streams; ++stream) {
+      for (int line = 0; line < lines; ++line) sums[stream] ^= words[stream * part + i + line];
+    }
   }
   asm volatile("" ::"r"(&sums) : "memory");
 }
@@ -172,7 +176,8 @@ extern "C" void headway_read(const void* memory, std::int64_t bytes, int threads
   const auto* words = static_cast<const Words*>(memory);
   const std::int64_t count = bytes / static_cast<std::int64_t>(sizeof(Words));
   on_threads(threads, [=](int t) {
-    read_all(words + count * t / threads, words + count * (t + 1) / threads);
+    const std::int64_t begin = count * t / threads;
+    read_all(words + begin, count * (t + 1) / threads - begin);
     return 0.0;
   });
 }
