@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from headway import _headway
 from headway._suggest import hint
+from headway.functions import whole_number
 from headway.torch._core import Options
 from headway.torch._dispatch import Results, attend
 
@@ -209,10 +209,7 @@ def _seed(operation: str, dropout: float, seed: int | Tensor | None) -> Tensor |
         return draw_seed() if dropout > 0 else None
     if isinstance(seed, Tensor):
         return seed
-    try:
-        seed = operator.index(seed)
-    except TypeError:
-        raise TypeError(f"{operation}: seed is {seed!r}, expected an integer") from None
+    seed = whole_number(operation, "seed", seed)
     if not 0 <= seed < 2**64:
         raise ValueError(f"{operation}: seed is {seed}, expected 0 to 2^64 - 1")
     return torch.tensor(seed - 2**64 if seed >= 2**63 else seed)  # its 64 bits
