@@ -51,10 +51,41 @@ class HopperBackwardProducer {
   }
 
   __device__ __forceinline__ void work_on(int head, int member) {
+    wait_for_post();
+    describe(head, member);
+    const BackwardPost& post = memory_.posts[post_.slot];
+    const BackwardSequence& order = post.sequence;
+    const int seen = order.seen_tiles(), tiles = (post.key_count + backward_keys - 1) / backward_keys;
+    const bool works = member < order.members(), triangle = order.shape == TeamShape::triangle;
+    bool described = true;  // the next post; others are copies
+    const auto next_post = [&]() -> BackwardPost& {
+      if (!described) {
+        wait_for_post();
+        memory_.posts[post_.slot] = memory_.posts[post_.slot ^ 1];
+      }
+      described = false;
+      return memory_.posts[post_.slot];
+    };
+    if (works) {
+      load_tile(next_post(), triangle ? seen - 1 - member : member, false);
+    }
+    if (works && triangle && member < seen / 2) {
+      load_tile(next_post(), member, true);
+    }
+    // Keys that nobody sees are shared out too: their gradients have to be written.
+#pragma unroll 1
+    for (int n = seen + member; n < tiles; n += args_.members) {
+      post_tile(next_post(), n, false, 0);
+    }
+  }
+
+  // Fills the next post as far as it is the same for all key tiles of a member.
+  __device__ __forceinline__ void describe(int head, int member) {
     const int kv_heads = static_cast<int>(args_.kv_heads);
     const int batch = head / kv_heads;
     const Sequence sequence = sequence_of(args_, batch);
-    BackwardPost post{};
+    BackwardPost& post = memory_.posts[post_.slot];
+    post.finished = false;
     post.batch = batch;
     post.kv_head = head - batch * kv_heads;
     post.member = member;
@@ -72,20 +103,6 @@ class HopperBackwardProducer {
     order.right = args_.right;
     order.offset = static_cast<int>(sequence.offset);
     order.chunk = args_.chunk;
-    const int seen = order.seen_tiles();
-    if (member < order.members()) {
-      const bool triangle = order.shape == TeamShape::triangle;
-      load_tile(post, triangle ? seen - 1 - member : member, false);
-      if (triangle && member < seen / 2) {
-        load_tile(post, member, true);
-      }
-    }
-    // Keys that nobody sees are shared out too: their gradients have to be written.
-    const int tiles = (post.key_count + backward_keys - 1) / backward_keys;
-#pragma unroll 1
-    for (int n = seen + member; n < tiles; n += args_.members) {
-      post_tile(post, n, false, 0);
-    }
   }
 
   __device__ __forceinline__ void wait_for_post() {
@@ -103,26 +120,34 @@ class HopperBackwardProducer {
     post.second = second;
     post.steps = steps;
     post.keys_parity = keys_parity_;
-    wait_for_post();
-    memory_.posts[post_.slot] = post;
     publish_post();
   }
 
+  // The post stays as it is until the next but one.
   __device__ __forceinline__ void load_tile(BackwardPost& post, int key_tile, bool second) {
     const BackwardChunk chunk(post.sequence, post.member);
     BackwardWalk walk(post.sequence, chunk, key_tile, second);
     const int steps = walk.steps();
     post_tile(post, key_tile, second, steps);
+    BackwardRanks ranks(post.sequence, chunk, key_tile, second);
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       load_queries(post, walk.position(), step == 0, step == steps - 1);
       if (step == 0) {
         load_keys(post);
       }
-      load_grad_outs(post, walk.position());
+      const BackwardPosition at = walk.position();
+      memory_.turns[turn_] = {tile_of(post, at), ranks.rank(at, walk.wrapped())};
+      turn_ = (turn_ + 1) % backward_turns;
+      load_grad_outs(post, at);
       stage_.advance();
       walk.advance();
     }
+  }
+
+  __device__ __forceinline__ int tile_of(const BackwardPost& post, BackwardPosition at) const {
+    const int head = post.kv_head * post.sequence.group + at.head;
+    return post.first_tile + head * static_cast<int>(args_.tiles_a_head) + at.tile;
   }
 
   __device__ __forceinline__ void load_keys(const BackwardPost& post) {
@@ -152,7 +177,7 @@ class HopperBackwardProducer {
     copy_panels<tile.queries>(shared_.of(offsetof(Memory, queries), stage_.slot, tile.query_bytes()), &args_.query_map,
                               args_.query_steps, query_begin_ + row, head, post.batch, full);
     ptx::bulk_load(shared_.of(offsetof(Memory, lse), stage_.slot, tile.queries * 4),
-                   rows_of(args_.tile_lse, post, head, position.tile), tile.queries * 4, full);
+                   rows_of(args_.tile_lse, post, position), tile.queries * 4, full);
   }
 
   __device__ __forceinline__ void load_grad_outs(const BackwardPost& post, BackwardPosition position) {
@@ -164,12 +189,12 @@ class HopperBackwardProducer {
                               &args_.grad_out_map, args_.grad_out_steps, query_begin_ + position.tile * tile.queries,
                               head, post.batch, full);
     ptx::bulk_load(shared_.of(offsetof(Memory, delta), stage_.slot, tile.queries * 4),
-                   rows_of(args_.tile_delta, post, head, position.tile), tile.queries * 4, full);
+                   rows_of(args_.tile_delta, post, position), tile.queries * 4, full);
   }
 
-  __device__ __forceinline__ const float* rows_of(const float* values, const BackwardPost& post, int head,
-                                                  int query_tile) const {
-    return values + (post.first_tile + head * args_.tiles_a_head + query_tile) * tile.queries;
+  __device__ __forceinline__ const float* rows_of(const float* values, const BackwardPost& post,
+                                                  BackwardPosition at) const {
+    return values + std::int64_t{tile_of(post, at)} * tile.queries;
   }
 
   template <int rows>
@@ -191,6 +216,7 @@ class HopperBackwardProducer {
   int posts_ = 0;
   int team_ = -1;
   int query_begin_ = 0;
+  int turn_ = 0;
 };
 
 // Adds the query gradients of each step to their sum, when it is their turn.
@@ -212,8 +238,9 @@ class HopperBackwardAdder {
       if (post.finished) {
         return;
       }
-      if (post.steps > 0) {
-        add_tile(post);
+#pragma unroll 1
+      for (int steps = post.steps; steps > 0; --steps) {
+        add_step();
       }
       ptx::barrier_arrive(shared_.of(offsetof(Memory, added)));
       ptx::barrier_arrive(shared_.of(offsetof(Memory, post_empty), position.slot));
@@ -222,57 +249,35 @@ class HopperBackwardAdder {
   }
 
  private:
-  // The place of the next step is found while the copy of this one runs.
-  __device__ __forceinline__ void add_tile(const BackwardPost& post) {
-    const BackwardSequence& sequence = post.sequence;
-    const BackwardChunk chunk(sequence, post.member);
-    BackwardWalk walk(sequence, chunk, post.key_tile, post.second);
-    BackwardRanks ranks(sequence, chunk, post.key_tile, post.second);
-    const std::int64_t first_tile = post.first_tile + post.kv_head * sequence.group * args_.tiles_a_head;
-    const auto index = [&] { return first_tile + walk.position().head * args_.tiles_a_head + walk.position().tile; };
-    std::int64_t next = index();
-    int next_rank = ranks.rank(walk.position(), walk.wrapped());
-#pragma unroll 1
-    for (int steps = post.steps; steps > 0; --steps) {
-      const std::int64_t current = next;
-      start_adding(current, next_rank);
-      walk.advance();
-      next = index();
-      if (steps > 1) {
-        next_rank = ranks.rank(walk.position(), walk.wrapped());
-      }
-      finish_adding(current);
-    }
-  }
-
-  __device__ __forceinline__ void start_adding(std::int64_t index, int rank) {
+  __device__ __forceinline__ void add_step() {
     constexpr std::uint32_t bytes = tile.gradient_numbers() * 4;
-    float* sums = args_.tile_sums + index * tile.gradient_numbers();
-    const std::uint32_t from = shared_.of(offsetof(Memory, query_gradients), stage_.slot, bytes);
     ptx::barrier_wait(shared_.of(offsetof(Memory, gradients_full), stage_.slot), stage_.parity);
-    while (ptx::load_acquire(args_.tile_turns + index) < rank) {
+    const BackwardTurn turn = memory_.turns[turn_];
+    turn_ = (turn_ + 1) % backward_turns;
+    float* sums = args_.tile_sums + std::int64_t{turn.tile} * tile.gradient_numbers();
+    int* turns = args_.tile_turns + turn.tile;
+    const std::uint32_t from = shared_.of(offsetof(Memory, query_gradients), stage_.slot, bytes);
+    while (ptx::load_acquire(turns) < turn.rank) {
     }
     ptx::global_to_async_fence();
-    if (rank == 0) {
+    if (turn.rank == 0) {
       ptx::bulk_store(sums, from, bytes);  // so nothing has to be cleared before
     } else {
       ptx::bulk_add(sums, from, bytes);
     }
     ptx::bulk_commit();
-  }
-
-  __device__ __forceinline__ void finish_adding(std::int64_t index) {
     ptx::bulk_wait_read();
     ptx::barrier_arrive(shared_.of(offsetof(Memory, gradients_empty), stage_.slot));
     stage_.advance();
     ptx::bulk_wait();
-    ptx::add_release(args_.tile_turns + index, 1);
+    ptx::add_release(turns, 1);
   }
 
   const HopperBackwardArguments& args_;
   Memory& memory_;
   const BackwardAddresses shared_;
   StagePosition stage_;
+  int turn_ = 0;
 };
 
 // At edges, looks through the operands of sums over pairs: keys, queries and output gradients. Consumers wait for it

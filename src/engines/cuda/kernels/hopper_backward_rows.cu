@@ -33,29 +33,25 @@ __device__ __forceinline__ RowTile row_tile(const HopperBackwardArguments& args,
   return result;
 }
 
-// Eight neighbouring features of a row, those past its width as 0.
-template <class Half>
-__device__ __forceinline__ void load_features(const Rows& view, const Half* row, int first, int width,
-                                              float (&features)[8]) {
-  std::uint32_t words[4] = {0, 0, 0, 0};
-  if (view.chunks && first + 8 <= width) {
-    const uint4 loaded = *reinterpret_cast<const uint4*>(row + first);
-    words[0] = loaded.x, words[1] = loaded.y, words[2] = loaded.z, words[3] = loaded.w;
-  } else {
+// Eight neighbouring features of a row in pairs, those past its width as 0.
+struct Features {
+  std::uint32_t pairs[4] = {0, 0, 0, 0};
+
+  template <class Half>
+  __device__ __forceinline__ void load(const Rows& view, const Half* row, int first, int width) {
+    if (view.chunks && first + 8 <= width) {
+      const uint4 loaded = *reinterpret_cast<const uint4*>(row + first);
+      pairs[0] = loaded.x, pairs[1] = loaded.y, pairs[2] = loaded.z, pairs[3] = loaded.w;
+      return;
+    }
 #pragma unroll
     for (int d = 0; d < 8; ++d) {
       if (first + d < width) {
-        words[d / 2] |= std::uint32_t{row[(first + d) * view.feature].bits} << (16 * (d % 2));
+        pairs[d / 2] |= std::uint32_t{row[(first + d) * view.feature].bits} << (16 * (d % 2));
       }
     }
   }
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    const float2 pair = ptx::unpacked_pair<Half>(words[k]);
-    features[2 * k] = pair.x;
-    features[2 * k + 1] = pair.y;
-  }
-}
+};
 
 // lse and delta(i) = <dO(i), O(i)> of each row, in tiles that the copy engine can fetch; dO and O are read once. Where
 // O is 0 the term is 0. A row of dO that is not finite makes delta NaN: its pairs are NaN, and dO itself may be
@@ -71,30 +67,43 @@ __global__ void __launch_bounds__(row_threads)
   if (at.tile * rows >= at.sequence.query_count) {
     return;
   }
-  const int lane = static_cast<int>(threadIdx.x) % lanes;
-  bool poisoned = false;
-  for (int row = static_cast<int>(threadIdx.x) / lanes; row < rows; row += row_threads / lanes) {
-    const std::int64_t i = std::int64_t{at.tile} * rows + row, position = at.sequence.query_begin + i;
-    const bool real = i < at.sequence.real_queries;
-    float sum = 0.0f, check = 0.0f;
-    if (real) {
+  constexpr int apart = row_threads / lanes, each = rows / apart;  // rows of a thread
+  const int lane = static_cast<int>(threadIdx.x) % lanes, first_row = static_cast<int>(threadIdx.x) / lanes;
+  const auto width = static_cast<int>(args.value_dim);
+  const std::int64_t first = std::int64_t{at.tile} * rows;
+  // All loads are in flight before the first is used.
+  Features grads[each], results[each];
+#pragma unroll
+  for (int n = 0; n < each; ++n) {
+    const std::int64_t i = first + first_row + n * apart, position = at.sequence.query_begin + i;
+    if (i < at.sequence.real_queries) {
       const Half* grad = head_of<Half>(args.grad_out, at.batch, at.head) + position * args.grad_out.row;
       const Half* result = head_of<Half>(out, at.batch, at.head) + position * out.row;
-      float grads[8], results[8];
-      load_features(args.grad_out, grad, 8 * lane, static_cast<int>(args.value_dim), grads);
-      load_features(out, result, 8 * lane, static_cast<int>(args.value_dim), results);
+      grads[n].load(args.grad_out, grad, 8 * lane, width);
+      results[n].load(out, result, 8 * lane, width);
+    }
+  }
+  bool poisoned = false;
 #pragma unroll
-      for (int d = 0; d < 8; ++d) {
-        sum += results[d] == 0.0f ? 0.0f : grads[d] * results[d];
-        check = fmaf(grads[d], 0.0f, check);
-      }
+  for (int n = 0; n < each; ++n) {
+    const int row = first_row + n * apart;
+    const std::int64_t i = first + row, position = at.sequence.query_begin + i;
+    float sum = 0.0f, check = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float2 grad = ptx::unpacked_pair<Half>(grads[n].pairs[k]);
+      const float2 result = ptx::unpacked_pair<Half>(results[n].pairs[k]);
+      sum += result.x == 0.0f ? 0.0f : grad.x * result.x;
+      sum += result.y == 0.0f ? 0.0f : grad.y * result.y;
+      check = fmaf(grad.x, 0.0f, fmaf(grad.y, 0.0f, check));
     }
 #pragma unroll
-    for (int apart = lanes / 2; apart > 0; apart /= 2) {
-      sum += __shfl_xor_sync(~0u, sum, apart);
-      check += __shfl_xor_sync(~0u, check, apart);
+    for (int lanes_apart = lanes / 2; lanes_apart > 0; lanes_apart /= 2) {
+      sum += __shfl_xor_sync(~0u, sum, lanes_apart);
+      check += __shfl_xor_sync(~0u, check, lanes_apart);
     }
     if (lane == 0) {
+      const bool real = i < at.sequence.real_queries;
       const float lse = real ? head_of<float>(args.lse, at.batch, at.head)[position * args.lse.row] : -INFINITY;
       args.tile_lse[at.index * rows + place_of_row(row)] = lse == -INFINITY ? INFINITY : lse * args.lse_unit;
       args.tile_delta[at.index * rows + place_of_row(row)] = sum + check;

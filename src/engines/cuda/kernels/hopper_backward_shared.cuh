@@ -33,6 +33,14 @@ struct BackwardStep {
   static constexpr int stop = 8;             // no step: there are no more
 };
 
+// More than the steps between the newest that is loaded and the oldest that is not yet added: three.
+inline constexpr int backward_turns = 8;
+
+// Where and when a step's query gradients are added: the query tile's number, and its rank among the contributions.
+struct BackwardTurn {
+  int tile, rank;
+};
+
 template <int head_dim, HopperBackwardVariant variant>
 struct alignas(tile_alignment) HopperBackwardMemory {
   static constexpr HopperBackwardTile tile = hopper_backward_tile(head_dim, variant);
@@ -54,6 +62,7 @@ struct alignas(tile_alignment) HopperBackwardMemory {
   std::uint64_t post_full[2], post_empty[2];
   std::uint64_t added;  // all contributions of a key tile
   BackwardStep steps[stages];
+  BackwardTurn turns[backward_turns];
   BackwardPost posts[2];
 };
 
