@@ -107,6 +107,9 @@ struct BackwardPosition {
 // The key tiles of one chunk of a team, those taken first and those taken second.
 struct BackwardChunk {
   TileSpan first, second;
+  // Square: walks start every so many steps, spacing + spacing_rest / first.count(); to divide takes long on a GPU, so
+  // it is done once.
+  int spacing = 0, spacing_rest = 0;
 
   HEADWAY_HOST_DEVICE BackwardChunk(const BackwardSequence& sequence, int member) {
     const int seen = sequence.seen_tiles(), members = sequence.members();
@@ -117,6 +120,11 @@ struct BackwardChunk {
       second = {begin, end < seen / 2 ? end : seen / 2};
     } else {
       first = {begin, end};
+    }
+    if (sequence.shape == TeamShape::square && begin < end) {
+      const int steps = sequence.group * sequence.query_tiles();
+      spacing = steps / (end - begin);
+      spacing_rest = steps - spacing * (end - begin);
     }
   }
 };
@@ -132,14 +140,18 @@ HEADWAY_HOST_DEVICE inline BackwardPosition walk_start(const BackwardSequence& s
   int steps = 0;
   if (sequence.shape == TeamShape::square) {
     // All around the circle, so that no two are at the same place.
-    steps = (key_tile - chunk.first.begin) * (sequence.group * length) / chunk.first.count();
+    const int before = key_tile - chunk.first.begin;
+    steps = before * chunk.spacing;
+    if (chunk.spacing_rest != 0) {
+      steps += before * chunk.spacing_rest / chunk.first.count();
+    }
   } else if (second) {
     // Where it would be by now if it had begun with this tile: neighbours then keep their distance.
     const int partner = sequence.seen_tiles() - 1 - key_tile, last = sequence.group * length - 1;
     steps = sequence.group * sequence.queries_of(partner).count();
     steps = steps < last ? steps : last;
   }
-  const int head = steps / length;
+  const int head = steps < length ? 0 : steps / length;
   return {head, queries.begin + steps - head * length};
 }
 

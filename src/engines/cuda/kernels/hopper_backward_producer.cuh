@@ -66,16 +66,15 @@ class HopperBackwardProducer {
       described = false;
       return memory_.posts[post_.slot];
     };
-    if (works) {
-      load_tile(next_post(), triangle ? seen - 1 - member : member, false);
-    }
-    if (works && triangle && member < seen / 2) {
-      load_tile(next_post(), member, true);
+    const int own = !works ? 0 : triangle && member < seen / 2 ? 2 : 1;
+#pragma unroll 1
+    for (int n = 0; n < own; ++n) {
+      load_tile(next_post(), triangle && n == 0 ? seen - 1 - member : member, n == 1);
     }
     // Keys that nobody sees are shared out too: their gradients have to be written.
 #pragma unroll 1
     for (int n = seen + member; n < tiles; n += args_.members) {
-      post_tile(next_post(), n, false, 0);
+      post_tile(next_post(), n, 0);
     }
   }
 
@@ -88,7 +87,6 @@ class HopperBackwardProducer {
     post.finished = false;
     post.batch = batch;
     post.kv_head = head - batch * kv_heads;
-    post.member = member;
     post.key_begin = static_cast<int>(sequence.key_begin);
     post.key_count = static_cast<int>(sequence.key_count);
     post.first_tile = static_cast<int>(args_.first_tile(batch, sequence.query_begin, tile.queries));
@@ -103,6 +101,7 @@ class HopperBackwardProducer {
     order.right = args_.right;
     order.offset = static_cast<int>(sequence.offset);
     order.chunk = args_.chunk;
+    post.chunk = BackwardChunk(order, member);
   }
 
   __device__ __forceinline__ void wait_for_post() {
@@ -115,9 +114,8 @@ class HopperBackwardProducer {
     ++posts_;
   }
 
-  __device__ __forceinline__ void post_tile(BackwardPost& post, int key_tile, bool second, int steps) {
+  __device__ __forceinline__ void post_tile(BackwardPost& post, int key_tile, int steps) {
     post.key_tile = key_tile;
-    post.second = second;
     post.steps = steps;
     post.keys_parity = keys_parity_;
     publish_post();
@@ -125,23 +123,27 @@ class HopperBackwardProducer {
 
   // The post stays as it is until the next but one.
   __device__ __forceinline__ void load_tile(BackwardPost& post, int key_tile, bool second) {
-    const BackwardChunk chunk(post.sequence, post.member);
-    BackwardWalk walk(post.sequence, chunk, key_tile, second);
+    BackwardWalk walk(post.sequence, post.chunk, key_tile, second);
     const int steps = walk.steps();
-    post_tile(post, key_tile, second, steps);
-    BackwardRanks ranks(post.sequence, chunk, key_tile, second);
+    post_tile(post, key_tile, steps);
+    BackwardRanks ranks(post.sequence, post.chunk, key_tile, second);
+    int rank = ranks.rank(walk.position(), walk.wrapped());
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      load_queries(post, walk.position(), step == 0, step == steps - 1);
+      const BackwardPosition at = walk.position();
+      load_queries(post, at, step == 0, step == steps - 1);
       if (step == 0) {
         load_keys(post);
       }
-      const BackwardPosition at = walk.position();
-      memory_.turns[turn_] = {tile_of(post, at), ranks.rank(at, walk.wrapped())};
+      memory_.turns[turn_] = {tile_of(post, at), rank};
       turn_ = (turn_ + 1) % backward_turns;
       load_grad_outs(post, at);
       stage_.advance();
       walk.advance();
+      // While the copies run, and not before they start.
+      if (step < steps - 1) {
+        rank = ranks.rank(walk.position(), walk.wrapped());
+      }
     }
   }
 

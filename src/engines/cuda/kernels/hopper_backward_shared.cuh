@@ -11,9 +11,8 @@ namespace headway::cuda {
 // One key tile, and the walk that its gradients take.
 struct BackwardPost {
   BackwardSequence sequence;
+  BackwardChunk chunk;
   bool finished;  // there is no more work
-  bool second;    // of the member's tiles
-  int member;
   int key_tile;
   int steps;  // 0: nobody sees the keys, whose gradients are 0
   int batch, kv_head;
