@@ -464,6 +464,9 @@ __device__ __forceinline__ void init_backward_barriers(Memory& memory) {
     init(memory.post_full[slot], 1);
     init(memory.post_empty[slot], consumer_warps + 1);  // and the adder
   }
+  for (std::uint64_t& full : memory.turns_full) {
+    init(full, 1);
+  }
   ptx::barrier_init_fence();
 }
 

@@ -135,8 +135,9 @@ class HopperBackwardProducer {
       if (step == 0) {
         load_keys(post);
       }
-      memory_.turns[turn_] = {tile_of(post, at), rank};
-      turn_ = (turn_ + 1) % backward_turns;
+      memory_.turns[turn_.slot] = {tile_of(post, at), rank};
+      ptx::barrier_arrive(shared_.of(offsetof(Memory, turns_full), turn_.slot));
+      turn_.advance();
       load_grad_outs(post, at);
       stage_.advance();
       walk.advance();
@@ -218,7 +219,7 @@ class HopperBackwardProducer {
   int posts_ = 0;
   int team_ = -1;
   int query_begin_ = 0;
-  int turn_ = 0;
+  TurnPosition turn_;
 };
 
 // Adds the query gradients of each step to their sum, when it is their turn.
@@ -251,17 +252,19 @@ class HopperBackwardAdder {
   }
 
  private:
+  // The turn has mostly come before the step's gradients are there, so it is waited for first.
   __device__ __forceinline__ void add_step() {
     constexpr std::uint32_t bytes = tile.gradient_numbers() * 4;
-    ptx::barrier_wait(shared_.of(offsetof(Memory, gradients_full), stage_.slot), stage_.parity);
-    const BackwardTurn turn = memory_.turns[turn_];
-    turn_ = (turn_ + 1) % backward_turns;
+    ptx::barrier_wait(shared_.of(offsetof(Memory, turns_full), turn_.slot), turn_.parity);
+    const BackwardTurn turn = memory_.turns[turn_.slot];
+    turn_.advance();
     float* sums = args_.tile_sums + std::int64_t{turn.tile} * tile.gradient_numbers();
     int* turns = args_.tile_turns + turn.tile;
     const std::uint32_t from = shared_.of(offsetof(Memory, query_gradients), stage_.slot, bytes);
     while (ptx::load_acquire(turns) < turn.rank) {
     }
     ptx::global_to_async_fence();
+    ptx::barrier_wait(shared_.of(offsetof(Memory, gradients_full), stage_.slot), stage_.parity);
     if (turn.rank == 0) {
       ptx::bulk_store(sums, from, bytes);  // so nothing has to be cleared before
     } else {
@@ -279,7 +282,7 @@ class HopperBackwardAdder {
   Memory& memory_;
   const BackwardAddresses shared_;
   StagePosition stage_;
-  int turn_ = 0;
+  TurnPosition turn_;
 };
 
 // At edges, looks through the operands of sums over pairs: keys, queries and output gradients. Consumers wait for it

@@ -58,6 +58,7 @@ struct alignas(tile_alignment) HopperBackwardMemory {
   std::uint64_t grad_outs_full[stages], grad_outs_empty[stages];
   std::uint64_t checked[stages];  // keys, queries and output gradients of an edge
   std::uint64_t gradients_full[stages], gradients_empty[stages];
+  std::uint64_t turns_full[backward_turns];
   std::uint64_t post_full[2], post_empty[2];
   std::uint64_t added;  // all contributions of a key tile
   BackwardStep steps[stages];
@@ -81,5 +82,6 @@ struct BackwardAddresses {
 };
 
 using StagePosition = RingPosition<HopperBackwardTile::stages>;
+using TurnPosition = RingPosition<backward_turns>;
 
 }  // namespace headway::cuda
