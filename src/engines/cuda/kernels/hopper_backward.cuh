@@ -332,7 +332,8 @@ class HopperBackwardConsumer {
     return element / 4 == 0 ? (element % 2 == 0 ? four.x : four.y) : (element % 2 == 0 ? four.z : four.w);
   }
 
-  // dS = P (dP - delta), rounded, to shared memory as [keys][queries].
+  // dS = P (dP - delta), rounded, to shared memory as [keys][queries]. Each 16 queries are stored while the next ones
+  // are computed.
   __device__ __forceinline__ void make_score_gradients(std::uint32_t slot, bool edge, const PairBits<pairs>& kept) {
     const std::uint32_t deltas = shared_.of(offsetof(Memory, delta), slot, queries * 4) + 4 * (lane() & 3) * 4;
 #pragma unroll
@@ -357,23 +358,28 @@ class HopperBackwardConsumer {
       for (int x = 0; x < 4; ++x) {
         score_gradients_[4 * k + x] = ptx::packed_pair<Half>(gradients[2 * x], gradients[2 * x + 1]);
       }
+      store_score_gradients(slot, k);
     }
-    // A forbidden pair's gradient is 0 whatever comes from upstream; its weight says so.
+    // A forbidden pair's gradient is 0 whatever comes from upstream; its weight says so. Stored again: rather that than
+    // keep all the others waiting.
     if (!modified && edge) {
 #pragma unroll
-      for (int k = 0; k < queries / 4; ++k) {
-        score_gradients_[k] &= halves_not_zero(weights_[k]);
+      for (int k = 0; k < queries / 16; ++k) {
+#pragma unroll
+        for (int x = 4 * k; x < 4 * k + 4; ++x) {
+          score_gradients_[x] &= halves_not_zero(weights_[x]);
+        }
+        store_score_gradients(slot, k);
       }
     }
-    const int row = thread_ / 32 * 16 + (lane() & 15);
-    const std::uint32_t shared = score_gradients_at(slot) + row * 128;
-#pragma unroll
-    for (int k = 0; k < queries / 16; ++k) {
-      const int chunk = 2 * (k % 4) + lane() / 16;
-      const std::uint32_t packed[4] = {score_gradients_[4 * k], score_gradients_[4 * k + 1],
-                                       score_gradients_[4 * k + 2], score_gradients_[4 * k + 3]};
-      ptx::store_matrices(packed, shared + k / 4 * (backward_keys * 128) + ((chunk ^ (row & 7)) << 4));
-    }
+  }
+
+  __device__ __forceinline__ void store_score_gradients(std::uint32_t slot, int k) {
+    const int row = thread_ / 32 * 16 + (lane() & 15), chunk = 2 * (k % 4) + lane() / 16;
+    const std::uint32_t packed[4] = {score_gradients_[4 * k], score_gradients_[4 * k + 1], score_gradients_[4 * k + 2],
+                                     score_gradients_[4 * k + 3]};
+    ptx::store_matrices(
+        packed, score_gradients_at(slot) + row * 128 + k / 4 * (backward_keys * 128) + ((chunk ^ (row & 7)) << 4));
   }
 
   // All bits of each half of a word that is not 0.
