@@ -77,8 +77,10 @@ class HopperBackwardConsumer {
         last = step(post);
       }
       release(offsetof(Memory, keys_empty));
-      ptx::shared_writes_to_async_fence();
-      release_gradients(~steps_ & 1);
+      if constexpr (!tile.hands_over_at_once) {
+        ptx::shared_writes_to_async_fence();
+        release_gradients(~steps_ & 1);
+      }
     }
     store(post);
   }
@@ -129,8 +131,10 @@ class HopperBackwardConsumer {
     ptx::touch(weight_gradients_);
     make_score_gradients(slot, edge, kept);
     ptx::shared_writes_to_async_fence();
-    release_gradients(slot ^ 1,
-                      (flags & BackwardStep::first) == 0);  // the fence was for the last step's query gradients too
+    if constexpr (!tile.hands_over_at_once) {
+      // The fence was for the last step's query gradients too.
+      release_gradients(slot ^ 1, (flags & BackwardStep::first) == 0);
+    }
     if (edge) {
       ptx::barrier_wait(shared_.of(offsetof(Memory, checked), slot), parity);
     }
@@ -149,6 +153,10 @@ class HopperBackwardConsumer {
     ptx::touch(query_gradients);
     release(offsetof(Memory, grad_outs_empty), slot);
     store_query_gradients(slot, query_gradients);
+    if constexpr (tile.hands_over_at_once) {
+      ptx::shared_writes_to_async_fence();
+      release_gradients(slot);
+    }
     ptx::wgmma_wait<0>();
     ptx::touch(key_sums_);
     ptx::touch(value_sums_);

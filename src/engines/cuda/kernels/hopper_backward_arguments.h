@@ -17,6 +17,8 @@ struct HopperBackwardTile {
   int head_dim;                        // of Q, K and V alike, padded
   int queries;                         // of a query tile; a key tile has backward_keys
   bool keeps_score_gradients = false;  // dK takes dS from the registers that made it: where there is room
+  bool hands_over_at_once =
+      false;  // dQ of a step goes out at its end; else with the next step's fence, which saves one
 
   static constexpr int consumers = 2;  // warpgroups of 64 keys
   static constexpr int threads = 128 * (consumers + 1);
@@ -36,7 +38,7 @@ struct HopperBackwardTile {
 
 HEADWAY_HOST_DEVICE constexpr HopperBackwardTile hopper_backward_tile(int head_dim, HopperBackwardVariant variant) {
   const bool ranged = variant == HopperBackwardVariant::ranged;
-  return {head_dim, head_dim == 64 && ranged ? 128 : 64, (head_dim == 64) != ranged};
+  return {head_dim, head_dim == 64 && ranged ? 128 : 64, (head_dim == 64) != ranged, head_dim == 128};
 }
 
 // Where a row's lse and delta lie in their tile: the four rows of 16 that a thread has as columns are neighbours.
