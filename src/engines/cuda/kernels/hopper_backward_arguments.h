@@ -15,10 +15,11 @@ enum class HopperBackwardVariant : std::uint8_t {
 
 struct HopperBackwardTile {
   int head_dim;                        // of Q, K and V alike, padded
-  int queries;                         // of a query tile; a key tile has backward_keys
+  int queries;                         // of a query tile
   bool keeps_score_gradients = false;  // dK takes dS from the registers that made it: where there is room
-  bool hands_over_at_once =
-      false;  // dQ of a step goes out at its end; else with the next step's fence, which saves one
+  // dQ of a step goes out at its end; else with the next step's fence, which saves one.
+  bool hands_over_at_once = false;
+  int keys = backward_keys;  // of a key tile
 
   static constexpr int consumers = 2;  // warpgroups of 64 keys
   static constexpr int threads = 128 * (consumers + 1);
@@ -27,9 +28,9 @@ struct HopperBackwardTile {
 
   HEADWAY_HOST_DEVICE constexpr int row_bits() const { return queries == 64 ? 6 : 7; }
   HEADWAY_HOST_DEVICE constexpr int panels() const { return head_dim / 64; }
-  HEADWAY_HOST_DEVICE constexpr std::uint32_t key_bytes() const { return backward_keys * head_dim * 2; }
+  HEADWAY_HOST_DEVICE constexpr std::uint32_t key_bytes() const { return keys * head_dim * 2; }
   HEADWAY_HOST_DEVICE constexpr std::uint32_t query_bytes() const { return queries * head_dim * 2; }
-  HEADWAY_HOST_DEVICE constexpr std::uint32_t score_bytes() const { return backward_keys * queries * 2; }
+  HEADWAY_HOST_DEVICE constexpr std::uint32_t score_bytes() const { return keys * queries * 2; }
   HEADWAY_HOST_DEVICE constexpr int gradient_numbers() const { return queries * head_dim; }
   // dQ of a tile is split between the consumers: by columns where there are but 64 queries, else by queries.
   HEADWAY_HOST_DEVICE constexpr bool split_by_columns() const { return queries == 64; }
@@ -37,6 +38,9 @@ struct HopperBackwardTile {
 };
 
 HEADWAY_HOST_DEVICE constexpr HopperBackwardTile hopper_backward_tile(int head_dim, HopperBackwardVariant variant) {
+  if (head_dim == 256) {
+    return {.head_dim = 256, .queries = 64, .keys = 64};
+  }
   const bool ranged = variant == HopperBackwardVariant::ranged;
   return {head_dim, head_dim == 64 && ranged ? 128 : 64, (head_dim == 64) != ranged, head_dim == 128};
 }

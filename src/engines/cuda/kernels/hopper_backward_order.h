@@ -20,7 +20,7 @@
 
 namespace headway::cuda {
 
-inline constexpr int backward_keys = 128;  // of a tile
+inline constexpr int backward_keys = 128;  // of a tile, up to head dim 128
 
 // [begin, end)
 struct TileSpan {
@@ -51,8 +51,10 @@ struct BackwardSequence {
   int valid_keys;   // keys from here on nobody sees
   int left, right;  // query i sees keys from i + offset - left to i + offset + right
   int offset;
-  int chunk;  // members that run at once
+  int chunk;         // members that run at once
+  int key_bits = 7;  // a key tile has 2^key_bits keys
 
+  HEADWAY_HOST_DEVICE int key_rows() const { return 1 << key_bits; }
   HEADWAY_HOST_DEVICE int query_rows() const { return 1 << row_bits; }
   HEADWAY_HOST_DEVICE int query_tiles() const { return (real_queries + query_rows() - 1) >> row_bits; }
 
@@ -60,7 +62,7 @@ struct BackwardSequence {
   HEADWAY_HOST_DEVICE int seen_tiles() const {
     const int last = real_queries - 1 + offset + right + 1;
     const int seen = last < valid_keys ? last : valid_keys;
-    return real_queries == 0 || seen <= 0 ? 0 : (seen + backward_keys - 1) / backward_keys;
+    return real_queries == 0 || seen <= 0 ? 0 : (seen + key_rows() - 1) >> key_bits;
   }
 
   HEADWAY_HOST_DEVICE int members() const {
@@ -69,8 +71,8 @@ struct BackwardSequence {
 
   // The query tiles that see some key of a tile.
   HEADWAY_HOST_DEVICE TileSpan queries_of(int key_tile) const {
-    const int first = key_tile * backward_keys;
-    const int last = first + backward_keys < valid_keys ? first + backward_keys : valid_keys;
+    const int first = key_tile << key_bits;
+    const int last = first + key_rows() < valid_keys ? first + key_rows() : valid_keys;
     const int low = first - right - offset > 0 ? first - right - offset : 0;
     const int high = last + left - offset < real_queries ? last + left - offset : real_queries;
     return first >= last || low >= high ? TileSpan{} : TileSpan{low >> row_bits, ((high - 1) >> row_bits) + 1};
@@ -83,13 +85,13 @@ struct BackwardSequence {
     const int last = (rows_end < real_queries ? rows_end : real_queries) - 1 + offset;
     const int low = first - left > 0 ? first - left : 0;
     const int high = last + right + 1 < valid_keys ? last + right + 1 : valid_keys;
-    return low >= high ? TileSpan{} : TileSpan{low / backward_keys, (high - 1) / backward_keys + 1};
+    return low >= high ? TileSpan{} : TileSpan{low >> key_bits, ((high - 1) >> key_bits) + 1};
   }
 
   // Whether a query of the tile may not see some key of the other.
   HEADWAY_HOST_DEVICE bool is_edge(int query_tile, int key_tile) const {
     const int first_query = query_tile << row_bits, last_query = first_query + query_rows() - 1;
-    const int first_key = key_tile * backward_keys, last_key = first_key + backward_keys - 1;
+    const int first_key = key_tile << key_bits, last_key = first_key + key_rows() - 1;
     return last_query >= real_queries || last_key >= valid_keys || first_key < last_query + offset - left ||
            last_key > first_query + offset + right;
   }
