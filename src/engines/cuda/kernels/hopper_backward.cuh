@@ -20,9 +20,8 @@
 // (hopper_backward_rows.cu).
 #pragma once
 
-#include "engines/cuda/kernels/hopper_backward_pairs.cuh"
 #include "engines/cuda/kernels/hopper_backward_producer.cuh"
-#include "engines/cuda/kernels/hopper_modifiers.cuh"
+#include "engines/cuda/kernels/hopper_backward_weights.cuh"
 #include "engines/cuda/ptx/wgmma.cuh"
 
 namespace headway::cuda {
@@ -104,7 +103,7 @@ class HopperBackwardConsumer {
     float bias[masked ? pairs : 1];
     if constexpr (modified) {
       const BackwardPairs own = own_pairs(post, slot);
-      find_allowed(post, own, edge, allowed, bias);
+      find_allowed<masked>(args_, post, own, edge, allowed, bias);
       if (args_.dropout.active) {
         kept.set_all();
         draw_kept(args_.dropout, own, lane(), kept);
@@ -114,15 +113,24 @@ class HopperBackwardConsumer {
     if constexpr (early_lse) {
 #pragma unroll
       for (int k = 0; k < queries / 16; ++k) {
-        lse[k] = lse_of(slot, k);
+        lse[k] = four_columns(lse_at(slot), lane(), k);
       }
     }
     ptx::wgmma_wait<late_gradients ? 0 : 1>();
     ptx::touch(scores_);
     if constexpr (modified) {
-      make_modified_weights(post, slot, edge, allowed, kept, bias);
+      make_modified_weights<Half>(args_, post, own_pairs(post, slot), edge, lse_at(slot), allowed, kept, bias, scores_,
+                                  weights_);
     } else {
-      make_weights(post, slot, edge, lse);
+      const auto own = [&] { return own_pairs(post, slot); };
+      const auto lse_of = [&](int k) {
+        if constexpr (early_lse) {
+          return lse[k];
+        } else {
+          return four_columns(lse_at(slot), lane(), k);
+        }
+      };
+      make_weights<Half>(args_, post, own, edge, lse_of, scores_, weights_);
     }
     if constexpr (late_gradients) {
       multiply_weights(slot, group);
@@ -173,6 +181,10 @@ class HopperBackwardConsumer {
   }
   __device__ __forceinline__ std::uint32_t score_gradients_at(std::uint32_t slot) const {
     return shared_.of(offsetof(Memory, score_gradients), slot, tile.score_bytes());
+  }
+
+  __device__ __forceinline__ std::uint32_t lse_at(std::uint32_t slot) const {
+    return shared_.of(offsetof(Memory, lse), slot, queries * 4);
   }
 
   // ---- Products ----
@@ -250,103 +262,12 @@ class HopperBackwardConsumer {
             memory_.steps[slot].row + 2 * (lane() & 3)};
   }
 
-  __device__ __forceinline__ void find_allowed(const BackwardPost& post, const BackwardPairs& own, bool edge,
-                                               PairBits<pairs>& allowed, float (&bias)[masked ? pairs : 1]) {
-    if (!edge) {
-      return;
-    }
-    allowed.set_all();
-    for_range<pairs>(post.sequence, own, [&](int e, bool forbidden) { allowed.clear(e, forbidden); });
-    if constexpr (masked) {
-      if (args_.own_ends) {
-        forbid_by_ends(args_, own, post.sequence.real_queries, post.key_count, allowed);
-      }
-      if (args_.mask.data != nullptr) {
-        forbid_by_mask(args_.mask, own, allowed);
-      }
-      if (args_.bias.data != nullptr) {
-        load_bias(args_.bias, own, allowed, bias);
-      } else {
-#pragma unroll
-        for (int e = 0; e < pairs; ++e) {
-          bias[e] = 0.0f;
-        }
-      }
-    }
-  }
-
-  // Products become weights, 0 where forbidden: f32 for dS, packed for dV.
-  __device__ __forceinline__ void make_weights(const BackwardPost& post, std::uint32_t slot, bool edge,
-                                               const float4 (&early)[early_lse ? queries / 16 : 1]) {
-#pragma unroll
-    for (int k = 0; k < queries / 16; ++k) {
-      const float4 lse = early_lse ? early[early_lse ? k : 0] : lse_of(slot, k);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        float& score = scores_[8 * k + e];
-        score = ptx::exp2_fast(fmaf(score, args_.weight_unit, -of_column(lse, e)));
-      }
-    }
-    if (edge) {
-      for_range<pairs>(post.sequence, own_pairs(post, slot),
-                       [&](int e, bool forbidden) { scores_[e] = forbidden ? 0.0f : scores_[e]; });
-    }
-#pragma unroll
-    for (int k = 0; k < pairs / 2; ++k) {
-      weights_[k] = ptx::packed_pair<Half>(scores_[2 * k], scores_[2 * k + 1]);
-    }
-  }
-
-  // The same with modifiers: dropout is applied to what dV takes, softcap's slope to what dS takes.
-  __device__ __forceinline__ void make_modified_weights(const BackwardPost& post, std::uint32_t slot, bool edge,
-                                                        const PairBits<pairs>& allowed, const PairBits<pairs>& kept,
-                                                        const float (&bias)[masked ? pairs : 1]) {
-    const BackwardPairs own = own_pairs(post, slot);
-    scale_scores(args_, scores_);
-    const float alibi = args_.slopes.data != nullptr ? -load_per_head(args_.slopes, own.head) : 0.0f;
-    const auto distance = static_cast<float>(own.first_key - own.first_query - post.sequence.offset);
-#pragma unroll
-    for (int k = 0; k < queries / 16; ++k) {
-      const float4 lse = lse_of(slot, k);
-      float taken[8];
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const int element = 8 * k + e;
-        float& score = scores_[element];
-        const float share = score * args_.inverse_cap;
-        if constexpr (masked) {
-          score += bias[element];
-        }
-        const int apart = e / 2 % 2 * 8 - 8 * (element / 4) - e % 2;
-        score = fmaf(alibi, fabsf(distance + static_cast<float>(apart)), score);
-        score = ptx::exp2_fast((score - of_column(lse, e)) * log2_e);
-        const bool forbidden = edge && !allowed.get(element);
-        taken[e] = forbidden || (args_.dropout.active && !kept.get(element)) ? 0.0f : score;
-        score = forbidden ? 0.0f : score * fmaf(-share, share, 1.0f);
-      }
-#pragma unroll
-      for (int x = 0; x < 4; ++x) {
-        weights_[4 * k + x] = ptx::packed_pair<Half>(taken[2 * x], taken[2 * x + 1]);
-      }
-    }
-  }
-
-  // Of the columns of elements 8 k to 8 k + 7.
-  __device__ __forceinline__ float4 lse_of(std::uint32_t slot, int k) const {
-    return ptx::load_four(shared_.of(offsetof(Memory, lse), slot, queries * 4) + (16 * k + 4 * (lane() & 3)) * 4);
-  }
-
-  __device__ __forceinline__ static float of_column(const float4& four, int element) {
-    return element / 4 == 0 ? (element % 2 == 0 ? four.x : four.y) : (element % 2 == 0 ? four.z : four.w);
-  }
-
   // dS = P (dP - delta), rounded, to shared memory as [keys][queries]. Each 16 queries are stored while the next ones
   // are computed.
   __device__ __forceinline__ void make_score_gradients(std::uint32_t slot, bool edge, const PairBits<pairs>& kept) {
-    const std::uint32_t deltas = shared_.of(offsetof(Memory, delta), slot, queries * 4) + 4 * (lane() & 3) * 4;
 #pragma unroll
     for (int k = 0; k < queries / 16; ++k) {
-      const float4 delta = ptx::load_four(deltas + 16 * k * 4);
+      const float4 delta = four_columns(shared_.of(offsetof(Memory, delta), slot, queries * 4), lane(), k);
       float gradients[8];
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
