@@ -20,6 +20,7 @@
 // (hopper_backward_rows.cu).
 #pragma once
 
+#include "engines/cuda/kernels/hopper_backward_guard.cuh"
 #include "engines/cuda/kernels/hopper_backward_producer.cuh"
 #include "engines/cuda/kernels/hopper_backward_weights.cuh"
 #include "engines/cuda/ptx/wgmma.cuh"
@@ -390,7 +391,7 @@ __device__ __forceinline__ void init_backward_barriers(Memory& memory) {
   init(memory.added, 1);
   for (int slot = 0; slot < 2; ++slot) {
     init(memory.queries_full[slot], 1);
-    init(memory.queries_empty[slot], consumer_warps);
+    init(memory.queries_empty[slot], consumer_warps + guard_warps);
     init(memory.grad_outs_full[slot], 1);
     init(memory.grad_outs_empty[slot], consumer_warps);
     init(memory.checked[slot], guard_warps);
@@ -425,7 +426,7 @@ __global__ __launch_bounds__(HopperBackwardTile::threads,
     } else if (warp == 1 && lane == 0) {
       HopperBackwardAdder<head_dim, variant>(args, memory).run();
     } else if (warp >= 2) {
-      HopperBackwardGuard<Half, head_dim, variant>(memory, warp - 2, lane).run();
+      BackwardGuard<Half, Memory>(memory, warp - 2, lane).run();
     }
   } else {
     ptx::raise_registers<HopperBackwardTile::consumer_registers>();

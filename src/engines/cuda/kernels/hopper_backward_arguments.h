@@ -27,6 +27,7 @@ struct HopperBackwardTile {
   static constexpr int stages = 2;
 
   HEADWAY_HOST_DEVICE constexpr int row_bits() const { return queries == 64 ? 6 : 7; }
+  HEADWAY_HOST_DEVICE constexpr int key_bits() const { return keys == 64 ? 6 : 7; }
   HEADWAY_HOST_DEVICE constexpr int panels() const { return head_dim / 64; }
   HEADWAY_HOST_DEVICE constexpr std::uint32_t key_bytes() const { return keys * head_dim * 2; }
   HEADWAY_HOST_DEVICE constexpr std::uint32_t query_bytes() const { return queries * head_dim * 2; }

@@ -2,8 +2,8 @@
 // decides which tiles and in which order.
 #pragma once
 
+#include "engines/cuda/kernels/hopper_backward_sequence.cuh"
 #include "engines/cuda/kernels/hopper_backward_shared.cuh"
-#include "engines/cuda/key_range.cuh"
 #include "engines/cuda/ptx/bulk.cuh"
 #include "engines/cuda/ptx/tma.cuh"
 
@@ -38,17 +38,7 @@ class BackwardLoader {
     post.key_count = static_cast<int>(sequence.key_count);
     post.first_tile = static_cast<int>(args_.first_tile(batch, sequence.query_begin, tile.queries));
     query_begin_ = static_cast<int>(sequence.query_begin);
-    BackwardSequence& order = post.sequence;
-    order.shape = args_.shape;
-    order.row_bits = tile.row_bits();
-    order.group = static_cast<int>(args_.group);
-    order.real_queries = static_cast<int>(sequence.real_queries);
-    order.valid_keys = static_cast<int>(args_.own_ends ? sequence.key_count : valid_len(args_, sequence, batch, 0));
-    order.left = args_.left;
-    order.right = args_.right;
-    order.offset = static_cast<int>(sequence.offset);
-    order.chunk = args_.chunk;
-    order.key_bits = tile.keys == 64 ? 6 : 7;
+    post.sequence = sequence_order(args_, sequence, batch, tile.row_bits(), tile.key_bits());
   }
 
   __device__ __forceinline__ void wait_for_post() {

@@ -1,6 +1,7 @@
 // What a consumer of the Hopper backward knows about the pairs of its tile: which are allowed, which dropout keeps, and
 // the bias of each. Rows are keys and columns queries: a thread holds, as element 4 j + 2 r + c, the key first_key + 8
-// r and the query first_query + 8 j + c. Bits are kept in that order, 32 in a word.
+// r and the query first_query + 8 j + c. (Or the other way round, where a function says so.) Bits are kept in that
+// order, 32 in a word.
 #pragma once
 
 #include "engines/cuda/dropout.cuh"
@@ -77,11 +78,15 @@ __device__ __forceinline__ void forbid_by_ends(const HopperBackwardArguments& ar
   }
 }
 
+enum class Columns : std::uint8_t { queries, keys };
+
 // Reads matrix elements of the allowed pairs: visit(element, value). All loads of a batch are issued before the first
 // is used.
-template <class T, int count, class Visit>
+template <class T, Columns columns, int count, class Visit>
 __device__ __forceinline__ void for_allowed(const Matrix& matrix, const BackwardPairs& pairs,
                                             const PairBits<count>& allowed, const Visit& visit) {
+  const std::int64_t column_step = columns == Columns::queries ? matrix.query : matrix.key;
+  const std::int64_t row_step = columns == Columns::queries ? matrix.key : matrix.query;
   const T* first = static_cast<const T*>(matrix.data) + pairs.batch * matrix.batch + pairs.head * matrix.head +
                    pairs.first_query * matrix.query + pairs.first_key * matrix.key;
   constexpr int together = 16;
@@ -93,7 +98,7 @@ __device__ __forceinline__ void for_allowed(const Matrix& matrix, const Backward
       const int e = begin + x;
       loaded[x] = T{};
       if (allowed.get(e)) {
-        loaded[x] = first[(e / 4 * 8 + e % 2) * matrix.query + e / 2 % 2 * 8 * matrix.key];
+        loaded[x] = first[(e / 4 * 8 + e % 2) * column_step + e / 2 % 2 * 8 * row_step];
       }
     }
 #pragma unroll
@@ -103,16 +108,16 @@ __device__ __forceinline__ void for_allowed(const Matrix& matrix, const Backward
   }
 }
 
-template <int count>
+template <Columns columns = Columns::queries, int count>
 __device__ __forceinline__ void forbid_by_mask(const Matrix& mask, const BackwardPairs& pairs,
                                                PairBits<count>& allowed) {
   const PairBits<count> before = allowed;
-  for_allowed<std::uint8_t>(mask, pairs, before,
-                            [&](int element, std::uint8_t byte) { allowed.clear(element, byte == 0); });
+  for_allowed<std::uint8_t, columns>(mask, pairs, before,
+                                     [&](int element, std::uint8_t byte) { allowed.clear(element, byte == 0); });
 }
 
 // The bias of each allowed pair; -inf forbids.
-template <int count>
+template <Columns columns = Columns::queries, int count>
 __device__ __forceinline__ void load_bias(const Matrix& bias, const BackwardPairs& pairs, PairBits<count>& allowed,
                                           float (&terms)[count]) {
   const PairBits<count> before = allowed;
@@ -121,9 +126,9 @@ __device__ __forceinline__ void load_bias(const Matrix& bias, const BackwardPair
     allowed.clear(element, terms[element] == minus_infinity);
   };
   switch (bias.dtype) {
-    case DType::bf16: return for_allowed<bfloat16>(bias, pairs, before, visit);
-    case DType::f16: return for_allowed<float16>(bias, pairs, before, visit);
-    default: return for_allowed<float>(bias, pairs, before, visit);
+    case DType::bf16: return for_allowed<bfloat16, columns>(bias, pairs, before, visit);
+    case DType::f16: return for_allowed<float16, columns>(bias, pairs, before, visit);
+    default: return for_allowed<float, columns>(bias, pairs, before, visit);
   }
 }
 

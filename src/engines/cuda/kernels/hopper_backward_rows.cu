@@ -1,9 +1,9 @@
 // What runs before and after the Hopper backward, tile by tile of query rows.
 #include "engines/cuda/elements.cuh"
 #include "engines/cuda/kernels/hopper_backward_kernels.h"
+#include "engines/cuda/kernels/hopper_backward_sequence.cuh"
 #include "engines/cuda/kernels/hopper_finish.cuh"
 #include "engines/cuda/kernels/launch.cuh"
-#include "engines/cuda/key_range.cuh"
 #include "engines/cuda/modifiers.cuh"
 
 namespace headway::cuda {
@@ -219,15 +219,8 @@ __global__ void __launch_bounds__(row_threads) backward_finish(const __grid_cons
   if (at.tile * rows >= at.sequence.query_count) {
     return;
   }
-  BackwardSequence order{};
-  order.shape = args.shape;
-  order.row_bits = HopperBackwardTile{head_dim, rows}.row_bits();
-  order.real_queries = static_cast<int>(at.sequence.real_queries);
-  order.valid_keys =
-      static_cast<int>(args.own_ends ? at.sequence.key_count : valid_len(args, at.sequence, at.batch, 0));
-  order.left = args.left;
-  order.right = args.right;
-  order.offset = static_cast<int>(at.sequence.offset);
+  constexpr HopperBackwardTile tile{head_dim, rows};
+  const BackwardSequence order = sequence_order(args, at.sequence, at.batch, tile.row_bits(), tile.key_bits());
   if (args.query_gradient.data != nullptr) {
     finish_queries<Half, head_dim, rows>(args, at, order);
   }

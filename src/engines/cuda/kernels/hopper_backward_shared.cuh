@@ -45,6 +45,7 @@ struct alignas(tile_alignment) HopperBackwardMemory {
   static constexpr HopperBackwardTile tile = hopper_backward_tile(head_dim, variant);
   static constexpr int stages = HopperBackwardTile::stages;
   static constexpr bool edges_everywhere = variant == HopperBackwardVariant::masked;
+  static constexpr bool sums_over_keys = true;  // dQ
 
   std::uint8_t keys[tile.key_bytes()];
   std::uint8_t values[tile.key_bytes()];

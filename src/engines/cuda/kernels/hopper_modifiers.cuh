@@ -114,26 +114,32 @@ __device__ __forceinline__ void scale_scores(const HopperArguments& args, float 
 
 // ---- Dropout ----
 
-// One draw covers four keys, and two lanes of a quad share them: the even lane draws for the first row, the odd one for
-// the second, and each hands over the half that the other needs.
-template <int count>
-__device__ __forceinline__ void drop_weights(const HopperArguments& args, const HopperWork& work, int tile_row,
-                                             int first_key, int quad_lane, float (&weights)[count]) {
+// visit(element, whether its weight is kept), for all. One draw covers four keys, and two lanes of a quad share them:
+// the even lane draws for the first row, the odd one for the second, and each hands over the half that the other needs.
+template <int count, class Visit>
+__device__ __forceinline__ void for_kept(const DropoutArguments& dropout, int batch, int head, int row, int first_key,
+                                         int quad_lane, const Visit& visit) {
   const bool odd = quad_lane & 1;
-  const int drawn_row = work.row + tile_row + (odd ? 8 : 0);
+  const int drawn_row = row + (odd ? 8 : 0);
 #pragma unroll
   for (int j = 0; j < count / 4; ++j) {
-    const auto words =
-        dropout_words(args.dropout, work.batch, work.head, drawn_row, (first_key + 8 * j) / 4 + quad_lane / 2);
+    const auto words = dropout_words(dropout, batch, head, drawn_row, (first_key + 8 * j) / 4 + quad_lane / 2);
     const std::uint32_t received_0 = __shfl_xor_sync(~0u, odd ? words[0] : words[2], 1);
     const std::uint32_t received_1 = __shfl_xor_sync(~0u, odd ? words[1] : words[3], 1);
     const std::uint32_t drawn[4] = {odd ? received_0 : words[0], odd ? received_1 : words[1],
                                     odd ? words[2] : received_0, odd ? words[3] : received_1};
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      weights[4 * j + e] = is_kept(args.dropout, drawn[e]) ? weights[4 * j + e] : 0.0f;
+      visit(4 * j + e, is_kept(dropout, drawn[e]));
     }
   }
+}
+
+template <int count>
+__device__ __forceinline__ void drop_weights(const HopperArguments& args, const HopperWork& work, int tile_row,
+                                             int first_key, int quad_lane, float (&weights)[count]) {
+  for_kept<count>(args.dropout, work.batch, work.head, work.row + tile_row, first_key, quad_lane,
+                  [&](int e, bool kept) { weights[e] = kept ? weights[e] : 0.0f; });
 }
 
 }  // namespace headway::cuda
