@@ -13,7 +13,7 @@
 namespace headway::cuda {
 namespace {
 
-constexpr std::int64_t widest = 128;
+constexpr std::int64_t widest = 256;
 constexpr double log2_e = 1.4426950408889634;
 
 bool has_own_ends(const Problem& problem) { return problem.valid_lens && !problem.valid_lens_per_batch; }
@@ -26,8 +26,14 @@ HopperBackwardVariant variant_of(const Problem& problem) {
                                                                              : HopperBackwardVariant::ranged;
 }
 
+// Above head dim 128 dQ has a kernel of its own, and nobody waits for another's turn.
+bool has_two_kernels(const Problem& problem) { return std::max(problem.head_dim, problem.value_dim) > 128; }
+
 HopperBackwardKernel kernel_of(const Problem& problem) {
   const HopperBackwardVariant variant = variant_of(problem);
+  if (has_two_kernels(problem)) {
+    return hopper_key_gradients_kernel(problem.dtype(), variant);
+  }
   return std::max(problem.head_dim, problem.value_dim) <= 64 ? hopper_backward_kernel_64(problem.dtype(), variant)
                                                              : hopper_backward_kernel_128(problem.dtype(), variant);
 }
@@ -50,17 +56,36 @@ std::int64_t all_tiles(const Problem& problem, const HopperBackwardTile& tile) {
 }
 
 std::int64_t members(const Problem& problem, TeamShape shape) {
-  const std::int64_t tiles = blocks_of(problem.key_len, backward_keys);
-  return shape == TeamShape::triangle ? (tiles + 1) / 2 : tiles;
+  const bool alone = has_two_kernels(problem);
+  const std::int64_t tiles = blocks_of(problem.key_len, kernel_of(problem).tile.keys);
+  return shape == TeamShape::triangle && !alone ? (tiles + 1) / 2 : tiles;
 }
 
 std::int64_t items(const Problem& problem) {
   return problem.batch * problem.kv_heads * members(problem, shape_of(arguments_of(problem).rule));
 }
 
-int grid_blocks(const Problem& problem) {
+// Of the kernel for dQ alone.
+std::int64_t query_tiles(const Problem& problem) {
+  return blocks_of(problem.query_len, kernel_of(problem).tile.queries * HopperBackwardTile::consumers);
+}
+
+// Heads whose tiles run together, where dQ has a kernel of its own: like the forward's, with a smaller part of L2.
+int head_group(const Problem& problem) {
   const std::int64_t multiprocessors = device_properties(problem.query.device().index).multiprocessors;
-  return static_cast<int>(std::min(items(problem), multiprocessors));
+  if (problem.causal == Causal::none) {
+    return static_cast<int>(multiprocessors / query_tiles(problem) + 1);
+  }
+  constexpr std::int64_t cached_bytes = std::int64_t{32} << 20;
+  const std::int64_t head_bytes =
+      std::max(problem.query_len, problem.key_len) * (problem.head_dim + problem.value_dim) * 2;
+  return static_cast<int>(std::clamp<std::int64_t>(cached_bytes / head_bytes, 4, 32));
+}
+
+// One for each multiprocessor, but no more than there is work for.
+unsigned grid_blocks(const Problem& problem, std::int64_t tasks) {
+  const std::int64_t multiprocessors = device_properties(problem.query.device().index).multiprocessors;
+  return static_cast<unsigned>(std::min(tasks, multiprocessors));
 }
 
 // Scores in natural units where modifiers are applied to them; else weights come from products in one step.
@@ -87,8 +112,8 @@ HopperBackwardArguments arguments_of(const BackwardProblem& problem, const Hoppe
   static_cast<Arguments&>(result) = arguments;
   result.query_map = tensor_map(problem.query, tile.queries, problem.operation);
   result.grad_out_map = tensor_map(problem.grad_out, tile.queries, problem.operation);
-  result.key_map = tensor_map(problem.key, backward_keys, problem.operation);
-  result.value_map = tensor_map(problem.value, backward_keys, problem.operation);
+  result.key_map = tensor_map(problem.key, tile.keys, problem.operation);
+  result.value_map = tensor_map(problem.value, tile.keys, problem.operation);
   result.query_steps = steps_of(problem.query);
   result.grad_out_steps = steps_of(problem.grad_out);
   result.key_steps = steps_of(problem.key);
@@ -113,6 +138,11 @@ HopperBackwardArguments arguments_of(const BackwardProblem& problem, const Hoppe
   result.chunk = std::min(largest_chunk, device_properties(problem.query.device().index).multiprocessors);
   result.own_ends = has_own_ends(problem);
   result.tiles_a_head = tiles_a_head(problem, tile);
+  if (has_two_kernels(problem)) {
+    result.query_tiles = static_cast<int>(query_tiles(problem));
+    result.tiles = static_cast<int>(problem.batch * problem.heads * query_tiles(problem));
+    result.head_group = head_group(problem);
+  }
   return result;
 }
 
@@ -124,7 +154,8 @@ struct TileBytes {
 TileBytes tile_bytes(const Problem& problem, const HopperBackwardTile& tile) {
   const auto tiles = static_cast<std::size_t>(all_tiles(problem, tile));
   return {tiles * static_cast<std::size_t>(tile.queries) * sizeof(float),
-          tiles * static_cast<std::size_t>(tile.gradient_numbers()) * sizeof(float), tiles * sizeof(int)};
+          has_two_kernels(problem) ? 0 : tiles * static_cast<std::size_t>(tile.gradient_numbers()) * sizeof(float),
+          tiles * sizeof(int)};
 }
 
 std::optional<std::string> size_refusal(const Problem& problem) {
@@ -195,8 +226,8 @@ Launch hopper_backward_launch(const Problem& problem) {
   launch.threads = HopperBackwardTile::threads;
   launch.shared_bytes = kernel.shared_bytes;
   launch.query_block = kernel.tile.queries;
-  launch.key_block = backward_keys;
-  launch.row_tiles = blocks_of(problem.key_len, backward_keys);
+  launch.key_block = kernel.tile.keys;
+  launch.row_tiles = blocks_of(problem.key_len, kernel.tile.keys);
   launch.tasks = problem.batch * problem.kv_heads * launch.row_tiles;
   launch.stages = HopperBackwardTile::stages;
   return launch;
@@ -205,28 +236,57 @@ Launch hopper_backward_launch(const Problem& problem) {
 std::size_t hopper_backward_bytes(const Problem& problem) {
   const TileBytes bytes = tile_bytes(problem, kernel_of(problem).tile);
   return Workspace::rounded(bytes.sums) + 2 * Workspace::rounded(bytes.rows) + 2 * Workspace::rounded(bytes.numbers) +
-         Workspace::rounded(sizeof(int));
+         Workspace::rounded(2 * sizeof(int));
 }
+
+namespace {
+
+// Blocks wait for each other, so all have to run at once: a cooperative launch is one that does or fails.
+void launch_together(const BackwardProblem& problem, const HopperBackwardKernel& kernel, HopperBackwardArguments& all) {
+  allow_shared(kernel.function, kernel.shared_bytes, problem.operation);
+  void* parameters[] = {&all};
+  check(cudaLaunchCooperativeKernel(kernel.function, dim3(grid_blocks(problem, all.items)),
+                                    dim3(HopperBackwardTile::threads), parameters, kernel.shared_bytes,
+                                    static_cast<cudaStream_t>(problem.stream)),
+        problem.operation, "launching hopper_backward");
+}
+
+void launch_alone(const BackwardProblem& problem, const HopperBackwardKernel& kernel, std::int64_t tasks,
+                  HopperBackwardArguments& all, const char* what) {
+  allow_shared(kernel.function, kernel.shared_bytes, problem.operation);
+  void* parameters[] = {&all};
+  check(cudaLaunchKernel(kernel.function, dim3(grid_blocks(problem, tasks)), dim3(HopperBackwardTile::threads),
+                         parameters, kernel.shared_bytes, static_cast<cudaStream_t>(problem.stream)),
+        problem.operation, what);
+}
+
+}  // namespace
 
 void queue_hopper_backward(const BackwardProblem& problem, const Arguments& arguments, Workspace& workspace) {
   const HopperBackwardKernel kernel = kernel_of(problem);
   const TileBytes bytes = tile_bytes(problem, kernel.tile);
+  const bool two = has_two_kernels(problem);
   HopperBackwardArguments all = arguments_of(problem, kernel.tile, arguments);
-  all.tile_sums = static_cast<float*>(workspace.take(bytes.sums));
+  all.tile_sums = two ? nullptr : static_cast<float*>(workspace.take(bytes.sums));
   all.tile_lse = static_cast<float*>(workspace.take(bytes.rows));
   all.tile_delta = static_cast<float*>(workspace.take(bytes.rows));
   all.tile_turns = static_cast<int*>(workspace.take(bytes.numbers));
   all.tile_poisoned = static_cast<int*>(workspace.take(bytes.numbers));
-  all.next_item = workspace.take_as<int>(1);
+  all.next_item = workspace.take_as<int>(2);
+  all.next_tile = two ? all.next_item + 1 : nullptr;
   auto* stream = static_cast<cudaStream_t>(problem.stream);
   check(launch_backward_rows(all, rows_of(problem.out), problem.dtype(), kernel.tile, stream), problem.operation,
         "launching the row statistics");
-  allow_shared(kernel.function, kernel.shared_bytes, problem.operation);
-  // Blocks wait for each other, so all have to run at once: a cooperative launch is one that does or fails.
-  void* parameters[] = {&all};
-  check(cudaLaunchCooperativeKernel(kernel.function, dim3(static_cast<unsigned>(grid_blocks(problem))),
-                                    dim3(HopperBackwardTile::threads), parameters, kernel.shared_bytes, stream),
-        problem.operation, "launching hopper_backward");
+  if (!two) {
+    launch_together(problem, kernel, all);
+  }
+  if (two && (problem.dk || problem.dv)) {
+    launch_alone(problem, kernel, all.items, all, "launching hopper_key_gradients");
+  }
+  if (two && problem.dq) {
+    launch_alone(problem, hopper_query_gradients_kernel(problem.dtype(), variant_of(problem)), all.tiles, all,
+                 "launching hopper_query_gradients");
+  }
   check(launch_backward_finish(all, problem.dtype(), kernel.tile, stream), problem.operation,
         "launching the query gradients");
 }

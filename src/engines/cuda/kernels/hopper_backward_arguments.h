@@ -59,9 +59,9 @@ struct HopperBackwardArguments : HopperArguments {
 
   TeamShape shape;
   int left, right;    // of the range rule, cut to 2^29
-  int members;        // of the largest team
+  int members;        // of the largest team; head dims above 128: key tiles of a head
   int chunk;          // members that run at once
-  int items;          // members of all teams
+  int items;          // members of all teams, or all key tiles
   float weight_unit;  // weights are 2^(weight_unit * product - lse): scale * log2(e)
   float lse_unit;     // what lse is kept times: log2(e); 1 where scores are natural
   float inverse_cap;  // 0: no softcap
@@ -70,7 +70,7 @@ struct HopperBackwardArguments : HopperArguments {
   std::int64_t tiles_a_head;  // query tiles of a head; packed: of all its sequences
   // For each query tile of each head, in the order of query_tile_index.
   float *tile_lse, *tile_delta;  // of its rows; lse +inf where a row has no key
-  float* tile_sums;              // dQ: f32, as the threads that made it hold it
+  float* tile_sums;              // dQ: f32, as the threads that made it hold it; null above head dim 128
   int* tile_turns;               // contributions so far
   int* tile_poisoned;            // grad_out holds something that is not finite
   int* next_item;

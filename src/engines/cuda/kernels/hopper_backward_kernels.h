@@ -15,11 +15,14 @@ struct HopperBackwardKernel {
 
 HopperBackwardKernel hopper_backward_kernel_64(DType dtype, HopperBackwardVariant variant);
 HopperBackwardKernel hopper_backward_kernel_128(DType dtype, HopperBackwardVariant variant);
+// Up to 256: one for dK and dV, one for dQ.
+HopperBackwardKernel hopper_key_gradients_kernel(DType dtype, HopperBackwardVariant variant);
+HopperBackwardKernel hopper_query_gradients_kernel(DType dtype, HopperBackwardVariant variant);
 
 // Before: lse and delta of each row in tiles, and counters at 0.
 cudaError_t launch_backward_rows(const HopperBackwardArguments& arguments, const Rows& out, DType dtype,
                                  HopperBackwardTile tile, cudaStream_t stream);
-// After: sums of dQ become its rows.
+// After: sums of dQ become its rows (where they are not already), and dV gets what it has from a dO that is not finite.
 cudaError_t launch_backward_finish(const HopperBackwardArguments& arguments, DType dtype, HopperBackwardTile tile,
                                    cudaStream_t stream);
 

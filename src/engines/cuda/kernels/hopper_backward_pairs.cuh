@@ -23,9 +23,9 @@ template <int count>
 struct PairBits {
   std::uint32_t words[count / 32];
 
-  __device__ __forceinline__ bool get(int element) const { return (words[element / 32] >> (element % 32) & 1) != 0; }
+  __device__ __forceinline__ bool get(int element) const { return (words[word(element)] >> (element % 32) & 1) != 0; }
   __device__ __forceinline__ void clear(int element, bool condition) {
-    words[element / 32] &= ~(std::uint32_t{condition} << (element % 32));
+    words[word(element)] &= ~(std::uint32_t{condition} << (element % 32));
   }
   __device__ __forceinline__ void set_all() {
 #pragma unroll
@@ -33,6 +33,9 @@ struct PairBits {
       words[w] = ~0u;
     }
   }
+
+ private:
+  __device__ __forceinline__ static int word(int element) { return count == 32 ? 0 : element / 32; }
 };
 
 __device__ __forceinline__ int query_of(const BackwardPairs& pairs, int element) {

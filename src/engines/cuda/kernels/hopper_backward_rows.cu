@@ -63,6 +63,9 @@ __global__ void __launch_bounds__(row_threads)
   const RowTile at = row_tile<rows>(args, blockIdx.x);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     *args.next_item = 0;
+    if (args.next_tile != nullptr) {
+      *args.next_tile = 0;
+    }
   }
   if (at.tile * rows >= at.sequence.query_count) {
     return;
@@ -221,8 +224,10 @@ __global__ void __launch_bounds__(row_threads) backward_finish(const __grid_cons
   }
   constexpr HopperBackwardTile tile{head_dim, rows};
   const BackwardSequence order = sequence_order(args, at.sequence, at.batch, tile.row_bits(), tile.key_bits());
-  if (args.query_gradient.data != nullptr) {
-    finish_queries<Half, head_dim, rows>(args, at, order);
+  if constexpr (head_dim <= 128) {
+    if (args.query_gradient.data != nullptr) {
+      finish_queries<Half, head_dim, rows>(args, at, order);
+    }
   }
   if (args.value_gradient.data != nullptr && args.tile_poisoned[at.index] != 0) {
     add_poison<Half, rows>(args, at, order);
@@ -232,7 +237,9 @@ __global__ void __launch_bounds__(row_threads) backward_finish(const __grid_cons
 template <class Action>
 cudaError_t with_tile(DType dtype, HopperBackwardTile tile, const Action& action) {
   const auto of_type = [&](auto type) {
-    if (tile.head_dim == 128) {
+    if (tile.head_dim == 256) {
+      action(type, std::integral_constant<int, 256>{}, std::integral_constant<int, 64>{});
+    } else if (tile.head_dim == 128) {
       action(type, std::integral_constant<int, 128>{}, std::integral_constant<int, 64>{});
     } else if (tile.queries == 128) {
       action(type, std::integral_constant<int, 64>{}, std::integral_constant<int, 128>{});

@@ -116,12 +116,12 @@ __device__ __forceinline__ void scale_scores(const HopperArguments& args, float 
 
 // visit(element, whether its weight is kept), for all. One draw covers four keys, and two lanes of a quad share them:
 // the even lane draws for the first row, the odd one for the second, and each hands over the half that the other needs.
-template <int count, class Visit>
+template <int count, int together = count / 4, class Visit>
 __device__ __forceinline__ void for_kept(const DropoutArguments& dropout, int batch, int head, int row, int first_key,
                                          int quad_lane, const Visit& visit) {
   const bool odd = quad_lane & 1;
   const int drawn_row = row + (odd ? 8 : 0);
-#pragma unroll
+#pragma unroll together
   for (int j = 0; j < count / 4; ++j) {
     const auto words = dropout_words(dropout, batch, head, drawn_row, (first_key + 8 * j) / 4 + quad_lane / 2);
     const std::uint32_t received_0 = __shfl_xor_sync(~0u, odd ? words[0] : words[2], 1);
