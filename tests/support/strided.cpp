@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 
 namespace headway::test {
@@ -93,7 +94,14 @@ Strided normal_strided(const Dims& sizes, DType dtype, Layout layout, Random& ra
 
 Tensor filled(const Dims& sizes, DType dtype, double value) {
   Tensor result(sizes, dtype);
-  for (std::int64_t n = 0; n < result.elements(); ++n) set(result, index_of(n, sizes), value);
+  const std::int64_t elements = result.elements();
+  if (elements == 0) return result;
+  // The first element, and then what is filled once more, twice as long each time.
+  set(result, index_of(0, sizes), value);
+  auto* data = static_cast<char*>(result.view().data());
+  for (std::int64_t done = 1; done < elements; done *= 2)
+    std::memcpy(data + done * static_cast<std::int64_t>(size_of(dtype)), data,
+                static_cast<std::size_t>(std::min(done, elements - done)) * size_of(dtype));
   return result;
 }
 
