@@ -78,8 +78,8 @@ TEST_F(CudaBackward, is_within_the_contracts_bounds_with_every_option) {
 
 TEST_F(CudaBackward, is_within_the_contracts_bounds_over_many_tiles) {
   for (std::int64_t dim : {64, 128, 256}) {
-    const Shape shape{
-        .batch = 1, .heads = 2, .kv_heads = 1, .queries = 300, .keys = 420, .head_dim = dim, .value_dim = dim};
+    Shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = 300, .keys = 420, .head_dim = dim, .value_dim = dim};
+    if (dim == 256) shape.queries = 200, shape.keys = 260;  // its tiles are smaller
     const Inputs inputs = random_inputs(shape, DType::bf16);
     Checks checks;
     for (const Window& window : {Window{}, Window{100, 0}, Window{150, 70}, Window{200, {}}})
