@@ -3,9 +3,9 @@
 // A block of threads owns 128 query rows of a head, 64 for each of two consumer warpgroups, whose dQ stays in
 // registers, and walks over the 64-key tiles that they see:
 //   S = Q K^T   P = exp(S - lse)   dP = dO V^T   dS = P (dP - delta)   dQ += dS K
-// dS goes from accumulators into the next product's operand. A consumer issues dQ of a tile and S and dP of the next in
-// one go; its exponentials run beside its own dP and the other's products. Each row's sum is made in one place and in
-// one order: the same bits always.
+// dS goes from accumulators into the next product's operand. A consumer issues dQ of a tile and S of the next in one
+// go, and dP when dQ is done; its exponentials run beside its own dP and the other's products. Each row's sum is made
+// in one place and in one order: the same bits always.
 //
 // Bytes: Q, dO and dQ move once; K and V are read by each query tile, 64 KiB a step, from L2.
 //
