@@ -30,8 +30,9 @@ struct QueryGradientsPost {
   int row;                       // the first, counted inside its sequence
   int query_begin, query_count;  // where the sequence lies on the S axis
   int key_count;
-  int first_tile;  // where the sequence has tile 0 in the arrays of tiles
-  int steps;       // key tiles; 0: no row sees a key
+  int first_tile;      // where the sequence has tile 0 in the arrays of tiles
+  int steps;           // key tiles; 0: no row sees a key
+  int first_key_tile;  // of them
 };
 
 struct QueryGradientsStep {
@@ -113,6 +114,7 @@ class QueryGradientsProducer {
     post.key_count = static_cast<int>(sequence.key_count);
     post.first_tile = static_cast<int>(args_.first_tile(at.batch, sequence.query_begin, tile.queries));
     post.steps = keys.count();
+    post.first_key_tile = keys.begin;
     publish_post();
     key_begin_ = static_cast<int>(sequence.key_begin);
     kv_head_ = at.head / static_cast<int>(args_.group);
@@ -245,18 +247,51 @@ class QueryGradientsConsumer {
     }
     const int steps = __shfl_sync(~0u, post.steps, 0);
     if (steps > 0) {
-      read_rows(post);
+      const TileSpan own = own_steps(post, steps);
       wait(offsetof(Memory, queries_full), 0, tiles_ & 1);
       ++tiles_;
-      step<false>(post);
+      pass_over(own.begin);
+      if (own.count() > 0) {
+        read_rows(post);
+        step<false>(post);
 #pragma unroll 1
-      for (int left = steps; left > 1; --left) {
-        step<true>(post);
+        for (int left = own.count(); left > 1; --left) {
+          step<true>(post);
+        }
       }
+      __syncwarp();
       release(offsetof(Memory, queries_empty));
-      last_gradients();
+      if (own.count() > 0) {
+        last_gradients();
+      }
+      pass_over(steps - own.end);
     }
     store(post);
+  }
+
+  // The steps whose keys this consumer's rows see; the other's rows may see more.
+  __device__ __forceinline__ TileSpan own_steps(const QueryGradientsPost& post, int steps) const {
+    const int row = post.row + static_cast<int>(group_) * tile.queries;
+    TileSpan own{};
+    if (row < post.sequence.real_queries) {
+      own = post.sequence.keys_of(row / tile.queries);
+    }
+    const bool none = own.count() == 0;
+    return {__shfl_sync(~0u, none ? steps : own.begin - post.first_key_tile, 0),
+            __shfl_sync(~0u, none ? steps : own.end - post.first_key_tile, 0)};
+  }
+
+  // Steps that it leaves to the other.
+  __device__ __forceinline__ void pass_over(int steps) {
+#pragma unroll 1
+    for (; steps > 0; --steps) {
+      wait(offsetof(Memory, keys_full), steps_ & 1, steps_ >> 1 & 1);
+      wait(offsetof(Memory, values_full), 0, steps_ & 1);
+      __syncwarp();  // all lanes have seen the phases that may end now
+      release(offsetof(Memory, keys_empty), steps_ & 1);
+      release(offsetof(Memory, values_empty));
+      ++steps_;
+    }
   }
 
   __device__ __forceinline__ int first_row(const QueryGradientsPost& post) const {
