@@ -12,7 +12,7 @@ Launch chosen(const ScoresArguments& arguments) {
   launch.name = sizeof(RealOf<T>) == 4 ? "exact f32 matrix" : "exact f64 matrix";
   launch.kernel = reinterpret_cast<const void*>(simt_matrix<T>);
   launch.threads = simt_threads;
-  launch.shared_bytes = SimtMatrix<T>::shared_bytes(arguments.head_dim);
+  launch.shared_bytes = SimtMatrix<T>::walk_bytes(arguments.head_dim);
   launch.query_block = Shape::rows;
   launch.key_block = Shape::keys;
   launch.row_tiles = blocks(arguments.query_len, Shape::rows);

@@ -1,0 +1,178 @@
+// A tile of 64 queries that walks over keys, for bf16 and f16 on tensor cores: the scores of one tile of keys after
+// the other in registers, and the softmax's statistics from them. Every option and stride, head dims up to Depth.
+//
+// A block has 64 queries of one head, 16 a warp, and takes their keys 64 at a time, the next tile copied while this one
+// is computed.
+#pragma once
+
+#include "engines/cuda/kernels/mma_scores.cuh"
+#include "engines/cuda/kernels/softmax.cuh"
+
+namespace headway::cuda {
+
+template <class T, int Depth>
+class MmaWalk {
+ public:
+  using Real = float;
+  using Scores = float[8][4];  // S = Q K^T  [16, 64] of a warp, in one thread
+  static constexpr int threads = mma_threads, rows = mma_rows, keys = mma_rows;
+  static constexpr int slots = mma_rows / 2;  // scores of one thread
+  static constexpr int own_rows = 2;          // and the rows that they belong to
+  static constexpr int tile_bytes = mma_rows * Depth * 2;
+  static constexpr int stages = Depth == 256 ? 1 : 2;
+  static constexpr int scratch_bytes = slots * mma_threads * static_cast<int>(sizeof(float));
+
+  // The scratch is last.
+  __host__ __device__ static std::size_t walk_bytes(std::int64_t) { return (1 + stages) * tile_bytes + scratch_bytes; }
+
+  __device__ MmaWalk(const Arguments& args, unsigned char* shared)
+      : args_(args),
+        queries_(shared),
+        keys_(shared + tile_bytes),
+        scratch_(reinterpret_cast<float*>(keys_ + stages * tile_bytes)) {}
+
+  // Rows [first, first + count) of a head, count up to 64.
+  __device__ void start(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count) {
+    b_ = b, h_ = h, first_ = first;
+    sequence_ = sequence_of(args_, b);
+    range_ = tile_range(args_, sequence_, b, first_, count);
+    __syncthreads();  // the tile before has been read
+    if (static_cast<int>(threadIdx.x) < mma_rows) {
+      ranges()[threadIdx.x] = row_range(args_, sequence_, b, first_ + threadIdx.x);
+    }
+    const HalfRows<T> queries(args_.query, b, h, sequence_.query_begin, sequence_.query_count, args_.head_dim);
+    fill_tile<Depth>(queries, first_, queries_);
+    ptx::commit_copies();
+    softmax_[0] = softmax_[1] = {};
+  }
+
+  // visit(key, scores) for every tile of keys that begins in [begin, end). All threads may use the scratch between two
+  // barriers of the visit's own.
+  template <class Visit>
+  __device__ void walk(const Stage& stage, std::int64_t begin, std::int64_t end, const Visit& visit) {
+    const HalfRows<T> keys(args_.key, b_, h_ / args_.group, sequence_.key_begin, sequence_.key_count, args_.head_dim);
+    const Modifiers<float> modifiers(args_, sequence_, b_, h_);
+    const auto fetch = [&](std::int64_t key, int into) {
+      if (key < end) {
+        fill_tile<Depth>(keys, key, keys_ + into * tile_bytes);
+      }
+      ptx::commit_copies();
+    };
+    int current = 0;
+#pragma unroll 1
+    for (std::int64_t key = begin - (stages - 1) * mma_rows; key < end; key += mma_rows) {
+      // With two stages the step before the first one only fetches.
+      fetch(key + (stages - 1) * mma_rows, current ^ (stages - 1));
+      if (key < begin) {
+        current ^= 1;
+        continue;
+      }
+      ptx::wait_for_copies<stages - 1>();
+      __syncthreads();
+      Scores scores;
+      multiply_rows<Depth, T>(thread_, queries_, keys_ + current * tile_bytes, scores);
+      modify(stage, modifiers, key, scores);
+      visit(key, scores);
+      __syncthreads();  // the stage may be filled again
+      current ^= stages - 1;
+    }
+    ptx::wait_for_copies<0>();
+    __syncthreads();
+  }
+
+  // Tiles of the keys that some row sees begin at a multiple of 64.
+  __device__ std::int64_t first_key() const { return range_.begin / mma_rows * mma_rows; }
+
+  // The softmax of every row over the keys that it sees, and the sink where it sees one. The stage says biased or
+  // weights.
+  __device__ void walk_for_softmax(const Stage& stage) {
+    walk(stage, first_key(), range_.end, [&](std::int64_t, const Scores& scores) { add_to_softmax(scores); });
+    const float sink = sink_of<float>(args_, h_);
+#pragma unroll
+    for (int half = 0; half < own_rows; ++half) {
+      RowSoftmax<float>& row = softmax_[half];
+      row.total = quad_sum(row.total);
+      if (!row.empty()) {
+        row.raise(sink);
+        row.total += exponential(sink - reference(row.highest));
+      }
+    }
+  }
+
+  // Which of the thread's rows a score belongs to, and where they are in the tile.
+  __device__ static int own_row(int slot) { return slot / 2 % 2; }
+  __device__ int row_of(int own) const { return thread_.row_of(2 * own); }
+  __device__ int col_of(int slot) const { return thread_.col_of(slot); }
+  __device__ static float& at(Scores& scores, int slot) { return scores[slot / 4][slot % 4]; }
+
+  // Over the threads that share rows.
+  __device__ static double sum_over_row(double value) {
+    value += __shfl_xor_sync(0xffffffffu, value, 1);
+    return value + __shfl_xor_sync(0xffffffffu, value, 2);
+  }
+  __device__ bool leads_rows() const { return thread_.lane % 4 == 0; }  // one of them
+
+  // The scores of a warp's tile go to shared memory as pairs.
+  __device__ void store_tile(const float (&values)[slots], float* tile, int stride) const {
+#pragma unroll
+    for (int slot = 0; slot < slots; slot += 2) {
+      *reinterpret_cast<float2*>(tile + row_of(own_row(slot)) * stride + col_of(slot)) = {values[slot],
+                                                                                          values[slot + 1]};
+    }
+  }
+
+ protected:
+  __device__ static KeyRange* ranges() {
+    __shared__ KeyRange ranges[mma_rows];
+    return ranges;
+  }
+
+  // Products become scores, as far as the stage says.
+  __device__ void modify(const Stage& stage, const Modifiers<float>& modifiers, std::int64_t key, Scores& scores) {
+    if (stage == Stage::scaled || stage == Stage::capped) {
+#pragma unroll
+      for (int slot = 0; slot < slots; ++slot) {
+        float& score = at(scores, slot);
+        score = modifiers.scaled(score);
+        score = stage == Stage::capped ? modifiers.capped(score) : score;
+      }
+      return;
+    }
+    const auto where = [&](int r, int c) {
+      const KeyRange range = ranges()[r];
+      return Pair{first_ + r, key + c, key + c >= range.begin && key + c < range.end};
+    };
+    const bool plain = modifiers.only_scale() && key >= range_.full_begin && key + mma_rows <= range_.full_end;
+    modify_slots(thread_, modifiers, plain, where, scratch_, nullptr, scores);
+  }
+
+  __device__ void add_to_softmax(const Scores& scores) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float highest = -infinity<float>();
+#pragma unroll
+      for (int t = 0; t < 8; ++t) {
+        highest = higher(higher(highest, scores[t][2 * half]), scores[t][2 * half + 1]);
+      }
+      softmax_[half].raise(quad_maximum(highest));
+      const float base = reference(softmax_[half].highest);
+      float sum = 0;
+#pragma unroll
+      for (int t = 0; t < 8; ++t) {
+        sum += exponential(scores[t][2 * half] - base) + exponential(scores[t][2 * half + 1] - base);
+      }
+      softmax_[half].total += sum;  // of this thread's columns, until the end
+    }
+  }
+
+  const Arguments& args_;
+  unsigned char *queries_, *keys_;
+  float* scratch_;
+  MmaThread thread_;
+  std::int64_t b_ = 0, h_ = 0, first_ = 0;
+  Sequence sequence_;
+  TileRange range_;
+  RowSoftmax<float> softmax_[own_rows];
+};
+
+}  // namespace headway::cuda
