@@ -1,5 +1,9 @@
 // What attention did, without storing its matrix: statistics of the weights p(i,j), maps of them, and any part of the
 // matrix, exact, at lengths where nobody can hold it. Memory grows with the rows and keys, not with their product.
+//
+// Query and key (and masks, biases, slopes and sinks) may lie on a CUDA device. They are then analyzed there, in the
+// order of AttentionOptions::stream; results lie in host memory, and a call returns when they have arrived. That is its
+// only wait. Progress is reported before the work is queued and when it is done. The bits repeat, as everywhere.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +57,8 @@ struct Rectangle {
 };
 
 // The exact weights inside the rectangle, [B,H,rows,keys], f64 for f64 inputs and f32 for others. Given the lse
-// [B,H,Sq] that attention or analyze wrote, only the rectangle's own scores are computed; without it, whole rows.
+// [B,H,Sq] that attention or analyze wrote, on the device of query and key or in host memory, only the rectangle's own
+// scores are computed; without it, whole rows.
 Tensor weights_in(ConstTensorView query, ConstTensorView key, const Rectangle& rectangle,
                   const AttentionOptions& options = {}, const std::optional<ConstTensorView>& lse = {});
 

@@ -17,7 +17,7 @@
 namespace headway {
 
 // One call of attention: query [B,H,Sq,D] and key [B,Hkv,Sk,D], or with fewer axes. A page of a model has one for each
-// of its layers, all with the same Sq and Sk.
+// of its layers, all with the same Sq and Sk. Tensors on a CUDA device stay there and are analyzed there.
 struct ViewLayer {
   ConstTensorView query, key;
   AttentionOptions options = {};  // without progress, which is the request's

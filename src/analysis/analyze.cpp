@@ -1,6 +1,7 @@
-// The statistics of a whole call. Heads come one after the other; the rows of a head are cut into chunks, the unit of
-// parallel work, and a chunk walks its rows in blocks whose weights an engine writes into a buffer of its own. Chunks
-// depend on the shape alone and their sums are joined in order: the number of threads changes no bit.
+// The statistics of a whole call. On a device its engine does it all; in host memory heads come one after the other;
+// the rows of a head are cut into chunks, the unit of parallel work, and a chunk walks its rows in blocks whose weights
+// an engine writes into a buffer of its own. Chunks depend on the shape alone and their sums are joined in order: the
+// number of threads changes no bit.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "analysis/cells.h"
+#include "analysis/on_device.h"
 #include "analysis/row_statistics.h"
 #include "analysis/slice.h"
 #include "core/ceil_div.h"
@@ -30,37 +32,42 @@ std::int64_t cell_size(std::int64_t size, std::int64_t cells) {
   return cells == 0 ? std::max<std::int64_t>(size, 1) : std::max<std::int64_t>(ceil_div(size, cells), 1);
 }
 
+// Of the right sizes, with what rows without weights have.
+Analysis empty_result(const Problem& problem, const AnalysisRequest& request, const CellTaker& taker) {
+  const DType dtype = problem.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const Dims rows{problem.batch, problem.heads, problem.query_len};
+  Analysis result;
+  for (Tensor* of_rows :
+       {&result.lse, &result.entropy, &result.distance, &result.first, &result.diagonal, &result.near}) {
+    *of_rows = Tensor(rows, dtype);
+  }
+  result.received = Tensor({problem.batch, problem.heads, problem.key_len}, dtype);
+  Dims listed = rows;
+  listed.push_back(request.top);
+  result.top_keys = Tensor::uninitialized(listed, DType::i64);
+  std::fill_n(result.top_keys.as<std::int64_t>(), result.top_keys.elements(), -1);
+  result.top_weights = Tensor(listed, dtype);
+  result.row_cell = taker.take ? taker.row_cell : cell_size(problem.query_len, request.cells);
+  result.key_cell = taker.take ? taker.key_cell : cell_size(problem.key_len, request.cells);
+  Dims cells{problem.batch, problem.heads, 0, 0};
+  if (!taker.take && request.cells != 0) {
+    cells[2] = ceil_div(problem.query_len, result.row_cell);
+    cells[3] = ceil_div(problem.key_len, result.key_cell);
+  }
+  result.map_mean = Tensor(cells, dtype);
+  result.map_max = Tensor(cells, dtype);
+  result.similarity = Tensor({problem.batch, problem.heads, problem.heads}, dtype);
+  return result;
+}
+
 template <class T>
 class Analyzer {
  public:
   // Cells go into the result's maps, or, given a taker, to that one in its size.
   Analyzer(const Problem& problem, const AnalysisRequest& request, const CellTaker& taker)
-      : problem_(problem), request_(request), taker_(taker) {
-    const Dims rows{problem.batch, problem.heads, problem.query_len};
-    const auto row_tensor = [&] { return Tensor(rows, dtype_of<T>); };
-    result_.lse = row_tensor();
-    result_.entropy = row_tensor();
-    result_.distance = row_tensor();
-    result_.first = row_tensor();
-    result_.diagonal = row_tensor();
-    result_.near = row_tensor();
-    result_.received = Tensor({problem.batch, problem.heads, problem.key_len}, dtype_of<T>);
-    Dims listed = rows;
-    listed.push_back(request.top);
-    result_.top_keys = Tensor::uninitialized(listed, DType::i64);
-    std::fill_n(result_.top_keys.template as<std::int64_t>(), result_.top_keys.elements(), -1);
-    result_.top_weights = Tensor(listed, dtype_of<T>);
-    result_.row_cell = taker.take ? taker.row_cell : cell_size(problem.query_len, request.cells);
-    result_.key_cell = taker.take ? taker.key_cell : cell_size(problem.key_len, request.cells);
+      : problem_(problem), request_(request), taker_(taker), result_(empty_result(problem, request, taker)) {
     const bool maps = taker.take || request.cells != 0;
     map_keys_ = maps ? ceil_div(problem.key_len, result_.key_cell) : 0;
-    const Dims map_sizes = taker.take ? Dims{problem.batch, problem.heads, 0, 0}
-                                      : Dims{problem.batch, problem.heads,
-                                             maps ? ceil_div(problem.query_len, result_.row_cell) : 0, map_keys_};
-    result_.map_mean = Tensor(map_sizes, dtype_of<T>);
-    result_.map_max = Tensor(map_sizes, dtype_of<T>);
-    result_.similarity = Tensor({problem.batch, problem.heads, problem.heads}, dtype_of<T>);
-
     // Whole rows of cells, so that no two chunks share one.
     const std::int64_t unit = maps ? result_.row_cell : rows_at_once(problem.key_len);
     chunk_rows_ = ceil_div(ceil_div(std::max<std::int64_t>(problem.query_len, 1), unit), most_chunks) * unit;
@@ -251,6 +258,11 @@ double mean_over_rows(ConstTensorView statistic, std::int64_t batch, std::int64_
 
 Analysis analyze(const Problem& problem, const AnalysisRequest& request, const CellTaker& taker) {
   check(problem, request);
+  if (problem.query.device() != Device{}) {
+    Analysis result = empty_result(problem, request, taker);
+    analyze_on_device(problem, request, taker, result);
+    return result;
+  }
   return problem.dtype() == DType::f64 ? Analyzer<double>(problem, request, taker).run()
                                        : Analyzer<float>(problem, request, taker).run();
 }

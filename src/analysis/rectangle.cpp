@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "analysis/on_device.h"
 #include "analysis/row_statistics.h"
 #include "analysis/slice.h"
 #include "core/ceil_div.h"
@@ -55,7 +56,13 @@ ConstTensorView full_lse(const Problem& problem, const ConstTensorView& lse) {
   if (lse.rank() == 2 && problem.heads == 1 && problem.batch != 1) {
     full = lse.unsqueeze(1);
   }
-  check_lse(problem, full, {problem.batch, problem.heads, problem.query_len});
+  check_lse_type(problem, full);
+  if (full.device() == Device{}) {  // where analyze leaves it, also for query and key on a device
+    check_alignment(problem, "lse", full);
+  } else {
+    check_storage(problem, "lse", full);
+  }
+  check_sizes(problem, "lse", full, {problem.batch, problem.heads, problem.query_len});
   return full;
 }
 
@@ -126,6 +133,13 @@ Tensor weights_in(ConstTensorView query, ConstTensorView key, const Rectangle& r
   const Problem problem = analysis_problem("weights_in", query, key, options);
   check_rectangle(problem, rectangle);
   const auto rows = lse ? std::optional(full_lse(problem, *lse)) : std::nullopt;
+  if (problem.query.device() != Device{}) {
+    Tensor weights = Tensor::uninitialized({problem.batch, problem.heads, rectangle.row_end - rectangle.row_begin,
+                                            rectangle.key_end - rectangle.key_begin},
+                                           problem.dtype() == DType::f64 ? DType::f64 : DType::f32);
+    weights_on_device(problem, rectangle, rows, weights);
+    return weights;
+  }
   return problem.dtype() == DType::f64 ? weights_of<double>(problem, rectangle, rows)
                                        : weights_of<float>(problem, rectangle, rows);
 }
@@ -141,6 +155,13 @@ TileMap tile_map(ConstTensorView query, ConstTensorView key, ConstTensorView lse
   }
   if (row_cell < 1 || key_cell < 1) {
     invalid(problem, "cells are ", row_cell, " by ", key_cell, ", expected 1 or more");
+  }
+  if (problem.query.device() != Device{}) {
+    const Dims cells{ceil_div(rectangle.row_end - rectangle.row_begin, row_cell),
+                     ceil_div(rectangle.key_end - rectangle.key_begin, key_cell)};
+    TileMap map{Tensor(cells, rows.dtype()), Tensor(cells, rows.dtype())};
+    map_on_device(problem, batch, head, rectangle, row_cell, key_cell, rows, map);
+    return map;
   }
   const ConstTensorView of_head = rows.select(0, batch).select(0, head);
   return problem.dtype() == DType::f64 ? map_of<double>(problem, batch, head, rectangle, row_cell, key_cell, of_head)

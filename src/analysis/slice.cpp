@@ -25,8 +25,8 @@ Problem analysis_problem(const char* operation, ConstTensorView query, ConstTens
   Problem problem =
       inputs_problem({.operation = operation, .query = query, .key = key, .options = options}, Pass::scores);
   problem.dropout = {};
-  if (const auto refusal = refusal_outside_host(problem)) {
-    throw Unsupported(text(operation, ": ", *refusal));
+  if (problem.query.device() != Device{}) {
+    choose(problem);  // the error says why no engine takes it
   }
   return problem;
 }

@@ -105,11 +105,15 @@ inline void check_sizes(const Problem& problem, const char* name, ConstTensorVie
   }
 }
 
-inline void check_lse(const Problem& problem, ConstTensorView lse, const Dims& sizes) {
+inline void check_lse_type(const Problem& problem, ConstTensorView lse) {
   const DType expected = problem.dtype() == DType::f64 ? DType::f64 : DType::f32;
   if (lse.dtype() != expected) {
     mismatch(problem, "lse has type ", lse.dtype(), ", expected ", expected, " for ", problem.dtype(), " inputs");
   }
+}
+
+inline void check_lse(const Problem& problem, ConstTensorView lse, const Dims& sizes) {
+  check_lse_type(problem, lse);
   check_storage(problem, "lse", lse);
   check_sizes(problem, "lse", lse, sizes);
 }

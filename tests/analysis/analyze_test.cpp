@@ -5,8 +5,12 @@
 #include <cmath>
 #include <numeric>
 
+#include "analysis/cells.h"
+#include "analysis/slice.h"
 #include "headway/headway.h"
+#include "support/device_mirror.h"
 #include "support/inputs.h"
+#include "support/run.h"
 
 namespace headway::test {
 namespace {
@@ -125,7 +129,7 @@ void expect_maps(const Forward& exact, const Analysis& found, Real tolerance) {
 void expect_analysis(const Call& call, const AnalysisRequest& request) {
   const Spec spec = spec_of(call.q, call.k, call.v, call.options);
   const Forward exact = forward(spec);
-  const Analysis found = analyze(call.q, call.k, call.options, request);
+  const Analysis found = run_analyze(call.q, call.k, call.options, request);
   const Real tolerance = 4096 * unit(call.q.dtype());
   expect_rows(call, spec, exact, found, request);
   expect_top(exact, found, tolerance);
@@ -151,28 +155,92 @@ TEST_P(Analyze, agrees_where_rows_and_keys_span_many_blocks_and_cells) {
   }
 }
 
+TEST_P(Analyze, agrees_for_cells_and_lists_of_any_size_and_every_type) {
+  const Shape shape{.batch = 1, .heads = 1, .kv_heads = 1, .queries = 150, .keys = 170, .head_dim = 72};
+  for (DType type : float_types)
+    for (std::int64_t cells : {0, 1, 2, 40, 512}) {
+      SCOPED_TRACE(name(type) + std::string(", cells ") + std::to_string(cells));
+      const Inputs inputs = random_inputs(shape, type);
+      const AttentionOptions options = on_engine({.causal = Causal::bottom_right, .window = Window{90, {}}});
+      expect_analysis(inputs.call(options), {.top = cells, .near = {{}, 3}, .cells = cells});
+    }
+}
+
+TEST_P(Analyze, a_head_alone_has_the_bits_that_it_has_among_others) {
+  const Inputs inputs = random_inputs({.batch = 2, .heads = 4, .kv_heads = 2, .queries = 70, .keys = 130});
+  const Analysis all = run_analyze(inputs.q, inputs.k, on_engine());
+  const auto one = [](ConstTensorView view, std::int64_t h) { return view.slice(0, 1, 2).slice(1, h, h + 1); };
+  const Analysis alone = run_analyze(one(inputs.q, 3), one(inputs.k, 1), on_engine());
+  const auto same = [&](const Tensor& among, const Tensor& single) {
+    return same_bits(convert(one(among, 3), among.dtype()), single);
+  };
+  EXPECT_TRUE(same(all.lse, alone.lse));
+  EXPECT_TRUE(same(all.entropy, alone.entropy));
+  EXPECT_TRUE(same(all.distance, alone.distance));
+  EXPECT_TRUE(same(all.received, alone.received));
+  EXPECT_TRUE(same(all.top_weights, alone.top_weights));
+  EXPECT_TRUE(same(all.map_mean, alone.map_mean));
+  EXPECT_TRUE(same(all.map_max, alone.map_max));
+}
+
+// Equal weights: the smaller keys are named.
+TEST_P(Analyze, names_the_smaller_of_equal_keys_first) {
+  const Tensor q({1, 1, 3, 8}), k({1, 1, 200, 8});
+  const Analysis found = run_analyze(q, k, on_engine({.causal = Causal::bottom_right}), {.top = 4});
+  for (std::int64_t i = 0; i < 3; ++i)
+    for (std::int64_t n = 0; n < 4; ++n) EXPECT_EQ(found.top_keys.at<std::int64_t>({0, 0, i, n}), n);
+}
+
+TEST_P(Analyze, a_taker_gets_the_cells_that_the_maps_have) {
+  const Inputs inputs = random_inputs({.batch = 2, .heads = 2, .kv_heads = 1, .queries = 100, .keys = 150});
+  ConstTensorView q = inputs.q, k = inputs.k;
+  DeviceMirror mirror;
+  if (GetParam() == Engine::cuda) {
+    mirror.add(q);
+    mirror.add(k);
+    mirror.place();
+  }
+  const Analysis maps = analyze(q, k, on_engine(), {.cells = 10});
+  Tensor mean(maps.map_mean.sizes()), max(maps.map_max.sizes());
+  const CellTaker taker{
+      .row_cell = maps.row_cell,
+      .key_cell = maps.key_cell,
+      .take = [&](std::int64_t head, std::int64_t row, std::span<const double> means, std::span<const double> largest) {
+        for (std::size_t c = 0; c < means.size(); ++c) {
+          const Dims at{head / 2, head % 2, row, static_cast<std::int64_t>(c)};
+          mean.at<float>(at) = static_cast<float>(means[c]);
+          max.at<float>(at) = static_cast<float>(largest[c]);
+        }
+      }};
+  const Analysis found = analyze(analysis_problem("analyze", q, k, on_engine()), {}, taker);
+  EXPECT_TRUE(same_bits(mean, maps.map_mean));
+  EXPECT_TRUE(same_bits(max, maps.map_max));
+  EXPECT_TRUE(same_bits(found.entropy, maps.entropy));
+  EXPECT_EQ(found.map_mean.elements(), 0);
+}
+
 TEST_P(Analyze, takes_lower_ranks_and_empty_axes) {
   Random random(3);
   const Tensor q = normal({5, 4}, DType::f32, random), k = normal({6, 4}, DType::f32, random);
-  const Analysis one = analyze(q, k, on_engine());
+  const Analysis one = run_analyze(q, k, on_engine());
   EXPECT_EQ(one.entropy.sizes(), (Dims{1, 1, 5}));
   EXPECT_EQ(one.received.sizes(), (Dims{1, 1, 6}));
-  const Analysis none = analyze(Tensor({2, 3, 4}), Tensor({2, 0, 4}), on_engine());
+  const Analysis none = run_analyze(Tensor({2, 3, 4}), Tensor({2, 0, 4}), on_engine());
   EXPECT_EQ(none.map_mean.sizes(), (Dims{2, 1, 3, 0}));
   EXPECT_EQ(get(none.lse, {0, 0, 0}), -INFINITY);
   EXPECT_EQ(get(none.entropy, {1, 0, 2}), 0);
   EXPECT_EQ(none.top_keys.at<std::int64_t>({0, 0, 0, 0}), -1);
-  EXPECT_EQ(analyze(Tensor({0, 4}), k, on_engine()).entropy.elements(), 0);
+  EXPECT_EQ(run_analyze(Tensor({0, 4}), k, on_engine()).entropy.elements(), 0);
 }
 
 TEST_P(Analyze, gives_the_same_bits_for_every_number_of_threads) {
   const Inputs inputs = random_inputs({.batch = 1, .queries = 200, .keys = 190});
   const int before = get_threads();
   set_threads(1);
-  const Analysis alone = analyze(inputs.q, inputs.k, on_engine());
+  const Analysis alone = run_analyze(inputs.q, inputs.k, on_engine());
   for (int threads : {2, 3, 7}) {
     set_threads(threads);
-    const Analysis found = analyze(inputs.q, inputs.k, on_engine());
+    const Analysis found = run_analyze(inputs.q, inputs.k, on_engine());
     EXPECT_TRUE(same_bits(found.entropy, alone.entropy));
     EXPECT_TRUE(same_bits(found.received, alone.received));
     EXPECT_TRUE(same_bits(found.map_mean, alone.map_mean));
@@ -187,7 +255,7 @@ TEST_P(Analyze, a_head_is_like_itself_and_unlike_an_empty_one) {
   copy(inputs.k.view().slice(1, 0, 1), inputs.k.view().slice(1, 1, 2));
   Tensor mask({1, 3, 8, 8}, DType::b8);
   copy(filled({1, 2, 8, 8}, DType::b8, 1), mask.view().slice(1, 0, 2));
-  const Analysis found = analyze(inputs.q, inputs.k, on_engine({.mask = mask}));
+  const Analysis found = run_analyze(inputs.q, inputs.k, on_engine({.mask = mask}));
   EXPECT_NEAR(get(found.similarity, {0, 0, 1}), 1, 1e-6);
   EXPECT_EQ(get(found.similarity, {0, 0, 2}), 0);
   EXPECT_EQ(get(found.similarity, {0, 2, 2}), 0);
@@ -195,20 +263,20 @@ TEST_P(Analyze, a_head_is_like_itself_and_unlike_an_empty_one) {
 
 TEST_P(Analyze, dropout_does_not_act) {
   const Inputs inputs = random_inputs({});
-  const Analysis plain = analyze(inputs.q, inputs.k, on_engine());
-  const Analysis dropped = analyze(inputs.q, inputs.k, on_engine({.dropout = 0.5, .seed = 1}));
+  const Analysis plain = run_analyze(inputs.q, inputs.k, on_engine());
+  const Analysis dropped = run_analyze(inputs.q, inputs.k, on_engine({.dropout = 0.5, .seed = 1}));
   EXPECT_TRUE(same_bits(plain.entropy, dropped.entropy));
 }
 
 TEST_P(Analyze, says_what_is_wrong) {
   const Inputs inputs = random_inputs({});
   const auto with = [&](const AnalysisRequest& request) {
-    return [&, request] { analyze(inputs.q, inputs.k, on_engine(), request); };
+    return [&, request] { run_analyze(inputs.q, inputs.k, on_engine(), request); };
   };
   EXPECT_TRUE(throws<InvalidArgument>("analyze", {"top is -1", "0 or more"}, with({.top = -1})));
   EXPECT_TRUE(throws<InvalidArgument>("analyze", {"cells is 513", "0 to 512"}, with({.cells = 513})));
   EXPECT_TRUE(throws<InvalidArgument>("analyze", {"-2", "none for unlimited"}, with({.near = {-2, 0}})));
-  EXPECT_TRUE(throws<InvalidArgument>("analyze", {"head_dim"}, [&] { analyze(inputs.q, inputs.v, on_engine()); }));
+  EXPECT_TRUE(throws<InvalidArgument>("analyze", {"head_dim"}, [&] { run_analyze(inputs.q, inputs.v, on_engine()); }));
 }
 
 TEST_P(Analyze, reports_progress_and_stops_when_told_to) {
@@ -220,10 +288,10 @@ TEST_P(Analyze, reports_progress_and_stops_when_told_to) {
     last = share;
     return true;
   };
-  analyze(inputs.q, inputs.k, options);
+  run_analyze(inputs.q, inputs.k, options);
   EXPECT_EQ(last, 1);
   options.progress = [](double) { return false; };
-  EXPECT_THROW(analyze(inputs.q, inputs.k, options), Cancelled);
+  EXPECT_THROW(run_analyze(inputs.q, inputs.k, options), Cancelled);
 }
 
 ON_EVERY_ENGINE(Analyze);

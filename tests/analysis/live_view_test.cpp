@@ -4,7 +4,9 @@
 #include <cmath>
 #include <cstring>
 
+#include "attention/cuda_engine.h"
 #include "headway/headway.h"
+#include "support/device_mirror.h"
 #include "support/inputs.h"
 
 namespace headway::test {
@@ -142,6 +144,56 @@ TEST_F(Live, wide_parts_are_the_means_and_maxima_of_the_matrix) {
   check("r0=0&r1=20011&k0=0&k1=16100", true);
   check("r0=3001&r1=20007&k0=77&k1=16099", true);
   check("r0=19003&r1=20011&k0=15001&k1=16100", false);
+}
+
+// Query and key stay on the device; what a browser gets is what it gets from the same tensors in host memory.
+class CudaLive : public Live {
+ protected:
+  void SetUp() override { skip_without_cuda(); }
+};
+
+TEST_F(CudaLive, parts_and_rows_from_a_gpu_are_those_from_host_memory) {
+  struct Case {
+    std::int64_t queries, keys;
+    DType type;
+    std::string part;
+  };
+  // The last one's whole comes from the map that was made with the overview.
+  const Case cases[] = {{90, 130, DType::f32, "head=3&r0=7&r1=90&k0=0&k1=111"},
+                        {90, 130, DType::bf16, "head=0&r0=0&r1=90&k0=0&k1=130"},
+                        {4200, 4100, DType::f16, "head=1&r0=0&r1=4200&k0=0&k1=4100"}};
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.part);
+    const Inputs inputs = random_inputs({.batch = 1,
+                                         .heads = one.queries > 4000 ? 2 : 4,
+                                         .kv_heads = 1,
+                                         .queries = one.queries,
+                                         .keys = one.keys,
+                                         .head_dim = 16},
+                                        one.type);
+    const AttentionOptions options{.causal = Causal::bottom_right, .window = Window{1000, {}}};
+    show(inputs, options);
+    const Cells expected = tile(one.part);
+    const ViewAnswer expected_row = ask(path_ + "row?head=1&i=80");
+
+    ConstTensorView q = inputs.q, k = inputs.k;
+    DeviceMirror mirror;
+    mirror.add(q);
+    mirror.add(k);
+    mirror.place();
+    const ViewLayer layer{q, k, options};
+    show(std::span(&layer, 1));
+    const Cells found = tile(one.part);
+    ASSERT_EQ(found.rows, expected.rows);
+    ASSERT_EQ(found.columns, expected.columns);
+    for (std::size_t at = 0; at < found.mean.size(); ++at) {
+      ASSERT_NEAR(found.mean[at], expected.mean[at], 0.005 * static_cast<double>(expected.mean[at]) + 1e-7);
+      ASSERT_NEAR(found.max[at], expected.max[at], 0.005 * static_cast<double>(expected.max[at]) + 1e-7);
+    }
+    const ViewAnswer row = ask(path_ + "row?head=1&i=80");
+    ASSERT_EQ(row.body.size(), expected_row.body.size());
+    EXPECT_EQ(row.body.substr(0, 4), expected_row.body.substr(0, 4));  // the strongest key
+  }
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "headway/headway.h"
 #include "support/inputs.h"
+#include "support/run.h"
 
 namespace headway::test {
 namespace {
@@ -23,11 +24,11 @@ TEST_P(WeightsIn, are_the_whole_matrix_there_with_and_without_lse_under_every_op
       const Forward exact = forward(spec_of(inputs.q, inputs.k, inputs.v, options));
       const DType computed = type == DType::f64 ? DType::f64 : DType::f32;
       const Array bound = error_bound(exact.weights, Kind::weights, computed);
-      const Tensor lse = analyze(inputs.q, inputs.k, options).lse;
+      const Tensor lse = run_analyze(inputs.q, inputs.k, options).lse;
       for (const Rectangle& part : parts)
         for (const bool with_lse : {false, true}) {
-          const Tensor found = weights_in(inputs.q, inputs.k, part, options,
-                                          with_lse ? std::optional<ConstTensorView>(lse) : std::nullopt);
+          const Tensor found = run_weights_in(inputs.q, inputs.k, part, options,
+                                              with_lse ? std::optional<ConstTensorView>(lse) : std::nullopt);
           const Dims sizes{2, 4, part.row_end - part.row_begin, part.key_end - part.key_begin};
           ASSERT_EQ(found.sizes(), sizes);
           Array expected(sizes), allowed(sizes);
@@ -47,10 +48,10 @@ TEST_P(WeightsIn, are_the_whole_matrix_there_with_and_without_lse_under_every_op
 TEST_P(WeightsIn, maps_are_means_and_maxima_of_the_weights) {
   const Inputs inputs = random_inputs({.batch = 2, .heads = 2, .kv_heads = 1, .queries = 90, .keys = 130});
   const AttentionOptions options = on_engine({.causal = Causal::bottom_right});
-  const Tensor lse = analyze(inputs.q, inputs.k, options).lse;
+  const Tensor lse = run_analyze(inputs.q, inputs.k, options).lse;
   const Rectangle part{7, 88, 30, 129};
-  const Tensor weights = weights_in(inputs.q, inputs.k, part, options, lse);
-  const TileMap map = tile_map(inputs.q, inputs.k, lse, 1, 1, part, 16, 20, options);
+  const Tensor weights = run_weights_in(inputs.q, inputs.k, part, options, lse);
+  const TileMap map = run_tile_map(inputs.q, inputs.k, lse, 1, 1, part, 16, 20, options);
   ASSERT_EQ(map.mean.sizes(), (Dims{6, 5}));
   for (std::int64_t r = 0; r < 6; ++r)
     for (std::int64_t c = 0; c < 5; ++c) {
@@ -71,8 +72,8 @@ TEST_P(WeightsIn, a_forbidden_nan_is_not_seen) {
   Inputs inputs = random_inputs({});
   for (std::int64_t d = 0; d < 8; ++d) inputs.k.at<float>({0, 1, 6, d}) = NAN;
   const AttentionOptions options = on_engine({.causal = Causal::top_left});
-  const Tensor lse = analyze(inputs.q, inputs.k, options).lse;
-  const Tensor found = weights_in(inputs.q, inputs.k, {0, 5, 4, 7}, options, lse);
+  const Tensor lse = run_analyze(inputs.q, inputs.k, options).lse;
+  const Tensor found = run_weights_in(inputs.q, inputs.k, {0, 5, 4, 7}, options, lse);
   for (std::int64_t i = 0; i < 5; ++i) EXPECT_EQ(found.at<float>({0, 3, i, 2}), 0);
 }
 
@@ -80,14 +81,14 @@ TEST_P(WeightsIn, say_what_is_wrong) {
   const Inputs inputs = random_inputs({});
   const Tensor lse({2, 4, 5}), other({2, 4, 6}), wide({2, 4, 5}, DType::f64);
   const auto in = [&](const Rectangle& part, const Tensor& rows) {
-    return [&, part] { weights_in(inputs.q, inputs.k, part, on_engine(), rows); };
+    return [&, part] { run_weights_in(inputs.q, inputs.k, part, on_engine(), rows); };
   };
   EXPECT_TRUE(throws<InvalidArgument>("weights_in", {"rows [0, 6)", "[0, 5)"}, in({0, 6, 0, 7}, lse)));
   EXPECT_TRUE(throws<InvalidArgument>("weights_in", {"keys [3, 2)", "[0, 7)"}, in({0, 5, 3, 2}, lse)));
   EXPECT_TRUE(throws<InvalidArgument>("weights_in", {"lse has shape (2, 4, 6)", "(2, 4, 5)"}, in({0, 5, 0, 7}, other)));
   EXPECT_TRUE(throws<TypeMismatch>("weights_in", {"lse has type f64", "f32"}, in({0, 5, 0, 7}, wide)));
   const auto map = [&](std::int64_t head, std::int64_t cell) {
-    return [&, head, cell] { tile_map(inputs.q, inputs.k, lse, 0, head, {0, 5, 0, 7}, cell, 1, on_engine()); };
+    return [&, head, cell] { run_tile_map(inputs.q, inputs.k, lse, 0, head, {0, 5, 0, 7}, cell, 1, on_engine()); };
   };
   EXPECT_TRUE(throws<InvalidArgument>("tile_map", {"head 4", "below 2 and 4"}, map(4, 1)));
   EXPECT_TRUE(throws<InvalidArgument>("tile_map", {"cells are 0 by 1"}, map(0, 0)));

@@ -97,4 +97,28 @@ void run_attention_scores(ConstTensorView query, ConstTensorView key, TensorView
   Mirrored(options).add(query, key, scores).run([&] { attention_scores(query, key, scores, stage, options); });
 }
 
+Analysis run_analyze(ConstTensorView query, ConstTensorView key, AttentionOptions options,
+                     const AnalysisRequest& request) {
+  Analysis found;
+  Mirrored(options).add(query, key).run([&] { found = analyze(query, key, options, request); });
+  return found;
+}
+
+Tensor run_weights_in(ConstTensorView query, ConstTensorView key, const Rectangle& rectangle, AttentionOptions options,
+                      std::optional<ConstTensorView> lse) {
+  Tensor found;
+  Mirrored(options).add(query, key, lse).run([&] { found = weights_in(query, key, rectangle, options, lse); });
+  return found;
+}
+
+TileMap run_tile_map(ConstTensorView query, ConstTensorView key, ConstTensorView lse, std::int64_t batch,
+                     std::int64_t head, const Rectangle& rectangle, std::int64_t row_cell, std::int64_t key_cell,
+                     AttentionOptions options) {
+  TileMap found;
+  Mirrored(options).add(query, key).run([&] {  // the lse stays where analyze leaves it
+    found = tile_map(query, key, lse, batch, head, rectangle, row_cell, key_cell, options);
+  });
+  return found;
+}
+
 }  // namespace headway::test

@@ -3,6 +3,7 @@
 // that both ways are tested.
 #pragma once
 
+#include "headway/analysis.h"
 #include "headway/attention.h"
 
 namespace headway::test {
@@ -21,5 +22,13 @@ void run_attention_varlen_backward(ConstTensorView grad_out, ConstTensorView que
                                    AttentionGradients gradients, AttentionOptions options = {});
 void run_attention_scores(ConstTensorView query, ConstTensorView key, TensorView scores, Stage stage = Stage::weights,
                           AttentionOptions options = {});
+// Results are in host memory always; a lse of ours goes to the device, as attention leaves it there.
+Analysis run_analyze(ConstTensorView query, ConstTensorView key, AttentionOptions options = {},
+                     const AnalysisRequest& request = {});
+Tensor run_weights_in(ConstTensorView query, ConstTensorView key, const Rectangle& rectangle,
+                      AttentionOptions options = {}, std::optional<ConstTensorView> lse = {});
+TileMap run_tile_map(ConstTensorView query, ConstTensorView key, ConstTensorView lse, std::int64_t batch,
+                     std::int64_t head, const Rectangle& rectangle, std::int64_t row_cell, std::int64_t key_cell,
+                     AttentionOptions options = {});
 
 }  // namespace headway::test

@@ -1,0 +1,26 @@
+// The analysis of tensors that lie on a CUDA device: done there, with results in host memory. The CUDA engine's folder
+// defines these; the folder that stands in for it says that it was not built.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "analysis/cells.h"
+#include "core/problem.h"
+#include "headway/analysis.h"
+
+namespace headway {
+
+// `result` has its sizes, and 0 everywhere, -1 in top_keys.
+void analyze_on_device(const Problem& problem, const AnalysisRequest& request, const CellTaker& taker,
+                       Analysis& result);
+
+// `weights` [B,H,rows,keys]; lse [B,H,Sq] in host memory or on the device, or none.
+void weights_on_device(const Problem& problem, const Rectangle& rectangle, const std::optional<ConstTensorView>& lse,
+                       Tensor& weights);
+
+// One head; `lse` as above.
+void map_on_device(const Problem& problem, std::int64_t batch, std::int64_t head, const Rectangle& rectangle,
+                   std::int64_t row_cell, std::int64_t key_cell, const ConstTensorView& lse, TileMap& map);
+
+}  // namespace headway
