@@ -69,7 +69,8 @@ def view(
 
     With serve=True nothing is written: the page comes from this machine, with every zoom level of every head computed
     when it is looked at, at any length. What returns has url, close() and, for scripts, wait(), which ends with Ctrl-C;
-    query and key must stay as they are meanwhile.
+    query and key must stay as they are meanwhile. Arrays on a CUDA device stay there, and the page's parts are computed
+    there.
 
     progress shows how far a long analysis is: None means on a terminal only. Ctrl-C leaves no file behind.
 

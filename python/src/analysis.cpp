@@ -1,4 +1,4 @@
-// analyze and weights_in: what attention did, as arrays.
+// analyze and weights_in: what attention did, as arrays in host memory.
 #include "headway/analysis.h"
 
 #include <optional>
@@ -30,7 +30,7 @@ class ArrayMaker {
 
   nb::object operator()(const char* name, const Tensor& tensor) const {
     const ConstTensorView view = without_missing_axes(tensor, rank_);
-    Output output({operation_, name, {}}, like_, view.dtype(), view.sizes());
+    Output output({operation_, name, {}}, like_, view.dtype(), view.sizes(), Where::host);
     copy(view, output.view());
     return output.finish();
   }
@@ -46,7 +46,7 @@ nb::object similarity_of(const char* operation, const Array& like, const Tensor&
   if (like.sizes().size() < 4) {
     return nb::none();
   }
-  Output output({operation, "similarity", {}}, like, similarity.dtype(), similarity.sizes());
+  Output output({operation, "similarity", {}}, like, similarity.dtype(), similarity.sizes(), Where::host);
   copy(similarity, output.view());
   return output.finish();
 }

@@ -190,6 +190,8 @@ What comes back (fields of the result)
     map_mean, map_max              (B, H, R, C)  over cells of row_cell x key_cell weights
     similarity   (B, H, H)         the cosine between the heads' mean maps
     lse          (B, H, Sq)        for weights_in
+Arrays on a CUDA device are analyzed there, on their library's stream; what comes back is in host memory, of the same library
+if it has arrays there (torch), else NumPy arrays, and the call returns when it has come.
 
 >>> import numpy as np, headway
 >>> x = np.eye(4)
@@ -204,7 +206,8 @@ inline constexpr const char* weights_in =
     R"(The exact attention weights of some rows and keys: (B, H, rows, keys), or with fewer axes where query has fewer.
 
 rows and keys are pairs (begin, end). With the lse of attention or analyze only the scores inside are computed; without
-it, whole rows. Options as for attention; float32 for half types.
+it, whole rows. Options as for attention; float32 for half types. From arrays on a CUDA device the weights are computed there
+and come back as analyze's results do; lse may be on the device or in host memory.
 
 >>> import numpy as np, headway
 >>> x = np.random.default_rng(0).standard_normal((100, 8))

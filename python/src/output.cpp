@@ -63,19 +63,24 @@ std::int64_t bytes_of_result(const Argument& argument, DType dtype, const Dims& 
   }
 }
 
-Output::Output(const Argument& argument, const Array& like, DType dtype, const Dims& sizes) : argument_(argument) {
+Output::Output(const Argument& argument, const Array& like, DType dtype, const Dims& sizes, Where where)
+    : argument_(argument) {
   const std::int64_t bytes = bytes_of_result(argument_, dtype, sizes);
   exchange_ = like.exchange();
   if (like.is_numpy()) {
     numpy_dtype_ = nb::borrow(dtype_from(like.type()) == dtype ? like.numpy_dtype() : numpy().dtype(dtype));
   }
-  if (bytes >= large_result && like.device() == Device{}) {
+  const Device device = where == Where::host ? Device{} : like.device();
+  if (exchange_ == nullptr && device != like.device()) {
+    numpy_dtype_ = nb::borrow(numpy().dtype(dtype));
+  }
+  if (bytes >= large_result && device == Device{}) {
     allocate_own(like, dtype, sizes);
-  } else if (like.is_numpy()) {
+  } else if (numpy_dtype_.is_valid()) {
     allocate_numpy(dtype, sizes);
   } else if (exchange_ != nullptr) {
-    allocate_exchanged(like, dtype, sizes);
-  } else if (like.device().type == DeviceType::cuda) {
+    allocate_exchanged(device, dtype, sizes);
+  } else if (device.type == DeviceType::cuda) {
     allocate_in_library(like, dtype, sizes);
   } else {
     allocate_own(like, dtype, sizes);
@@ -124,10 +129,10 @@ void Output::allocate_in_library(const Array& like, DType dtype, const Dims& siz
   }
 }
 
-void Output::allocate_exchanged(const Array& like, DType dtype, Dims sizes) {
+void Output::allocate_exchanged(Device device, DType dtype, Dims sizes) {
   Dims strides = contiguous_strides(sizes);
   dlpack::Tensor prototype{.data = nullptr,
-                           .device = dlpack_device(like.device()),
+                           .device = dlpack_device(device),
                            .rank = sizes.size(),
                            .type = dlpack_type(dtype),
                            .sizes = &sizes[0],
@@ -139,7 +144,7 @@ void Output::allocate_exchanged(const Array& like, DType dtype, Dims sizes) {
     refuse_memory(dtype, sizes);
   }
   const dlpack::Tensor& tensor = managed_->tensor;
-  view_ = TensorView(static_cast<char*>(tensor.data) + tensor.byte_offset, dtype, sizes, like.device());
+  view_ = TensorView(static_cast<char*>(tensor.data) + tensor.byte_offset, dtype, sizes, device);
 }
 
 void Output::allocate_own(const Array& like, DType dtype, const Dims& sizes) {

@@ -11,10 +11,16 @@ namespace headway::python {
 // The bytes of a result of this type and shape; InvalidArgument when they pass 2^63.
 std::int64_t bytes_of_result(const Argument& argument, DType dtype, const Dims& sizes);
 
+// On which device a result is made.
+enum class Where : std::uint8_t {
+  like,  // that of the array that it belongs to
+  host,  // host memory: of the same library if it has arrays there and can make them, else of NumPy
+};
+
 class Output {
  public:
   // Uninitialised, contiguous. `like` gives the library and, where it has the same element type, NumPy's dtype.
-  Output(const Argument& argument, const Array& like, DType dtype, const Dims& sizes);
+  Output(const Argument& argument, const Array& like, DType dtype, const Dims& sizes, Where where = Where::like);
   // An array that the user gave to be written.
   explicit Output(const Argument& given);
   ~Output();
@@ -26,7 +32,7 @@ class Output {
 
  private:
   void allocate_numpy(DType dtype, const Dims& sizes);
-  void allocate_exchanged(const Array& like, DType dtype, Dims sizes);
+  void allocate_exchanged(Device device, DType dtype, Dims sizes);
   void allocate_in_library(const Array& like, DType dtype, const Dims& sizes);
   void allocate_own(const Array& like, DType dtype, const Dims& sizes);
   nb::object own_as_numpy();

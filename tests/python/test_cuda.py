@@ -1,6 +1,8 @@
 """Arrays on a CUDA device: computed there, on their library's stream, and returned there. Skipped without one."""
 
+import dataclasses
 import types
+import urllib.request
 
 import numpy as np
 import pytest
@@ -209,6 +211,77 @@ def test_a_library_whose_arrays_cannot_be_written_is_named():
         headway.attention(frozen, frozen, frozen)
 
 
+# ---- Analysis: there, with results in host memory ----
+
+
+def tensors_of(analysis):
+    fields = {field.name: getattr(analysis, field.name) for field in dataclasses.fields(analysis)}
+    return {name: value for name, value in fields.items() if isinstance(value, torch.Tensor)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_analysis_agrees_with_the_oracles_matrix_for_every_option(dtype):
+    for seed in SEEDS:
+        case, (query, key, _), options = gpu_case(seed, dtype)
+        p = oracle.attention(*as_float64(case), **case.options).weights
+        rank = case.query.ndim
+        found = headway.analyze(query, key, top=2, cells=3, **options)
+        assert not any(array.is_cuda for array in tensors_of(found).values())
+        assert found.entropy.dtype == (torch.float64 if dtype == "float64" else torch.float32)
+        logs = np.log(p, where=p > 0, out=np.zeros_like(p))
+        close = {"rtol": 1e-9, "atol": 1e-9} if dtype == "float64" else {"rtol": 2e-4, "atol": 2e-4}
+        for array, expected in [
+            (found.entropy, -(p * logs).sum(-1)),
+            (found.received, p.sum(-2)),
+            (found.top_weights, -np.sort(-np.pad(p, [(0, 0)] * 3 + [(0, 2)]), -1)[..., :2]),
+        ]:
+            np.testing.assert_allclose(array.numpy(), without_batch_and_heads(expected, rank), **close)
+        rows, keys = (p.shape[2] // 3, p.shape[2]), (p.shape[3] // 4, p.shape[3])
+        expected = without_batch_and_heads(p[:, :, rows[0] :, keys[0] :], rank)
+        for lse in [None, found.lse, found.lse.cuda()]:
+            part = headway.weights_in(query, key, rows, keys, lse=lse, **options)
+            np.testing.assert_allclose(part.numpy(), expected, **close)
+
+
+def test_analysis_follows_what_the_current_stream_has_queued_and_repeats_its_bits():
+    x = torch.zeros(1, 4, 700, 64, device="cuda", dtype=torch.bfloat16)
+    filled = torch.randn_like(x)
+    expected = headway.analyze(filled, filled, causal=True)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(50_000_000)
+        x.copy_(filled)
+        found = headway.analyze(x, x, causal=True)
+    for name, array in tensors_of(found).items():
+        assert torch.equal(array, getattr(expected, name)), name
+
+
+def test_analysis_of_a_library_without_arrays_in_host_memory_gives_numpy_arrays():
+    x = torch.randn(1, 2, 5, 8, device="cuda")
+    found = headway.analyze(Foreign(x), Foreign(x))
+    assert type(found.top_keys) is np.ndarray and found.top_keys.dtype == np.int64
+    np.testing.assert_array_equal(found.entropy, headway.analyze(x, x).entropy.numpy())
+
+
+def test_a_long_analysis_needs_no_matrix():
+    x = torch.randn(1, 1, 100_000, 64, device="cuda", dtype=torch.float16)
+    headway.analyze(x[:, :, :64], x[:, :, :64])
+    torch.cuda.synchronize()
+    free = torch.cuda.mem_get_info()[0]
+    found = headway.analyze(x, x, causal=True)
+    assert free - torch.cuda.mem_get_info()[0] < 600 << 20
+    np.testing.assert_allclose(found.received.double().sum(), 100_000, rtol=1e-5)
+
+
+def test_pages_of_arrays_on_a_gpu(tmp_path):
+    x = torch.randn(1, 2, 300, 16, device="cuda")
+    assert headway.view(x, x, path=tmp_path / "gpu.html", causal=True).stat().st_size > 10_000
+    with headway.view(x, x, serve=True, causal=True) as server:
+        with urllib.request.urlopen(server.url + "tile?head=1&r0=200&r1=250&k0=0&k1=300") as answer:
+            cells = np.frombuffer(answer.read(), np.float32, offset=24).reshape(2, 50, 300)
+        weights = headway.weights_in(x, x, (200, 250), (0, 300), causal=True)[0, 1]
+        np.testing.assert_allclose(cells[0], weights.numpy(), rtol=1e-5, atol=1e-9)
+
+
 # ---- Plans ----
 
 
@@ -243,11 +316,15 @@ def refused():
     yield ValueError, r"attention: valid_lens\[1\] is 9, expected 0 to 5", lambda: a(*3 * [there], valid_lens=[1, 9])
     yield NotImplementedError, "attention: .*cpu: the tensors are on cuda:0", lambda: a(*3 * [there], engine="cpu")
     yield NotImplementedError, "attention: .*cuda: the tensors are on cpu", lambda: a(*3 * [here], engine="cuda")
-    yield NotImplementedError, "analyze: the tensors are on cuda:0", lambda: headway.analyze(there, there)
     yield (
         NotImplementedError,
-        "weights_in: the tensors are on cuda",
-        lambda: headway.weights_in(there, there, (0, 1), (0, 1)),
+        "analyze: .*cpu: the tensors are on cuda:0",
+        lambda: headway.analyze(there, there, engine="cpu"),
+    )
+    yield (
+        ValueError,
+        "weights_in: lse is on cuda:0, query is on cpu",
+        lambda: headway.weights_in(here, here, (0, 1), (0, 1), lse=there[..., 0]),
     )
     rows = there[0]
     layer = headway.MultiHeadAttention(8, 2)
