@@ -158,14 +158,14 @@ TEST_F(CudaLive, parts_and_rows_from_a_gpu_are_those_from_host_memory) {
     DType type;
     std::string part;
   };
-  // The last one's whole comes from the map that was made with the overview.
+  // The last one's whole comes from the map that was made with the overview: it is too long to compute on any device.
   const Case cases[] = {{90, 130, DType::f32, "head=3&r0=7&r1=90&k0=0&k1=111"},
                         {90, 130, DType::bf16, "head=0&r0=0&r1=90&k0=0&k1=130"},
-                        {4200, 4100, DType::f16, "head=1&r0=0&r1=4200&k0=0&k1=4100"}};
+                        {16'500, 16'400, DType::f16, "head=1&r0=0&r1=16500&k0=0&k1=16400"}};
   for (const Case& one : cases) {
     SCOPED_TRACE(one.part);
     const Inputs inputs = random_inputs({.batch = 1,
-                                         .heads = one.queries > 4000 ? 2 : 4,
+                                         .heads = one.queries > 90 ? 2 : 4,
                                          .kv_heads = 1,
                                          .queries = one.queries,
                                          .keys = one.keys,
