@@ -214,11 +214,12 @@ class Trace:
         names = step.axes[len(leading) :]
         if len(names) == 1:  # a list: one number a row, or, for a projection's bias, a column
             names, inner = ((*names, ""), (*inner, 1)) if names != ("out",) else (("", *names), (1, *inner))
+        rows, columns = names
         matrices = step.numbers.reshape(*outer, *inner)
         largest = float(np.max(np.abs(step.numbers), where=np.isfinite(step.numbers), initial=0.0))
         for at in list(np.ndindex(outer))[:8]:
             caption = ", ".join(f"{axis} {n}" for axis, n in zip(leading, at))
-            yield self._table(matrices[at], *names, caption, largest)
+            yield self._table(matrices[at], rows, columns, caption, largest)
 
     def _table(self, matrix: Any, rows: str, columns: str, caption: str, largest: float) -> str:
         head = "".join(f"<th>{escape(self._label(columns, j))}</th>" for j in range(matrix.shape[1]))
