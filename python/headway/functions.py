@@ -6,6 +6,7 @@ Lists and integers are computed in float64, as NumPy would; everything else in i
 from __future__ import annotations
 
 import operator
+import re
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,10 @@ def self_attention(Q: Any, K: Any, V: Any) -> Any:
     array([[2.972, 3.972],
            [3.   , 4.   ]])
     """
-    return attention(*same_type(Q, K, V))
+    try:
+        return attention(*same_type(Q, K, V))
+    except Exception as error:
+        raise renamed(error, "self_attention", query="Q", key="K", value="V") from None
 
 
 def multi_head_attention(Q: Any, K: Any, V: Any, n_heads: int) -> Any:
@@ -71,7 +75,10 @@ def multi_head_attention(Q: Any, K: Any, V: Any, n_heads: int) -> Any:
         check_heads("multi_head_attention", f"{name} has d_model", array.shape[-1], n_heads)
     if Q.ndim == 2:
         return multi_head_attention(Q[None], K[None], V[None], n_heads)[0]
-    joined, _ = attend(*(split_heads(array, n_heads) for array in (Q, K, V)))
+    try:
+        joined, _ = attend(*(split_heads(array, n_heads) for array in (Q, K, V)))
+    except Exception as error:
+        raise renamed(error, "multi_head_attention", query="Q", key="K", value="V") from None
     return joined
 
 
@@ -106,6 +113,15 @@ def whole_number(operation: str, name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise TypeError(f"{operation}: {name} is {value!r}, expected an integer") from None
+
+
+def renamed(error: Exception, operation: str, **names: str) -> Exception:
+    """An error of attention in the words of the operation that called it: its name, and its names for the arguments."""
+    found = str(error)
+    if not found.startswith("attention: "):
+        return error
+    text = re.sub(rf"\b({'|'.join(names)})\b", lambda word: names[word[0]], found.removeprefix("attention: "))
+    return type(error)(f"{operation}: {text}")
 
 
 def split_heads(X: Any, heads: int) -> Any:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headway._headway import attention, attention_backward
-from headway.functions import attend, check_heads, same_type, split_heads
+from headway.functions import attend, check_heads, renamed, same_type, split_heads
 
 _CUDA = (2, 13)  # DLPack's numbers for memory on a GPU, the second for managed memory
 
@@ -103,7 +103,10 @@ class MultiHeadAttention:
         options: dict[str, Any] = {"valid_lens": valid_lens}
         if training and self.dropout > 0:
             options.update(dropout=self.dropout, seed=int(np.random.randint(2**63, dtype=np.int64)))
-        joined, lse = attend(*heads, **options)
+        try:
+            joined, lse = attend(*heads, **options)
+        except Exception as error:
+            raise renamed(error, "MultiHeadAttention", query="queries", key="keys", value="values") from None
         self._last = _Forward(inputs, heads, joined, lse, options)
         return np.dot(joined, self.W_o) + self.b_o
 

@@ -130,8 +130,12 @@ def test_what_does_not_fit_is_named_with_its_numbers():
         headway.multi_head_attention(X, X, X, 0)
     with pytest.raises(ValueError, match=r"K has shape \(5, 10\)"):
         headway.multi_head_attention(X, X[0], X[0], 2)
-    with pytest.raises(ValueError, match="key has head_dim 4, query has 5"):
+    with pytest.raises(ValueError, match="^multi_head_attention: K has head_dim 4, Q has 5"):
         headway.multi_head_attention(X, X[..., :8], X[..., :8], 2)
+    with pytest.raises(ValueError, match="^self_attention: V has length 3, K has 5"):
+        headway.self_attention(X, X, X[:, :3])
+    with pytest.raises(ValueError, match=r"^MultiHeadAttention: valid_lens has shape \(3,\)"):
+        headway.MultiHeadAttention(10, 2)(X, X, X, valid_lens=[1, 2, 3])
     with pytest.raises(ValueError, match=r"W_k has shape \(3, 3\), X has \(5, 10\)"):
         headway.compute_qkv(X[0], np.eye(10), np.eye(3), np.eye(10))
     with pytest.raises(TypeError, match="complex128"):

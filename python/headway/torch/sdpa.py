@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headway import _headway
+from headway.functions import renamed
 from headway.torch._core import Options
 from headway.torch._dispatch import (
     attend,
@@ -83,7 +84,10 @@ def scaled_dot_product_attention(
         refuse_keywords(_NAME, scaled_dot_product_attention, unknown)
     _check(query, key, value, attn_mask, dropout_p, scale)
     call = _call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    out = attend(call.query, call.key, call.value, call.options)[0]
+    try:
+        out = attend(call.query, call.key, call.value, call.options)[0]
+    except Exception as error:
+        raise renamed(error, _NAME, mask="attn_mask", bias="attn_mask") from None
     sizes = (*call.leading, *out.shape[-2:])
     return out if out.shape == sizes else out.reshape(sizes)
 
