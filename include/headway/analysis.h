@@ -3,7 +3,8 @@
 //
 // Query and key (and masks, biases, slopes and sinks) may lie on a CUDA device. They are then analyzed there, in the
 // order of AttentionOptions::stream; results lie in host memory, and a call returns when they have arrived. That is its
-// only wait. Progress is reported before the work is queued and when it is done. The bits repeat, as everywhere.
+// only wait. (mean_weights leaves its result on the device, and waits for nothing.) Progress is reported before the
+// work is queued and when it is done. The bits repeat, as everywhere.
 #pragma once
 
 #include <cstdint>
@@ -70,6 +71,12 @@ struct TileMap {
 TileMap tile_map(ConstTensorView query, ConstTensorView key, ConstTensorView lse, std::int64_t batch, std::int64_t head,
                  const Rectangle& rectangle, std::int64_t row_cell, std::int64_t key_cell,
                  const AttentionOptions& options = {});
+
+// The mean of the weights over the heads into `mean` [B,Sq,Sk] (without B where query has none), in query's type:
+// summed in f32 (f64 for f64 inputs), head after head, and rounded once. lse [B,H,Sq] is what attention wrote. All lie
+// on one device, and there the call only queues its work on AttentionOptions::stream. Dropout does not act.
+void mean_weights(ConstTensorView query, ConstTensorView key, ConstTensorView lse, TensorView mean,
+                  const AttentionOptions& options = {});
 
 }  // namespace headway
 #pragma GCC visibility pop

@@ -4,7 +4,7 @@ attention(query, key, value, ...)     attention and every option of it
 attention_backward, attention_scores  its gradients, its score matrix
 attention_varlen, ..._backward        the same over packed sequences
 explain                               what a call would run, and why
-analyze, weights_in                   what attention does, at lengths where nobody can store its matrix
+analyze, weights_in, mean_weights     what attention does, at lengths where nobody can store its matrix
 trace                                 every step of a small call with its numbers, to read or to step through
 view, plot_heads, plot_row            the same to look at: a page, and figures for reports
 multi_head_attention, self_attention, compute_qkv, MultiHeadAttention
@@ -29,6 +29,7 @@ from headway._headway import (
     attention_varlen,
     attention_varlen_backward,
     explain,
+    mean_weights,
     weights_in,
 )
 from headway._plots import plot_heads, plot_row
@@ -60,6 +61,7 @@ __all__ = [
     "engines",
     "explain",
     "get_threads",
+    "mean_weights",
     "multi_head_attention",
     "plot_heads",
     "plot_row",

@@ -232,6 +232,7 @@ def weights_in(
     lse: Any | None = None,
     **options: Unpack[Options],
 ) -> _Array: ...
+def mean_weights(query: _Array, key: Any, lse: Any, **options: Unpack[Options]) -> _Array: ...
 def trace(
     query: Any,
     key: Any,

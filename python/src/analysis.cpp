@@ -1,4 +1,4 @@
-// analyze and weights_in: what attention did, as arrays in host memory.
+// analyze, weights_in and mean_weights: what attention did.
 #include "headway/analysis.h"
 
 #include <optional>
@@ -105,6 +105,23 @@ nb::object call_weights_in(const Arguments& arguments) {
   return ArrayMaker(operation, query)("weights", *found);
 }
 
+nb::object call_mean_weights(const Arguments& arguments) {
+  const Array query(arguments.leading(0)), key(arguments.leading(1)), lse(arguments.leading(2));
+  const ConstTensorView query_view = query.view(), key_view = key.view(), lse_view = lse.view("f32 or f64");
+  Options options(arguments);
+  // What does not fit is refused by the call itself.
+  const int rank = query_view.rank();
+  const std::int64_t keys = key_view.rank() < 2 ? 0 : key_view.size(key_view.rank() - 2);
+  const std::int64_t rows = rank < 2 ? 0 : query_view.size(rank - 2);
+  const Dims sizes = rank < 3 ? Dims{rows, keys} : Dims{query_view.size(0), rows, keys};
+  Output mean(arguments.made("mean"), query, query_view.dtype(), sizes);
+  {
+    const Released released(options.values);
+    mean_weights(query_view, key_view, lse_view, mean.view(), options.values);
+  }
+  return mean.finish();
+}
+
 }  // namespace
 
 void add_analysis(nb::module_& module) {
@@ -113,6 +130,7 @@ void add_analysis(nb::module_& module) {
       docs::analyze);
   add_method<call_weights_in>(module, {"weights_in", {{"query"}, {"key"}, {"rows"}, {"keys"}}, {{"lse"}}},
                               docs::weights_in);
+  add_method<call_mean_weights>(module, {"mean_weights", {{"query"}, {"key"}, {"lse"}}, {}}, docs::mean_weights);
 }
 
 }  // namespace headway::python

@@ -217,6 +217,19 @@ and come back as analyze's results do; lse may be on the device or in host memor
 True
 )";
 
+inline constexpr const char* mean_weights =
+    R"(The mean of the attention weights over the heads: (B, Sq, Sk), or (Sq, Sk) where query has no batch; in query's type.
+
+lse is what attention returned for the same query, key and options. No head's own matrix is stored. The result is where
+query, key and lse are; on a CUDA device the work is queued on their library's stream.
+
+>>> import numpy as np, headway
+>>> x = np.random.default_rng(0).standard_normal((2, 4, 9, 8))
+>>> out, weights, lse = headway.attention(x, x, x, return_weights=True, return_lse=True)
+>>> bool(np.allclose(headway.mean_weights(x, x, lse), weights.mean(axis=1)))
+True
+)";
+
 inline constexpr const char* trace =
     R"(The steps of attention as TraceData; headway.trace makes its Trace of it.
 )";

@@ -1,5 +1,5 @@
-// The analysis of tensors that lie on a CUDA device: done there, with results in host memory. The CUDA engine's folder
-// defines these; the folder that stands in for it says that it was not built.
+// The analysis of tensors that lie on a CUDA device: done there, with results in host memory but for mean weights. The
+// CUDA engine's folder defines these; the folder that stands in for it says that it was not built.
 #pragma once
 
 #include <cstdint>
@@ -22,5 +22,8 @@ void weights_on_device(const Problem& problem, const Rectangle& rectangle, const
 // One head; `lse` as above.
 void map_on_device(const Problem& problem, std::int64_t batch, std::int64_t head, const Rectangle& rectangle,
                    std::int64_t row_cell, std::int64_t key_cell, const ConstTensorView& lse, TileMap& map);
+
+// `mean` [B,Sq,Sk] and lse [B,H,Sq], both on the device; queued, not waited for.
+void mean_weights_on_device(const Problem& problem, const ConstTensorView& lse, const TensorView& mean);
 
 }  // namespace headway

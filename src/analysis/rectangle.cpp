@@ -1,5 +1,7 @@
 // Parts of the matrix: exact weights, and maps of them, from the scores and lse.
 #include <algorithm>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "analysis/on_device.h"
@@ -8,6 +10,7 @@
 #include "core/ceil_div.h"
 #include "core/checks.h"
 #include "core/key_range.h"
+#include "core/overlap.h"
 #include "core/parallel.h"
 #include "headway/threads.h"
 
@@ -83,6 +86,32 @@ Tensor weights_of(const Problem& problem, const Rectangle& rectangle, const std:
   return result;
 }
 
+// mean [B,Sq,Sk], from sums over the heads of as many rows as a buffer holds.
+template <class T>
+void write_mean(const Problem& problem, const ConstTensorView& lse, const TensorView& mean) {
+  const std::int64_t keys = problem.key_len;
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    std::vector<HeadInputs> inputs;
+    for (std::int64_t h = 0; h < problem.heads; ++h) {
+      inputs.emplace_back(problem, b, h);
+    }
+    for_row_blocks({0, problem.query_len, 0, keys}, rows_at_once(keys), [&](const Rectangle& part) {
+      const auto elements = static_cast<std::size_t>((part.row_end - part.row_begin) * keys);
+      std::vector<T> sums(elements), weights(elements);
+      for (std::int64_t h = 0; h < problem.heads; ++h) {
+        fill(problem, b, h, part, inputs[static_cast<std::size_t>(h)], std::optional(lse.select(0, b).select(0, h)),
+             weights.data());
+        std::transform(sums.begin(), sums.end(), weights.begin(), sums.begin(), std::plus<>());
+      }
+      for (T& sum : sums) {
+        sum /= static_cast<T>(problem.heads);
+      }
+      copy(ConstTensorView(sums.data(), {part.row_end - part.row_begin, keys}),
+           mean.select(0, b).slice(0, part.row_begin, part.row_end));
+    });
+  }
+}
+
 // Means from the sums of a row of cells, `rows` weights high, over `keys` keys; the sums begin anew.
 template <class T>
 void means_of(std::vector<double>& sums, std::int64_t rows, std::int64_t keys, std::int64_t key_cell, T* means) {
@@ -142,6 +171,27 @@ Tensor weights_in(ConstTensorView query, ConstTensorView key, const Rectangle& r
   }
   return problem.dtype() == DType::f64 ? weights_of<double>(problem, rectangle, rows)
                                        : weights_of<float>(problem, rectangle, rows);
+}
+
+void mean_weights(ConstTensorView query, ConstTensorView key, ConstTensorView lse, TensorView mean,
+                  const AttentionOptions& options) {
+  const Problem problem = analysis_problem("mean_weights", query, key, options);
+  const ConstTensorView rows = full_lse(problem, lse);
+  check_device(problem, "lse", rows);
+  check_same_type(problem, "the mean", mean);
+  check_storage(problem, "the mean", mean);
+  const Dims sizes{problem.batch, problem.query_len, problem.key_len};
+  check_sizes(problem, "the mean", mean, query.rank() == 2 ? Dims{sizes[1], sizes[2]} : sizes);
+  for (const auto& [name, input] : {std::pair("query", query), std::pair("key", key), std::pair("lse", lse)}) {
+    if (share_memory(mean, input)) {
+      invalid(problem, "the mean overlaps ", name, " in memory");
+    }
+  }
+  const TensorView target = query.rank() == 2 ? mean.unsqueeze(0) : mean;
+  if (problem.query.device() != Device{}) {
+    return mean_weights_on_device(problem, rows, target);
+  }
+  problem.dtype() == DType::f64 ? write_mean<double>(problem, rows, target) : write_mean<float>(problem, rows, target);
 }
 
 TileMap tile_map(ConstTensorView query, ConstTensorView key, ConstTensorView lse, std::int64_t batch, std::int64_t head,

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "headway/headway.h"
 #include "support/inputs.h"
@@ -43,6 +44,43 @@ TEST_P(WeightsIn, are_the_whole_matrix_there_with_and_without_lse_under_every_op
           EXPECT_TRUE(within(found, expected, allowed));
         }
     }
+}
+
+TEST_P(WeightsIn, average_over_the_heads_under_every_option_and_type) {
+  const Shape shapes[] = {{}, {.batch = 1, .heads = 3, .kv_heads = 1, .queries = 66, .keys = 70, .head_dim = 24}};
+  for (const Shape& shape : shapes)
+    for (DType type : float_types)
+      for (const OptionSet& kind : all_kinds(shape)) {
+        SCOPED_TRACE(kind.name + std::string(" ") + name(type));
+        const Inputs inputs = random_inputs(shape, type);
+        AttentionOptions options = on_engine(kind.options);
+        options.dropout = 0;
+        const Forward exact = forward(spec_of(inputs.q, inputs.k, inputs.v, options));
+        const DType computed = type == DType::f64 ? DType::f64 : DType::f32;
+        Tensor lse({shape.batch, shape.heads, shape.queries}, computed), out(exact.out.value.sizes(), type);
+        run_attention(inputs.q, inputs.k, inputs.v, out, options, {.lse = lse});
+        const Array bound = error_bound(exact.weights, Kind::weights, type);
+        const Dims sizes{shape.batch, shape.queries, shape.keys};
+        Array expected(sizes), allowed(sizes);
+        for (std::int64_t n = 0; n < expected.elements(); ++n) {
+          const Dims at = index_of(n, sizes);
+          Real sum = 0, error = 0;
+          for (std::int64_t h = 0; h < shape.heads; ++h) {
+            sum += exact.weights.value(at[0], h, at[1], at[2]);
+            error += bound(at[0], h, at[1], at[2]);
+          }
+          expected.values[static_cast<std::size_t>(n)] = sum / static_cast<Real>(shape.heads);
+          allowed.values[static_cast<std::size_t>(n)] = 2 * error / static_cast<Real>(shape.heads);
+        }
+        Tensor mean(sizes, type), again(sizes, type);
+        run_mean_weights(inputs.q, inputs.k, lse, mean, options);
+        EXPECT_TRUE(within(mean, expected, allowed));
+        // Into another layout, with the same bits.
+        Tensor keys_first({shape.batch, shape.keys, shape.queries}, type);
+        run_mean_weights(inputs.q, inputs.k, lse, keys_first.view().transpose(1, 2), options);
+        copy(keys_first.view().transpose(1, 2), again);
+        EXPECT_EQ(std::memcmp(mean.data(), again.data(), static_cast<std::size_t>(mean.elements()) * size_of(type)), 0);
+      }
 }
 
 TEST_P(WeightsIn, maps_are_means_and_maxima_of_the_weights) {
@@ -92,6 +130,14 @@ TEST_P(WeightsIn, say_what_is_wrong) {
   };
   EXPECT_TRUE(throws<InvalidArgument>("tile_map", {"head 4", "below 2 and 4"}, map(4, 1)));
   EXPECT_TRUE(throws<InvalidArgument>("tile_map", {"cells are 0 by 1"}, map(0, 0)));
+  Tensor narrow({2, 5, 6}), halves({2, 5, 7}, DType::f16), mean({2, 5, 7});
+  const auto average = [&](const Tensor& rows, Tensor& into) {
+    return [&] { run_mean_weights(inputs.q, inputs.k, rows, into, on_engine()); };
+  };
+  EXPECT_TRUE(
+      throws<InvalidArgument>("mean_weights", {"the mean has shape (2, 5, 6)", "(2, 5, 7)"}, average(lse, narrow)));
+  EXPECT_TRUE(throws<TypeMismatch>("mean_weights", {"the mean has type f16", "query has f32"}, average(lse, halves)));
+  EXPECT_TRUE(throws<InvalidArgument>("mean_weights", {"lse has shape (2, 4, 6)", "(2, 4, 5)"}, average(other, mean)));
 }
 
 ON_EVERY_ENGINE(WeightsIn);

@@ -38,6 +38,7 @@ def test_statistics_agree_with_the_matrix(options):
     assert found.row_cell == 5 and found.map_mean.shape == (2, 4, 5, 5)
     np.testing.assert_allclose(found.map_mean[..., 0, 0], p[..., :5, :5].mean((-1, -2)), atol=1e-14)
     np.testing.assert_allclose(found.map_max[..., 4, 4], p[..., 20:, 20:].max((-1, -2)), atol=1e-14)
+    np.testing.assert_allclose(headway.mean_weights(q, k, found.lse, **options), p.mean(1), rtol=1e-10, atol=1e-14)
     part = headway.weights_in(q, k, (3, 9), (10, 21), lse=found.lse, **options)
     np.testing.assert_allclose(part, p[..., 3:9, 10:21], rtol=1e-10, atol=1e-14)
 
@@ -48,6 +49,8 @@ def test_results_lose_the_axes_that_the_inputs_lack():
     assert found.entropy.shape == (7,) and found.received.shape == (7,) and found.map_mean.shape == (7, 7)
     assert found.similarity is None and found.entropy.dtype == np.float32
     assert headway.weights_in(x, x, (0, 2), (1, 4)).shape == (2, 3)
+    assert headway.mean_weights(x, x, found.lse).shape == (7, 7)
+    assert headway.mean_weights(x[None], x[None], found.lse[None]).shape == (1, 7, 7)
     batched = headway.analyze(x[None], x[None])
     assert batched.top_keys.shape == (1, 7, 8)
     assert (batched.top_keys[0, :, 7] == -1).all()

@@ -262,6 +262,25 @@ def test_self_attention_is_one_product_each_way_and_no_copy(batch_first):
     assert set(copies.values()) == {0}, copies
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_averaged_weights_store_no_head_s_matrix(training):
+    layer = ht.MultiheadAttention(256, 8, batch_first=True, device="cuda", dtype=torch.bfloat16).train(training)
+    x = draw(2, 1024, 256, dtype=torch.bfloat16)
+    _, expected = layer(x, x, x, average_attn_weights=False)
+    expected = expected.detach().double().mean(dim=1)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with torch.set_grad_enabled(training):
+        out, weights = layer(x, x, x)
+    assert torch.cuda.max_memory_allocated() - before < 4 * weights.nbytes, "eight heads have eight matrices"
+    close(weights, expected, torch.bfloat16)
+    assert weights.requires_grad == training
+    if training:
+        (out.sum() + weights.square().sum()).backward()
+        assert x.grad.isfinite().all()
+
+
 def test_an_encoder_with_attention_replaced():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(64, 4, dropout=0.0, batch_first=True)

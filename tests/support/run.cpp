@@ -111,6 +111,11 @@ Tensor run_weights_in(ConstTensorView query, ConstTensorView key, const Rectangl
   return found;
 }
 
+void run_mean_weights(ConstTensorView query, ConstTensorView key, ConstTensorView lse, TensorView mean,
+                      AttentionOptions options) {
+  Mirrored(options).add(query, key, lse, mean).run([&] { mean_weights(query, key, lse, mean, options); });
+}
+
 TileMap run_tile_map(ConstTensorView query, ConstTensorView key, ConstTensorView lse, std::int64_t batch,
                      std::int64_t head, const Rectangle& rectangle, std::int64_t row_cell, std::int64_t key_cell,
                      AttentionOptions options) {

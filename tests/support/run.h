@@ -27,6 +27,8 @@ Analysis run_analyze(ConstTensorView query, ConstTensorView key, AttentionOption
                      const AnalysisRequest& request = {});
 Tensor run_weights_in(ConstTensorView query, ConstTensorView key, const Rectangle& rectangle,
                       AttentionOptions options = {}, std::optional<ConstTensorView> lse = {});
+void run_mean_weights(ConstTensorView query, ConstTensorView key, ConstTensorView lse, TensorView mean,
+                      AttentionOptions options = {});
 TileMap run_tile_map(ConstTensorView query, ConstTensorView key, ConstTensorView lse, std::int64_t batch,
                      std::int64_t head, const Rectangle& rectangle, std::int64_t row_cell, std::int64_t key_cell,
                      AttentionOptions options = {});

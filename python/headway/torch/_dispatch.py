@@ -66,10 +66,17 @@ def is_watched() -> bool:
     return _forward_mode.on()
 
 
+def is_plain(query: Tensor, key: Tensor, value: Tensor, options: Options) -> bool:
+    """Whether eager torch runs a call of tensors that are no more than that."""
+    if type(query) not in _PLAIN or type(key) not in _PLAIN or type(value) not in _PLAIN or query.is_meta:
+        return False
+    return not is_watched() and all(x is None or type(x) in _PLAIN for x in options[:TENSORS])
+
+
 def attend(query: Tensor, key: Tensor, value: Tensor, options: Options, return_weights: bool = False) -> Results:
     """(out, lse, weights if asked for) of attention under autograd, autocast and everything that may watch a call."""
     if autocast_active():
-        query, key, value, options = _autocast(query, key, value, options)
+        query, key, value, options = autocast(query, key, value, options)
     for take in recorders:
         take(query, key, options)
     if not is_compiling():
@@ -92,8 +99,7 @@ def _attend(query: Any, key: Any, value: Any, options: Options, return_weights: 
     alibi = options.alibi_slopes
     if alibi is not None and alibi.requires_grad and torch.is_grad_enabled():
         raise ValueError("attention: alibi_slopes requires grad, and has no gradient: pass what is learnt as bias")
-    plain = type(query) in _PLAIN and type(key) in _PLAIN and type(value) in _PLAIN
-    if not plain or query.is_meta or is_watched() or not all(x is None or type(x) in _PLAIN for x in options[:TENSORS]):
+    if not is_plain(query, key, value, options):
         results: Results = _ops.run_attention(query, key, value, *options, return_weights)
         return results
     bias, sinks = options.bias, options.sinks
@@ -108,7 +114,7 @@ def _attend(query: Any, key: Any, value: Any, options: Options, return_weights: 
     return _core.forward(query, key, value, options, return_weights)
 
 
-def _autocast(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor, Options]:
+def autocast(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor, Options]:
     """Where autocast is on: what torch's own attention casts, in the type that it is cast to."""
     device = query.device.type
     if not torch.is_autocast_enabled(device):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from headway.torch._core import Options
 from headway.torch._dispatch import attend, autocast_active, is_watched
+from headway.torch._mean_weights import attend_for_mean
 from headway.torch._parts import split
 from headway.torch._weights import hide_unseen
 from headway.torch.functional import draw_seed, refuse_keywords, require_tensors
@@ -110,11 +111,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         k, v = self._with_extra_keys(k, v, masks)
 
         dropout = self.dropout if self.training else 0.0
-        joined, weights = _attend(q, k, v, masks.options(q), dropout, need_weights)
+        mean = need_weights and average_attn_weights
+        weights: Tensor | None
+        if mean and dropout == 0.0:
+            joined, weights = attend_for_mean(q, k, v, masks.options(q))
+        else:
+            joined, weights = _attend(q, k, v, masks.options(q), dropout, need_weights)
+            weights = weights.mean(dim=1) if weights is not None and mean else weights
         joined = joined.transpose(1, 2) if length_axis == 1 else joined.permute(2, 0, 1, 3)
         out = F.linear(joined.flatten(-2), self.out_proj.weight, self.out_proj.bias)
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(dim=1)
         if not batched:
             out, weights = out.squeeze(0), None if weights is None else weights.squeeze(0)
         return out, weights

@@ -24,4 +24,6 @@ void map_on_device(const Problem& problem, std::int64_t, std::int64_t, const Rec
   refuse(problem);
 }
 
+void mean_weights_on_device(const Problem& problem, const ConstTensorView&, const TensorView&) { refuse(problem); }
+
 }  // namespace headway

@@ -25,32 +25,37 @@ class MmaWalk {
   // The scratch is last.
   __host__ __device__ static std::size_t walk_bytes(std::int64_t) { return (1 + stages) * tile_bytes + scratch_bytes; }
 
-  __device__ MmaWalk(const Arguments& args, unsigned char* shared)
+  __device__ MmaWalk(const Arguments& args, unsigned char* shared, int tiles = 1 + stages)
       : args_(args),
         queries_(shared),
         keys_(shared + tile_bytes),
-        scratch_(reinterpret_cast<float*>(keys_ + stages * tile_bytes)) {}
+        scratch_(reinterpret_cast<float*>(shared + tiles * tile_bytes)) {}
 
   // Rows [first, first + count) of a head, count up to 64.
   __device__ void start(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count) {
-    b_ = b, h_ = h, first_ = first;
+    h_ = h;
+    start_rows(b, first, count);
+    fill_tile<Depth>(queries_of(h), first_, queries_);
+    ptx::commit_copies();
+    softmax_[0] = softmax_[1] = {};
+  }
+
+  // The same rows of every head.
+  __device__ void start_rows(std::int64_t b, std::int64_t first, std::int64_t count) {
+    b_ = b, first_ = first;
     sequence_ = sequence_of(args_, b);
     range_ = tile_range(args_, sequence_, b, first_, count);
     __syncthreads();  // the tile before has been read
     if (static_cast<int>(threadIdx.x) < mma_rows) {
       ranges()[threadIdx.x] = row_range(args_, sequence_, b, first_ + threadIdx.x);
     }
-    const HalfRows<T> queries(args_.query, b, h, sequence_.query_begin, sequence_.query_count, args_.head_dim);
-    fill_tile<Depth>(queries, first_, queries_);
-    ptx::commit_copies();
-    softmax_[0] = softmax_[1] = {};
   }
 
   // visit(key, scores) for every tile of keys that begins in [begin, end). All threads may use the scratch between two
   // barriers of the visit's own.
   template <class Visit>
   __device__ void walk(const Stage& stage, std::int64_t begin, std::int64_t end, const Visit& visit) {
-    const HalfRows<T> keys(args_.key, b_, h_ / args_.group, sequence_.key_begin, sequence_.key_count, args_.head_dim);
+    const HalfRows<T> keys = keys_of(h_);
     const Modifiers<float> modifiers(args_, sequence_, b_, h_);
     const auto fetch = [&](std::int64_t key, int into) {
       if (key < end) {
@@ -125,6 +130,13 @@ class MmaWalk {
   __device__ static KeyRange* ranges() {
     __shared__ KeyRange ranges[mma_rows];
     return ranges;
+  }
+
+  __device__ HalfRows<T> queries_of(std::int64_t h) const {
+    return {args_.query, b_, h, sequence_.query_begin, sequence_.query_count, args_.head_dim};
+  }
+  __device__ HalfRows<T> keys_of(std::int64_t h) const {
+    return {args_.key, b_, h / args_.group, sequence_.key_begin, sequence_.key_count, args_.head_dim};
   }
 
   // Products become scores, as far as the stage says.

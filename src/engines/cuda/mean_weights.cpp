@@ -1,0 +1,29 @@
+// The mean of the weights over the heads, queued on the call's stream.
+#include "analysis/on_device.h"
+#include "core/text.h"
+#include "engines/cuda/kernels/mean_weights_kernels.h"
+#include "engines/cuda/problem_arguments.h"
+
+namespace headway {
+
+void mean_weights_on_device(const Problem& problem, const ConstTensorView& lse, const TensorView& mean) {
+  using namespace cuda;
+  const int device = problem.query.device().index;
+  const DeviceScope scope(device, problem.operation);
+  auto* stream = static_cast<cudaStream_t>(problem.stream);
+  MeanWeightsArguments arguments{};
+  static_cast<Arguments&>(arguments) = arguments_of(problem);
+  Workspace workspace(lengths_bytes(problem), device, stream, problem.operation);
+  place_lengths(problem, arguments, workspace, stream);
+  arguments.lse = row_values_of(lse);
+  arguments.mean = matrix_of(ConstTensorView(mean).unsqueeze(1));
+  const bool on_tensor_cores = is_half_type(problem.dtype()) && problem.head_dim <= mma_widest;
+  const Launch launch = on_tensor_cores ? mma_mean_weights_launch(arguments, problem.dtype())
+                                        : simt_mean_weights_launch(arguments, problem.dtype());
+  if (launch.tasks > 0) {
+    allow_shared(launch.kernel, launch.shared_bytes, problem.operation);
+    check(launch_mean_weights(launch, arguments, stream), problem.operation, text("launching ", launch.name));
+  }
+}
+
+}  // namespace headway
