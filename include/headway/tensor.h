@@ -103,7 +103,7 @@ class BasicTensorView {
     return static_cast<Pointer>(data_);
   }
 
-  // One element: view.at<float>({0, 2}).
+  // One element, in host memory: view.at<float>({0, 2}).
   template <Element T>
   auto& at(const Dims& index) const {
     return as<T>()[offset(index)];
@@ -135,12 +135,14 @@ extern template class BasicTensorView<const void>;
 using TensorView = BasicTensorView<void>;
 using ConstTensorView = BasicTensorView<const void>;
 
-// Owns contiguous, 64-byte aligned host memory. Moving is free, copying is spelled clone().
+// Owns contiguous memory, 64-byte aligned: host memory, or a CUDA device's. Moving is free, copying is spelled clone().
+// A device's memory is taken and given back in the order of `stream` (a cudaStream_t; null: the default stream), which
+// has to live as long as the tensor; work on other streams has to be done before the tensor goes.
 class Tensor {
  public:
-  Tensor() = default;                                            // shape (0), f32
-  explicit Tensor(const Dims& sizes, DType dtype = DType::f32);  // zeros
-  static Tensor uninitialized(const Dims& sizes, DType dtype);
+  Tensor() = default;  // shape (0), f32, in host memory
+  explicit Tensor(const Dims& sizes, DType dtype = DType::f32, Device device = {}, void* stream = nullptr);  // zeros
+  static Tensor uninitialized(const Dims& sizes, DType dtype, Device device = {}, void* stream = nullptr);
 
   // Tensor::of<float>({2, 2}, {1, 2, 3, 4})
   template <Element T>
@@ -152,15 +154,16 @@ class Tensor {
     return copied_from(values.data(), values.size(), sizes, dtype_of<T>);
   }
 
-  Tensor clone() const;
-  TensorView view() { return {memory_.get(), dtype_, sizes_}; }
-  ConstTensorView view() const { return {memory_.get(), dtype_, sizes_}; }
+  Tensor clone() const;  // on the same device, in the order of the same stream
+  TensorView view() { return {memory_.get(), dtype_, sizes_, device()}; }
+  ConstTensorView view() const { return {memory_.get(), dtype_, sizes_, device()}; }
   operator TensorView() { return view(); }             // NOLINT(google-explicit-constructor)
   operator ConstTensorView() const { return view(); }  // NOLINT(google-explicit-constructor)
 
   void* data() { return memory_.get(); }
   const void* data() const { return memory_.get(); }
   DType dtype() const { return dtype_; }
+  Device device() const { return memory_.get_deleter().device; }
   const Dims& sizes() const { return sizes_; }
   int rank() const { return sizes_.size(); }
   std::int64_t size(int axis) const { return sizes_[axis]; }
@@ -185,6 +188,8 @@ class Tensor {
  private:
   struct Free {
     std::size_t bytes;
+    Device device;
+    void* stream;
     void operator()(void* memory) const noexcept;
   };
   static Tensor copied_from(const void* values, std::size_t count, const Dims& sizes, DType dtype);
@@ -194,9 +199,14 @@ class Tensor {
   DType dtype_ = DType::f32;
 };
 
-// Copies between views of equal sizes, converting the element type (floating to integer truncates).
-void copy(ConstTensorView from, TensorView to);
+// Copies between views of equal sizes, converting the element type (floating to integer truncates; not from one
+// device's memory to a device's). With a device it is queued on `stream`, and waited for where `to` lies in host
+// memory.
+void copy(ConstTensorView from, TensorView to, void* stream = nullptr);
+// The same numbers as another type, in host memory.
 Tensor convert(ConstTensorView from, DType dtype);
+// The same numbers, contiguous, on a device or in host memory (Device{}).
+Tensor copied_to(ConstTensorView from, Device device, void* stream = nullptr);
 
 // The numbers with their shape, long axes shortened as NumPy does.
 std::ostream& operator<<(std::ostream& stream, const ConstTensorView& view);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "core/device_memory.h"
 #include "core/elements.h"
 #include "core/memory.h"
 #include "core/text.h"
@@ -100,6 +101,9 @@ void BasicTensorView<Void>::require_dtype(DType expected) const {
 
 template <class Void>
 std::int64_t BasicTensorView<Void>::offset(const Dims& index) const {
+  if (device_ != Device{}) {
+    throw Unsupported(text("tensor: expected elements in host memory, found them on ", device_));
+  }
   bool inside = index.size() == rank();
   std::int64_t result = 0;
   for (int axis = 0; inside && axis < rank(); ++axis) {
@@ -266,13 +270,21 @@ BasicTensorView<Void> BasicTensorView<Void>::expand(const Dims& sizes) const {
 template class BasicTensorView<void>;
 template class BasicTensorView<const void>;
 
-void Tensor::Free::operator()(void* memory) const noexcept { give_back_memory(memory, bytes); }
+void Tensor::Free::operator()(void* memory) const noexcept {
+  if (device == Device{}) {
+    give_back_memory(memory, bytes);
+  } else {
+    give_back_device_memory(memory, device, stream);
+  }
+}
 
-Tensor Tensor::uninitialized(const Dims& sizes, DType dtype) {
+Tensor Tensor::uninitialized(const Dims& sizes, DType dtype, Device device, void* stream) {
   const auto bytes = static_cast<std::size_t>(checked_elements(sizes, dtype)) * size_of(dtype);
+  const bool in_host_memory = device == Device{};
   Tensor result;
-  result.memory_ = {take_memory(bytes), Free{bytes}};
-  if (result.memory_ == nullptr) {
+  result.memory_ = {in_host_memory ? take_memory(bytes) : take_device_memory(bytes, device, stream),
+                    Free{bytes, device, stream}};
+  if (in_host_memory && result.memory_ == nullptr) {
     throw OutOfMemory(text("tensor: could not allocate ", bytes, " bytes for a ", dtype, " tensor of shape ", sizes));
   }
   result.sizes_ = sizes;
@@ -280,8 +292,14 @@ Tensor Tensor::uninitialized(const Dims& sizes, DType dtype) {
   return result;
 }
 
-Tensor::Tensor(const Dims& sizes, DType dtype) : Tensor(uninitialized(sizes, dtype)) {
-  std::memset(memory_.get(), 0, static_cast<std::size_t>(elements()) * size_of(dtype));
+Tensor::Tensor(const Dims& sizes, DType dtype, Device device, void* stream)
+    : Tensor(uninitialized(sizes, dtype, device, stream)) {
+  const std::size_t bytes = static_cast<std::size_t>(elements()) * size_of(dtype);
+  if (device == Device{}) {
+    std::memset(memory_.get(), 0, bytes);
+  } else {
+    clear_device_memory(memory_.get(), bytes, device, stream);
+  }
 }
 
 Tensor Tensor::copied_from(const void* values, std::size_t count, const Dims& sizes, DType dtype) {
@@ -296,7 +314,7 @@ Tensor Tensor::copied_from(const void* values, std::size_t count, const Dims& si
   return result;
 }
 
-Tensor Tensor::clone() const { return convert(*this, dtype_); }
+Tensor Tensor::clone() const { return copied_to(*this, device(), memory_.get_deleter().stream); }
 
 namespace {
 
@@ -313,17 +331,32 @@ void for_each_pair(const Dims& sizes, const Dims& from, const Dims& to, int axis
   }
 }
 
+// One of them lies on a device; other types go through host memory.
+void copy_with_conversion(const ConstTensorView& from, const TensorView& to, void* stream) {
+  if (from.dtype() == to.dtype()) {
+    return copy_with_device(from, to, stream);
+  }
+  if (from.device() == Device{}) {
+    return copy_with_device(convert(from, to.dtype()), to, stream);
+  }
+  if (to.device() == Device{}) {
+    return copy(copied_to(from, Device{}, stream), to);
+  }
+  throw Unsupported(text("copy: expected one type for memory on ", from.device(), " and ", to.device(), ", found ",
+                         from.dtype(), " and ", to.dtype()));
+}
+
 }  // namespace
 
-void copy(ConstTensorView from, TensorView to) {
+void copy(ConstTensorView from, TensorView to, void* stream) {
   if (from.sizes() != to.sizes()) {
     throw InvalidArgument(text("copy: expected equal shapes, found ", from.sizes(), " and ", to.sizes()));
   }
-  if (from.device() != Device{} || to.device() != Device{}) {
-    throw Unsupported(text("copy: expected host memory, found ", from.device(), " and ", to.device()));
-  }
   if (from.elements() == 0) {
     return;
+  }
+  if (from.device() != Device{} || to.device() != Device{}) {
+    return copy_with_conversion(from, to, stream);
   }
   if (from.dtype() == to.dtype() && from.is_contiguous() && to.is_contiguous()) {
     std::memcpy(to.data(), from.data(), static_cast<std::size_t>(from.elements()) * size_of(from.dtype()));
@@ -339,6 +372,12 @@ void copy(ConstTensorView from, TensorView to) {
                     [&](std::int64_t read, std::int64_t write) { out[write] = converted<Target>(in[read]); });
     });
   });
+}
+
+Tensor copied_to(ConstTensorView from, Device device, void* stream) {
+  Tensor result = Tensor::uninitialized(from.sizes(), from.dtype(), device, stream);
+  copy(from, result, stream);
+  return result;
 }
 
 Tensor convert(ConstTensorView from, DType dtype) {

@@ -88,14 +88,19 @@ cudaMemPool_t pool(int device, std::string_view operation) {
 
 }  // namespace
 
-Workspace::Workspace(std::size_t bytes, int device, cudaStream_t stream, std::string_view operation) : stream_(stream) {
+void* take_from_pool(std::size_t bytes, int device, cudaStream_t stream, std::string_view operation,
+                     std::string_view purpose) {
+  void* memory = nullptr;
   if (bytes > 0) {
-    void* memory = nullptr;
     check(cudaMallocFromPoolAsync(&memory, bytes, pool(device, operation), stream), operation,
-          text("allocating ", bytes, " bytes of workspace on cuda:", device));
-    memory_ = static_cast<std::byte*>(memory);
+          text("allocating ", bytes, " bytes for ", purpose, " on cuda:", device));
   }
+  return memory;
 }
+
+Workspace::Workspace(std::size_t bytes, int device, cudaStream_t stream, std::string_view operation)
+    : stream_(stream),
+      memory_(static_cast<std::byte*>(take_from_pool(bytes, device, stream, operation, "workspace"))) {}
 
 Workspace::~Workspace() {
   if (memory_ != nullptr) {

@@ -1,0 +1,20 @@
+// A device's memory as tensors own and copy it. The CUDA engine's folder defines these; the folder that stands in for
+// it says that it was not built.
+#pragma once
+
+#include <cstddef>
+
+#include "headway/tensor.h"
+
+namespace headway {
+
+// In the order of `stream`. Throws Unsupported, OutOfMemory or DeviceError, with CUDA's own words; null for no bytes.
+void* take_device_memory(std::size_t bytes, Device device, void* stream);
+void give_back_device_memory(void* memory, Device device, void* stream) noexcept;
+void clear_device_memory(void* memory, std::size_t bytes, Device device, void* stream);
+
+// Between views of equal sizes and one type, with elements, of which at least one lies on a device. Waits where `to` is
+// in host memory.
+void copy_with_device(const ConstTensorView& from, const TensorView& to, void* stream);
+
+}  // namespace headway
