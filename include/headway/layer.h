@@ -69,8 +69,16 @@ class MultiHeadAttention {
   // As given, with every 0 replaced by the number that it stands for.
   const MultiHeadAttentionConfig& config() const;
 
+  // Where the parameters are: in host memory, until `to` takes them to a CUDA device or back. Views of them, and what
+  // forward has left for backward, end there. On a device every call takes tensors of that device, queues its work on
+  // AttentionOptions::stream and returns; results are on the device too, and belong to that stream. Projections need
+  // cuBLASLt there; where query, key and value are one tensor they are one product. `stream` orders the copy.
+  Device device() const;
+  void to(Device device, void* stream = nullptr);
+
   // W_q [model_dim, heads*head_dim], W_k [key_dim, kv_heads*head_dim], W_v [value_dim, kv_heads*head_dim],
-  // W_o [heads*head_dim, model_dim], and b_q, b_k, b_v, b_o where the layer has biases; in that order.
+  // W_o [heads*head_dim, model_dim], and b_q, b_k, b_v, b_o where the layer has biases; in that order. On a device W_q,
+  // W_k and W_v may be columns of one matrix.
   std::vector<std::pair<std::string, TensorView>> parameters();
   std::vector<std::pair<std::string, ConstTensorView>> parameters() const;
   TensorView parameter(const std::string& name);

@@ -2,37 +2,53 @@
 #include "core/linear.h"
 
 #include "core/progress.h"
+#include "core/text.h"
 #include "engines/cpu/linear.h"
+#include "engines/cuda/linear.h"
 #include "engines/reference/linear.h"
 
 namespace headway {
 namespace {
 
-// The reference engine's loops are one step.
+// The reference engine's loops are one step, and so is work that is queued.
 template <class Run>
-void in_one_step(const LinearReports& reports, const Run& run) {
-  ProgressMeter meter(reports.operation, reports.progress, 1);
+void in_one_step(const LinearCall& call, const Run& run) {
+  ProgressMeter meter(call.operation, call.progress, 1);
   run();
   meter.advance();
+}
+
+// Tensors on a device have one engine.
+void check_engine(Engine engine, const ConstTensorView& x, const LinearCall& call) {
+  if (engine != Engine::automatic && engine != Engine::cuda) {
+    throw Unsupported(text(call.operation, ": no engine asked for can run this (", name(engine),
+                           ": the tensors are on ", x.device(), ", and it reads host memory only)"));
+  }
 }
 
 }  // namespace
 
 void linear(Engine engine, ConstTensorView x, ConstTensorView weight, const std::optional<ConstTensorView>& bias,
-            TensorView y, const LinearReports& reports) {
-  if (engine == Engine::reference) {
-    in_one_step(reports, [&] { reference::linear(x, weight, bias, y); });
+            TensorView y, const LinearCall& call) {
+  if (x.device() != Device{}) {
+    check_engine(engine, x, call);
+    in_one_step(call, [&] { cuda::linear(x, weight, bias, y, call); });
+  } else if (engine == Engine::reference) {
+    in_one_step(call, [&] { reference::linear(x, weight, bias, y); });
   } else {
-    cpu::linear(x, weight, bias, y, reports);
+    cpu::linear(x, weight, bias, y, call);
   }
 }
 
 void linear_backward(Engine engine, ConstTensorView dy, ConstTensorView x, ConstTensorView weight,
-                     const LinearGradients& gradients, const LinearReports& reports) {
-  if (engine == Engine::reference) {
-    in_one_step(reports, [&] { reference::linear_backward(dy, x, weight, gradients); });
+                     const LinearGradients& gradients, const LinearCall& call) {
+  if (x.device() != Device{}) {
+    check_engine(engine, x, call);
+    in_one_step(call, [&] { cuda::linear_backward(dy, x, weight, gradients, call); });
+  } else if (engine == Engine::reference) {
+    in_one_step(call, [&] { reference::linear_backward(dy, x, weight, gradients); });
   } else {
-    cpu::linear_backward(dy, x, weight, gradients, reports);
+    cpu::linear_backward(dy, x, weight, gradients, call);
   }
 }
 

@@ -141,7 +141,12 @@ Tensor take_parameter(const Reader& reader, const ParameterSpec& spec, DType dty
 }  // namespace
 
 void MultiHeadAttention::save(const std::filesystem::path& path, bool overwrite) const {
-  const auto named = parameters();
+  // What a file is written from lies in host memory.
+  std::optional<Parameters> copied;
+  if (device() != Device{}) {
+    copied = state_->parameters.copied_to(Device{}, nullptr);
+  }
+  const Parameters::Named& named = (copied ? *copied : state_->parameters).views();
   save_safetensors(path, {named.begin(), named.end()}, metadata_of(state_->config), {.overwrite = overwrite});
 }
 
@@ -151,7 +156,7 @@ MultiHeadAttention MultiHeadAttention::load(const std::filesystem::path& path) {
   auto state = std::make_unique<State>();
   state->config = read_config(reader);
   for (const ParameterSpec& spec : parameter_specs(state->config)) {
-    state->parameters.emplace_back(spec.name, take_parameter(reader, spec, state->config.dtype, file.tensors));
+    state->parameters.add(spec.name, take_parameter(reader, spec, state->config.dtype, file.tensors));
   }
   if (!file.tensors.empty()) {
     reader.refuse("found an unexpected tensor \"", Reader::shortened(file.tensors.begin()->first), "\"");

@@ -15,13 +15,15 @@ template <class... Parts>
 }
 
 // Type, device and alignment: what reading an element relies on.
-void check_storage(std::string_view operation, const char* name, ConstTensorView view, DType dtype) {
+void check_storage(std::string_view operation, const char* name, ConstTensorView view,
+                   const MultiHeadAttention& layer) {
+  const DType dtype = layer.config().dtype;
   if (view.dtype() != dtype) {
     throw TypeMismatch(
         text(operation, ": ", name, " has type ", view.dtype(), ", the layer's parameters have ", dtype));
   }
-  if (view.device() != Device{}) {
-    throw Unsupported(text(operation, ": ", name, " is on ", view.device(), ", the layer's parameters are on cpu"));
+  if (view.device() != layer.device()) {
+    refuse(operation, name, " is on ", view.device(), ", the layer's parameters are on ", layer.device());
   }
   if (reinterpret_cast<std::uintptr_t>(view.data()) % size_of(dtype) != 0) {
     refuse(operation, name, " must be aligned to its element's ", size_of(dtype), " bytes, found address ",
@@ -96,11 +98,12 @@ Dims callers(const LayerInputs& inputs, const Dims& sizes) {
 
 }  // namespace
 
-LayerInputs checked_inputs(std::string_view operation, const MultiHeadAttentionConfig& config, ConstTensorView queries,
+LayerInputs checked_inputs(std::string_view operation, const MultiHeadAttention& layer, ConstTensorView queries,
                            ConstTensorView keys, ConstTensorView values) {
-  check_storage(operation, "queries", queries, config.dtype);
-  check_storage(operation, "keys", keys, config.dtype);
-  check_storage(operation, "values", values, config.dtype);
+  const MultiHeadAttentionConfig& config = layer.config();
+  check_storage(operation, "queries", queries, layer);
+  check_storage(operation, "keys", keys, layer);
+  check_storage(operation, "values", values, layer);
   check_ranks(operation, queries, keys, values);
   check_width(operation, "queries", queries, "model_dim", config.model_dim);
   check_width(operation, "keys", keys, "key_dim", config.key_dim);
@@ -144,11 +147,12 @@ void check_option_gradients(const MultiHeadAttention& layer, const LayerInputs& 
   check_disjoint("MultiHeadAttention::backward", "the sinks gradient", gradients.sinks, layer, inputs);
 }
 
-ConstTensorView checked_grad_output(const MultiHeadAttentionConfig& config, const LayerInputs& inputs,
+ConstTensorView checked_grad_output(const MultiHeadAttention& layer, const LayerInputs& inputs,
                                     ConstTensorView grad_output) {
   constexpr std::string_view operation = "MultiHeadAttention::backward";
-  check_storage(operation, "grad_output", grad_output, config.dtype);
-  check_sizes(operation, "grad_output", grad_output, callers_sizes(inputs, inputs.queries.size(1), config.model_dim));
+  check_storage(operation, "grad_output", grad_output, layer);
+  check_sizes(operation, "grad_output", grad_output,
+              callers_sizes(inputs, inputs.queries.size(1), layer.config().model_dim));
   return with_batch(grad_output, inputs.batched);
 }
 

@@ -15,7 +15,7 @@ View with_batch(const View& view, bool batched) {
 }
 
 // Rank, type, width, lengths and storage of the three inputs. `operation` begins every error text.
-LayerInputs checked_inputs(std::string_view operation, const MultiHeadAttentionConfig& config, ConstTensorView queries,
+LayerInputs checked_inputs(std::string_view operation, const MultiHeadAttention& layer, ConstTensorView queries,
                            ConstTensorView keys, ConstTensorView values);
 
 // The options and outputs as attention wants them for [B,H,S,hd]. Their contents are attention's to check.
@@ -26,7 +26,7 @@ void check_option_gradients(const MultiHeadAttention& layer, const LayerInputs& 
                             const OptionGradients& gradients);
 
 // grad_output in the shape and type of y; [B,Sq,model_dim].
-ConstTensorView checked_grad_output(const MultiHeadAttentionConfig& config, const LayerInputs& inputs,
+ConstTensorView checked_grad_output(const MultiHeadAttention& layer, const LayerInputs& inputs,
                                     ConstTensorView grad_output);
 
 // The caller's shape of a [B,S,width] tensor.

@@ -25,27 +25,36 @@ struct StageFlops {
     attention = 4 * queries * number(inputs.keys.size(1)) * query_width;
   }
 
+  // Of the projections of these letters, of q, k and v.
+  double of(std::string_view letters) const {
+    double sum = 0;
+    for (const char letter : letters) {
+      sum += letter == 'q' ? query : letter == 'k' ? key : value;
+    }
+    return sum;
+  }
+
   double projections() const { return query + key + value + output; }
 };
 
-// Hands each stage the caller's progress, cut to its share. The callback must outlive it.
+// Hands each stage the caller's progress, cut to its share. The options must outlive it.
 class Stages {
  public:
-  Stages(std::string_view operation, const Progress& progress, double flops)
-      : operation_(operation), progress_(progress), flops_(flops) {}
+  Stages(std::string_view operation, const AttentionOptions& options, double flops)
+      : operation_(operation), options_(options), flops_(flops) {}
 
   Progress next(double flops) {
     const double begin = share();
     done_ += flops;
-    return part_of(progress_, begin, share());
+    return part_of(options_.progress, begin, share());
   }
-  LinearReports next_linear(double flops) { return {operation_, next(flops)}; }
+  LinearCall next_linear(double flops) { return {operation_, next(flops), options_.stream, options_.batch_invariant}; }
 
  private:
   double share() const { return flops_ > 0 ? done_ / flops_ : 0; }
 
   std::string_view operation_;
-  const Progress& progress_;
+  const AttentionOptions& options_;
   double flops_;
   double done_ = 0;
 };

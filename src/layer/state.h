@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "headway/layer.h"
+#include "layer/parameters.h"
 
 namespace headway {
 
@@ -18,8 +19,9 @@ struct LayerInputs {
 
 // What the forward pass computes on its way to y.
 struct Activations {
-  Tensor q, k, v;  // [B,Sq,H*hd], [B,Sk,Hkv*hd] twice
-  Tensor context;  // attention's output, heads side by side: [B,Sq,H*hd]
+  std::vector<Tensor> memory;  // of q, k and v
+  TensorView q, k, v;          // [B,Sq,H*hd], [B,Sk,Hkv*hd] twice
+  Tensor context;              // attention's output, heads side by side: [B,Sq,H*hd]
 };
 
 struct Remembered {
@@ -30,8 +32,9 @@ struct Remembered {
 };
 
 struct MultiHeadAttention::State {
-  MultiHeadAttentionConfig config;                         // resolved
-  std::vector<std::pair<std::string, Tensor>> parameters;  // in the order of parameter_specs(config)
+  MultiHeadAttentionConfig config;  // resolved
+  Device device;                    // of the parameters
+  Parameters parameters;
   std::optional<Remembered> remembered;
 };
 

@@ -414,7 +414,7 @@ Trace trace(ConstTensorView query, ConstTensorView key, ConstTensorView value, c
 
 Trace trace(const MultiHeadAttention& layer, ConstTensorView queries, ConstTensorView keys, ConstTensorView values,
             const AttentionOptions& options, TraceRequest request) {
-  checked_inputs("trace", layer.config(), queries, keys, values);
+  checked_inputs("trace", layer, queries, keys, values);
   request.heads = layer.config().heads;
   request.kv_heads = layer.config().kv_heads;
   for (const auto& [name, parameter] : layer.parameters()) {

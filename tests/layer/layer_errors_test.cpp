@@ -94,7 +94,7 @@ TEST(LayerErrors, inputs_of_another_type_or_device_are_refused) {
   expect_refused<TypeMismatch>(layer, x, wide, x, "keys has type f64, the layer's parameters have f32");
   expect_refused<TypeMismatch>(layer, integers, x, x, "queries has type i64, the layer's parameters have f32");
   const ConstTensorView on_gpu(x.data(), DType::f32, {2, 3, 8}, {DeviceType::cuda, 1});
-  expect_refused<Unsupported>(layer, x, x, on_gpu, "values is on cuda:1, the layer's parameters are on cpu");
+  expect_refused<InvalidArgument>(layer, x, x, on_gpu, "values is on cuda:1, the layer's parameters are on cpu");
 }
 
 TEST(LayerErrors, misaligned_inputs_are_refused) {

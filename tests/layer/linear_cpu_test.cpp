@@ -363,10 +363,10 @@ TEST(LinearCpu, reports_growing_shares_and_stops_when_told) {
   const Shape shape{1, 600, 100, 200};
   Tensors t = make_tensors(shape, DType::f32, Layout::contiguous, Layout::contiguous, 37);
   std::vector<double> shares;
-  LinearReports reports{"a layer", [&](double share) {
-                          shares.push_back(share);
-                          return true;
-                        }};
+  LinearCall reports{"a layer", [&](double share) {
+                       shares.push_back(share);
+                       return true;
+                     }};
   const ConstTensorView x = t.x.view(), weight = t.weight.view(), dy = t.dy.view();
   linear(Engine::automatic, x, weight, std::nullopt, t.y.view(), reports);
   ASSERT_FALSE(shares.empty());

@@ -51,11 +51,11 @@ std::int64_t row_count(ConstTensorView batch) { return batch.size(1) == 0 ? 0 : 
 
 class Product {
  public:
-  Product(const GemmArgs& args, DType dtype, const LinearReports& reports, bool skip_zero_rows = false)
+  Product(const GemmArgs& args, DType dtype, const LinearCall& call, bool skip_zero_rows = false)
       : args_(args),
         kernel_(chosen_kernels().gemm[static_cast<int>(storage_of(dtype))]),
         dtype_(dtype),
-        reports_(reports),
+        call_(call),
         skip_zero_rows_(skip_zero_rows) {
     const double work = static_cast<double>(args.depth) * static_cast<double>(args.columns) *
                         (2.0 * static_cast<double>(args.rows) + 2.0 * bytes_as_rows);
@@ -132,7 +132,7 @@ class Product {
       columns = ceil_div(columns / 2, width) * width;
     }
     const std::int64_t row_tasks = ceil_div(args_.columns, columns);
-    SharedProgress progress(reports_.operation, reports_.progress, tasks());
+    SharedProgress progress(call_.operation, call_.progress, tasks());
     parallel_for(tasks(), threads_, [&](std::int64_t task, int worker) {
       GemmArgs args = args_;
       args.row_begin = task / row_tasks * rows;
@@ -149,14 +149,14 @@ class Product {
   GemmArgs args_;
   const GemmKernel& kernel_;
   const DType dtype_;
-  const LinearReports& reports_;
+  const LinearCall& call_;
   const bool skip_zero_rows_;
   int threads_ = 1;
 };
 
 // dW = x^T dy, or db = 1^T dy with an x that is 1 everywhere.
 void sum_over_rows(ItemRows<const void> x, ConstTensorView dy, ItemRows<void> out, std::int64_t rows,
-                   const LinearReports& reports, bool skip_zero_rows) {
+                   const LinearCall& call, bool skip_zero_rows) {
   GemmArgs args;
   args.left = x;
   args.left_transposed = true;
@@ -165,13 +165,13 @@ void sum_over_rows(ItemRows<const void> x, ConstTensorView dy, ItemRows<void> ou
   args.rows = rows;
   args.columns = dy.size(2);
   args.depth = row_count(dy);
-  Product(args, dy.dtype(), reports, skip_zero_rows).run();
+  Product(args, dy.dtype(), call, skip_zero_rows).run();
 }
 
 }  // namespace
 
 void linear(ConstTensorView x, ConstTensorView weight, const std::optional<ConstTensorView>& bias, TensorView y,
-            const LinearReports& reports) {
+            const LinearCall& call) {
   GemmArgs args;
   args.left = rows_of(x);
   args.right = matrix_rows(weight);
@@ -183,11 +183,11 @@ void linear(ConstTensorView x, ConstTensorView weight, const std::optional<Const
     args.bias = bias->data();
     args.bias_stride = bias->stride(0);
   }
-  Product(args, x.dtype(), reports).run();
+  Product(args, x.dtype(), call).run();
 }
 
 void linear_backward(ConstTensorView dy, ConstTensorView x, ConstTensorView weight, const LinearGradients& gradients,
-                     const LinearReports& reports) {
+                     const LinearCall& call) {
   // dx and dW cost the same, db next to nothing.
   const double half = gradients.dx && gradients.dweight ? 0.5 : gradients.dx ? 1.0 : 0.0;
   if (gradients.dx) {
@@ -198,7 +198,7 @@ void linear_backward(ConstTensorView dy, ConstTensorView x, ConstTensorView weig
     args.rows = row_count(dy);
     args.columns = weight.size(0);
     args.depth = weight.size(1);
-    Product(args, dy.dtype(), {reports.operation, part_of(reports.progress, 0, half)}).run();
+    Product(args, dy.dtype(), {.operation = call.operation, .progress = part_of(call.progress, 0, half)}).run();
   }
   if (gradients.dbias) {
     with_float_type(dy.dtype(), [&](auto type) {
@@ -209,7 +209,7 @@ void linear_backward(ConstTensorView dy, ConstTensorView x, ConstTensorView weig
   }
   if (gradients.dweight) {
     sum_over_rows(rows_of(x), dy, matrix_rows(*gradients.dweight), weight.size(0),
-                  {reports.operation, part_of(reports.progress, half, 1)}, true);
+                  {.operation = call.operation, .progress = part_of(call.progress, half, 1)}, true);
   }
 }
 

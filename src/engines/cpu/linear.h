@@ -13,8 +13,8 @@
 namespace headway::cpu {
 
 void linear(ConstTensorView x, ConstTensorView weight, const std::optional<ConstTensorView>& bias, TensorView y,
-            const LinearReports& reports = {});
+            const LinearCall& call = {});
 void linear_backward(ConstTensorView dy, ConstTensorView x, ConstTensorView weight, const LinearGradients& gradients,
-                     const LinearReports& reports = {});
+                     const LinearCall& call = {});
 
 }  // namespace headway::cpu

@@ -50,6 +50,7 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
+  void* data() const { return memory_; }
   // The next piece, 256-byte aligned. The pieces must fit into what was asked for, each rounded up to 256.
   void* take(std::size_t bytes);
   template <class T>
