@@ -66,41 +66,83 @@ const DeviceProperties& device_properties(int device) {
 
 namespace {
 
-// One pool a device, never destroyed: a stream may still give memory back while the process ends.
-cudaMemPool_t pool(int device, std::string_view operation) {
-  static std::mutex mutex;
-  static std::vector<cudaMemPool_t>& pools =
-      *new std::vector<cudaMemPool_t>(static_cast<std::size_t>(device_count()), nullptr);
-  const std::lock_guard lock(mutex);
-  cudaMemPool_t& one = pools[static_cast<std::size_t>(device)];
+// What a pool keeps when it has nothing to do: of workspace little, since other libraries need memory too; of tensors
+// all, since taking memory from the system costs milliseconds, after every wait for the device anew.
+std::uint64_t kept_bytes(MemoryFor purpose) {
+  return purpose == MemoryFor::workspace ? std::uint64_t{256} << 20 : ~std::uint64_t{0};
+}
+
+// Two pools a device, never destroyed: a stream may still give memory back while the process ends.
+struct Pools {
+  cudaMemPool_t of[2] = {nullptr, nullptr};
+};
+Pools& pools_of(int device) {
+  static std::vector<Pools>& all = *new std::vector<Pools>(static_cast<std::size_t>(device_count()));
+  return all[static_cast<std::size_t>(device)];
+}
+
+std::mutex& pool_mutex() {
+  static std::mutex& mutex = *new std::mutex;
+  return mutex;
+}
+
+cudaMemPool_t pool(int device, MemoryFor purpose, std::string_view operation) {
+  const std::lock_guard lock(pool_mutex());
+  cudaMemPool_t& one = pools_of(device).of[static_cast<int>(purpose)];
   if (one == nullptr) {
     cudaMemPoolProps properties{};
     properties.allocType = cudaMemAllocationTypePinned;
     properties.location = {cudaMemLocationTypeDevice, device};
     cudaMemPool_t made = nullptr;
-    check(cudaMemPoolCreate(&made, &properties), operation, "creating the workspace's memory pool");
-    std::uint64_t keep = std::uint64_t{256} << 20;
-    check(cudaMemPoolSetAttribute(made, cudaMemPoolAttrReleaseThreshold, &keep), operation, "setting up the workspace");
+    check(cudaMemPoolCreate(&made, &properties), operation, "creating a memory pool");
+    std::uint64_t keep = kept_bytes(purpose);
+    check(cudaMemPoolSetAttribute(made, cudaMemPoolAttrReleaseThreshold, &keep), operation, "setting up a memory pool");
     one = made;
   }
   return one;
 }
 
+// Gives the system what both pools keep and nobody uses; false where that cannot be waited for.
+bool release_kept(int device, cudaStream_t stream) {
+  cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &capturing) != cudaSuccess || capturing != cudaStreamCaptureStatusNone ||
+      cudaStreamSynchronize(stream) != cudaSuccess) {
+    return false;
+  }
+  const std::lock_guard lock(pool_mutex());
+  for (cudaMemPool_t one : pools_of(device).of) {
+    if (one != nullptr) {
+      cudaMemPoolTrimTo(one, 0);
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 void* take_from_pool(std::size_t bytes, int device, cudaStream_t stream, std::string_view operation,
-                     std::string_view purpose) {
+                     MemoryFor purpose) {
   void* memory = nullptr;
-  if (bytes > 0) {
-    check(cudaMallocFromPoolAsync(&memory, bytes, pool(device, operation), stream), operation,
-          text("allocating ", bytes, " bytes for ", purpose, " on cuda:", device));
+  if (bytes == 0) {
+    return memory;
   }
+  cudaMemPool_t from = pool(device, purpose, operation);
+  cudaError_t result = cudaMallocFromPoolAsync(&memory, bytes, from, stream);
+  if (result == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    if (release_kept(device, stream)) {
+      result = cudaMallocFromPoolAsync(&memory, bytes, from, stream);
+    }
+  }
+  check(result, operation,
+        text("allocating ", bytes, " bytes for ", purpose == MemoryFor::workspace ? "workspace" : "a tensor",
+             " on cuda:", device));
   return memory;
 }
 
 Workspace::Workspace(std::size_t bytes, int device, cudaStream_t stream, std::string_view operation)
     : stream_(stream),
-      memory_(static_cast<std::byte*>(take_from_pool(bytes, device, stream, operation, "workspace"))) {}
+      memory_(static_cast<std::byte*>(take_from_pool(bytes, device, stream, operation, MemoryFor::workspace))) {}
 
 Workspace::~Workspace() {
   if (memory_ != nullptr) {

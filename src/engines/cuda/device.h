@@ -37,9 +37,9 @@ struct DeviceProperties {
 int device_count();  // 0 without a driver or a device
 const DeviceProperties& device_properties(int device);
 
-// Device memory in stream order, from the library's own pool; null for no bytes. cudaFreeAsync gives it back.
-void* take_from_pool(std::size_t bytes, int device, cudaStream_t stream, std::string_view operation,
-                     std::string_view purpose);
+// Device memory in stream order, from a pool of the library's own; null for no bytes. cudaFreeAsync gives it back.
+enum class MemoryFor : std::uint8_t { workspace, tensors };
+void* take_from_pool(std::size_t bytes, int device, cudaStream_t stream, std::string_view operation, MemoryFor purpose);
 
 // The same for a scope: taken from a pool of the library's own that keeps what it has, given back on the
 // stream when the scope ends. No synchronisation, and legal while a stream is captured into a graph.

@@ -61,7 +61,8 @@ void copy_bytes(const ConstTensorView& from, const TensorView& to, cudaStream_t 
 void* take_device_memory(std::size_t bytes, Device device, void* stream) {
   cuda::require_device(device, "tensor");
   const cuda::DeviceScope scope(device.index, "tensor");
-  return cuda::take_from_pool(bytes, device.index, static_cast<cudaStream_t>(stream), "tensor", "a tensor");
+  return cuda::take_from_pool(bytes, device.index, static_cast<cudaStream_t>(stream), "tensor",
+                              cuda::MemoryFor::tensors);
 }
 
 void give_back_device_memory(void* memory, Device, void* stream) noexcept {

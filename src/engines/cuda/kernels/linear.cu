@@ -62,10 +62,12 @@ class ProductTile {
   // For all threads alike.
   __device__ bool holds_nan() const {
     bool found = false;
-    for (int at = static_cast<int>(threadIdx.x); at < tile * tile; at += threads) {
+#pragma unroll
+    for (int x = 0; x < tile * tile / threads; ++x) {
+      const int at = static_cast<int>(threadIdx.x) + x * threads;
       const std::int64_t row = first_row_ + at / tile, column = first_column_ + at % tile;
-      found =
-          found || (row < args_.rows && column < args_.columns && is_nan(*element_of<T>(args_.product, row, column)));
+      const bool inside = row < args_.rows && column < args_.columns;
+      found |= is_nan(inside ? *element_of<T>(args_.product, row, column) : T{});
     }
     return __syncthreads_or(found) != 0;
   }
@@ -76,7 +78,7 @@ class ProductTile {
     for (int k = warp; k < depth_step && step + k < args_.depth; k += threads / 32) {
       bool any = false;
       for (std::int64_t n = lane; n < args_.columns; n += 32) {
-        any = any || number<Real>(*element_of<T>(args_.b, step + k, n)) != 0;
+        any |= number<Real>(*element_of<T>(args_.b, step + k, n)) != 0;
       }
       any = __any_sync(0xffffffffu, any);
       if (lane == 0) {
@@ -201,6 +203,7 @@ __global__ void __launch_bounds__(threads)
   const std::int64_t step = std::int64_t{gridDim.x} * threads;
   for (std::int64_t c = std::int64_t{blockIdx.x} * threads + threadIdx.x; c < columns; c += step) {
     RealOf<T> total = 0;
+#pragma unroll 16
     for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
       total += partial[chunk * columns + c];
     }
