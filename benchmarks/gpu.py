@@ -335,7 +335,7 @@ def main() -> None:
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     headway = Headway(arguments.library)
     results = forward_rows(headway) + option_rows(headway) + decode_rows(headway)
-    results += backward_rows(headway) + backward_option_rows(headway) + layer_rows(milliseconds)
+    results += backward_rows(headway) + backward_option_rows(headway) + layer_rows(milliseconds, arguments.library)
     arguments.results.mkdir(parents=True, exist_ok=True)
     stem = f"gpu-{datetime.date.today()}-{about['name'].replace(' ', '-').lower()}"
     record = {"date": str(datetime.date.today()), "machine": about, "results": results}
