@@ -97,6 +97,16 @@ TEST(LayerErrors, inputs_of_another_type_or_device_are_refused) {
   expect_refused<InvalidArgument>(layer, x, x, on_gpu, "values is on cuda:1, the layer's parameters are on cpu");
 }
 
+TEST(LayerErrors, a_device_that_is_not_there_is_refused_and_the_layer_stays) {
+  MultiHeadAttention layer({.model_dim = 8, .heads = 2});
+  const std::string found = error_text<Unsupported>([&] { layer.to({DeviceType::cuda, 99}); });
+  EXPECT_EQ(found.rfind("tensor: ", 0), 0u) << found;
+  EXPECT_NE(found.find("cuda:99"), std::string::npos) << found;
+  EXPECT_EQ(layer.device(), Device{});
+  const Tensor x({2, 3, 8});
+  EXPECT_EQ(layer.infer(x, x, x).sizes(), x.sizes());
+}
+
 TEST(LayerErrors, misaligned_inputs_are_refused) {
   MultiHeadAttention layer({.model_dim = 8, .heads = 2});
   const Tensor x({3, 8});

@@ -66,8 +66,8 @@ const DeviceProperties& device_properties(int device) {
 
 namespace {
 
-// What a pool keeps when it has nothing to do: of workspace little, since other libraries need memory too; of tensors
-// all, since taking memory from the system costs milliseconds, after every wait for the device anew.
+// What a pool keeps when the device has been waited for: of workspace little, since other libraries need memory too; of
+// tensors all, or every step of a training would take its memory from the system anew.
 std::uint64_t kept_bytes(MemoryFor purpose) {
   return purpose == MemoryFor::workspace ? std::uint64_t{256} << 20 : ~std::uint64_t{0};
 }
