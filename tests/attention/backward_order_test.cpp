@@ -28,11 +28,10 @@ std::vector<std::vector<Addition>> additions(const BackwardSequence& sequence) {
     const BackwardChunk chunk(sequence, member);
     std::vector<Addition>& own = all.emplace_back();
     const auto add = [&](int key_tile, bool second) {
-      BackwardWalk walk(sequence, chunk, key_tile, second);
-      BackwardRanks ranks(sequence, chunk, key_tile, second);
-      for (int steps = walk.steps(); steps > 0; --steps, walk.advance()) {
-        const BackwardPosition at = walk.position();
-        own.push_back({{at.head, at.tile}, ranks.rank(at, walk.wrapped())});
+      const BackwardWalk walk(sequence, chunk, key_tile, second);
+      for (int step = 0; step < walk.steps(); ++step) {
+        const BackwardPosition at = walk.position(step);
+        own.push_back({{at.head, at.tile}, walk.rank(step, [&](int tile) { return walk.start_of(tile); })});
       }
     };
     add(triangle ? sequence.seen_tiles() - 1 - member : member, false);

@@ -388,7 +388,6 @@ __device__ __forceinline__ void init_backward_barriers(Memory& memory) {
   };
   init(memory.keys_full, 1);
   init(memory.keys_empty, consumer_warps);
-  init(memory.added, 1);
   for (int slot = 0; slot < 2; ++slot) {
     init(memory.queries_full[slot], 1);
     init(memory.queries_empty[slot], consumer_warps + guard_warps);
@@ -410,6 +409,7 @@ template <class Half, int head_dim, HopperBackwardVariant variant>
 __global__ __launch_bounds__(HopperBackwardTile::threads,
                              1) void hopper_backward(const __grid_constant__ HopperBackwardArguments args) {
   using Memory = HopperBackwardMemory<head_dim, variant>;
+  static_assert(sizeof(Memory) <= 227 * 1024);  // what a block may have
   extern __shared__ __align__(tile_alignment) std::uint8_t dynamic_shared[];
   auto& memory = *reinterpret_cast<Memory*>(dynamic_shared);
   const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
@@ -421,8 +421,8 @@ __global__ __launch_bounds__(HopperBackwardTile::threads,
   __syncthreads();
   if (group == 0) {
     ptx::lower_registers<HopperBackwardTile::producer_registers>();
-    if (warp == 0 && lane == 0) {
-      HopperBackwardProducer<head_dim, variant>(args, memory).run();
+    if (warp == 0) {
+      HopperBackwardProducer<head_dim, variant>(args, memory, lane).run();
     } else if (warp == 1 && lane == 0) {
       HopperBackwardAdder<head_dim, variant>(args, memory).run();
     } else if (warp >= 2) {

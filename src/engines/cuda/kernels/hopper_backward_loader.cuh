@@ -17,6 +17,7 @@ class BackwardLoader {
   __device__ __forceinline__ BackwardLoader(const HopperBackwardArguments& args, Memory& memory)
       : args_(args), memory_(memory), shared_(memory) {}
 
+  __device__ __forceinline__ std::uint32_t slot() const { return post_.slot; }
   __device__ __forceinline__ BackwardPost& post() { return memory_.posts[post_.slot]; }
 
   // Another key tile of the same kv head as the last post.
@@ -37,6 +38,7 @@ class BackwardLoader {
     post.key_begin = static_cast<int>(sequence.key_begin);
     post.key_count = static_cast<int>(sequence.key_count);
     post.first_tile = static_cast<int>(args_.first_tile(batch, sequence.query_begin, tile.queries));
+    batch_ = batch;
     query_begin_ = static_cast<int>(sequence.query_begin);
     post.sequence = sequence_order(args_, sequence, batch, tile.row_bits(), tile.key_bits());
   }
@@ -45,10 +47,17 @@ class BackwardLoader {
     ptx::barrier_wait(shared_.of(offsetof(Memory, post_empty), post_.slot), post_.parity ^ 1);
   }
 
+  // Until all are done with all posts.
+  __device__ __forceinline__ void wait_for_posts() {
+    wait_for_post();
+    PostPosition last = post_;
+    last.advance();
+    ptx::barrier_wait(shared_.of(offsetof(Memory, post_empty), last.slot), last.parity ^ 1);
+  }
+
   __device__ __forceinline__ void publish_post() {
     ptx::barrier_arrive(shared_.of(offsetof(Memory, post_full), post_.slot));
     post_.advance();
-    ++posts_;
   }
 
   __device__ __forceinline__ void post_tile(BackwardPost& post, int key_tile, int steps) {
@@ -68,12 +77,16 @@ class BackwardLoader {
     ptx::barrier_arrive(shared_.of(offsetof(Memory, queries_full), stage_.slot));
   }
 
-  __device__ __forceinline__ int posts() const { return posts_; }
   __device__ __forceinline__ void advance() { stage_.advance(); }
 
-  __device__ __forceinline__ int tile_of(const BackwardPost& post, BackwardPosition at) const {
+  __device__ __forceinline__ BackwardStep step_at(const BackwardPost& post, int key_tile, BackwardPosition at,
+                                                  bool first, bool last) const {
     const int head = post.kv_head * post.sequence.group + at.head;
-    return post.first_tile + head * static_cast<int>(args_.tiles_a_head) + at.tile;
+    const bool edge = Memory::edges_everywhere || post.sequence.is_edge(at.tile, key_tile);
+    const int flags =
+        (edge ? BackwardStep::edge : 0) | (first ? BackwardStep::first : 0) | (last ? BackwardStep::last : 0);
+    return {head, at.tile * tile.queries, flags,
+            post.first_tile + head * static_cast<int>(args_.tiles_a_head) + at.tile};
   }
 
   __device__ __forceinline__ void load_keys(const BackwardPost& post) {
@@ -88,42 +101,30 @@ class BackwardLoader {
                            post.batch, full);
   }
 
-  __device__ __forceinline__ void load_queries(const BackwardPost& post, BackwardPosition position, bool first,
-                                               bool last) {
+  // Of the sequence described last.
+  __device__ __forceinline__ void load_queries(const BackwardStep& step) {
     const std::uint32_t full = shared_.of(offsetof(Memory, queries_full), stage_.slot);
     ptx::barrier_wait(shared_.of(offsetof(Memory, queries_empty), stage_.slot), stage_.parity ^ 1);
-    const int head = post.kv_head * post.sequence.group + position.head;
-    const int row = position.tile * tile.queries;
-    const bool edge = Memory::edges_everywhere || post.sequence.is_edge(position.tile, post.key_tile);
-    BackwardStep& step = memory_.steps[stage_.slot];
-    step.head = head;
-    step.row = row;
-    step.flags = (edge ? BackwardStep::edge : 0) | (first ? BackwardStep::first : 0) | (last ? BackwardStep::last : 0);
+    memory_.steps[stage_.slot] = step;
     ptx::barrier_expect_bytes(full, tile.query_bytes() + tile.queries * 4);
     copy_panels<tile.queries>(shared_.of(offsetof(Memory, queries), stage_.slot, tile.query_bytes()), &args_.query_map,
-                              args_.query_steps, query_begin_ + row, head, post.batch, full);
+                              args_.query_steps, query_begin_ + step.row, step.head, batch_, full);
     ptx::bulk_load(shared_.of(offsetof(Memory, lse), stage_.slot, tile.queries * 4),
-                   rows_of(args_.tile_lse, post, position), tile.queries * 4, full);
+                   args_.tile_lse + std::int64_t{step.tile} * tile.queries, tile.queries * 4, full);
   }
 
-  __device__ __forceinline__ void load_grad_outs(const BackwardPost& post, BackwardPosition position) {
+  __device__ __forceinline__ void load_grad_outs(const BackwardStep& step) {
     const std::uint32_t full = shared_.of(offsetof(Memory, grad_outs_full), stage_.slot);
     ptx::barrier_wait(shared_.of(offsetof(Memory, grad_outs_empty), stage_.slot), stage_.parity ^ 1);
-    const int head = post.kv_head * post.sequence.group + position.head;
     ptx::barrier_expect_bytes(full, tile.query_bytes() + tile.queries * 4);
     copy_panels<tile.queries>(shared_.of(offsetof(Memory, grad_outs), stage_.slot, tile.query_bytes()),
-                              &args_.grad_out_map, args_.grad_out_steps, query_begin_ + position.tile * tile.queries,
-                              head, post.batch, full);
+                              &args_.grad_out_map, args_.grad_out_steps, query_begin_ + step.row, step.head, batch_,
+                              full);
     ptx::bulk_load(shared_.of(offsetof(Memory, delta), stage_.slot, tile.queries * 4),
-                   rows_of(args_.tile_delta, post, position), tile.queries * 4, full);
+                   args_.tile_delta + std::int64_t{step.tile} * tile.queries, tile.queries * 4, full);
   }
 
  private:
-  __device__ __forceinline__ const float* rows_of(const float* values, const BackwardPost& post,
-                                                  BackwardPosition at) const {
-    return values + std::int64_t{tile_of(post, at)} * tile.queries;
-  }
-
   template <int rows>
   __device__ __forceinline__ void copy_panels(std::uint32_t shared, const CUtensorMap* map, MapSteps steps, int row,
                                               int head, int batch, std::uint32_t barrier) {
@@ -140,8 +141,7 @@ class BackwardLoader {
   StagePosition stage_;
   PostPosition post_;
   std::uint32_t keys_parity_ = 0;
-  int posts_ = 0;
-  int query_begin_ = 0;
+  int batch_ = 0, query_begin_ = 0;
 };
 
 }  // namespace headway::cuda

@@ -100,10 +100,6 @@ struct BackwardSequence {
 // A step of a walk: the query head of the group and the query tile.
 struct BackwardPosition {
   int head = 0, tile = 0;
-
-  HEADWAY_HOST_DEVICE bool is_after(BackwardPosition other) const {
-    return head != other.head ? head > other.head : tile > other.tile;
-  }
 };
 
 // The key tiles of one chunk of a team, those taken first and those taken second.
@@ -131,125 +127,99 @@ struct BackwardChunk {
   }
 };
 
-// Where the walk for a key tile starts; of tiles that somebody sees a higher one never starts earlier.
-HEADWAY_HOST_DEVICE inline BackwardPosition walk_start(const BackwardSequence& sequence, const BackwardChunk& chunk,
-                                                       int key_tile, bool second) {
-  const TileSpan queries = sequence.queries_of(key_tile);
-  const int length = queries.count();
-  if (length == 0) {
-    return {};
-  }
-  int steps = 0;
+// How many steps after the first position that sees a key tile its walk starts.
+HEADWAY_HOST_DEVICE inline int steps_before_start(const BackwardSequence& sequence, const BackwardChunk& chunk,
+                                                  int key_tile, bool second) {
   if (sequence.shape == TeamShape::square) {
     // All around the circle, so that no two are at the same place.
     const int before = key_tile - chunk.first.begin;
-    steps = before * chunk.spacing;
-    if (chunk.spacing_rest != 0) {
-      steps += before * chunk.spacing_rest / chunk.first.count();
-    }
-  } else if (second) {
-    // Where it would be by now if it had begun with this tile: neighbours then keep their distance.
-    const int partner = sequence.seen_tiles() - 1 - key_tile, last = sequence.group * length - 1;
-    steps = sequence.group * sequence.queries_of(partner).count();
-    steps = steps < last ? steps : last;
+    const int steps = before * chunk.spacing;
+    return chunk.spacing_rest == 0 ? steps : steps + before * chunk.spacing_rest / chunk.first.count();
   }
-  const int head = steps < length ? 0 : steps / length;
-  return {head, queries.begin + steps - head * length};
+  if (second) {
+    // Where it would be by now if it had begun with this tile: neighbours then keep their distance.
+    const int partner = sequence.seen_tiles() - 1 - key_tile;
+    const int steps = sequence.group * sequence.queries_of(partner).count();
+    const int last = sequence.group * sequence.queries_of(key_tile).count() - 1;
+    return steps < last ? steps : last;
+  }
+  return 0;
 }
 
-// A member's walk for one of its key tiles.
+// The position so many steps after the first of those that see a key tile.
+HEADWAY_HOST_DEVICE inline BackwardPosition position_after(TileSpan queries, int steps) {
+  const int head = steps < queries.count() ? 0 : steps / queries.count();
+  return {head, queries.begin + steps - head * queries.count()};
+}
+
+// A member's walk for one of its key tiles. Each step can be asked about by itself, so that threads share the work.
 class BackwardWalk {
  public:
   HEADWAY_HOST_DEVICE BackwardWalk(const BackwardSequence& sequence, const BackwardChunk& chunk, int key_tile,
                                    bool second)
-      : queries_(sequence.queries_of(key_tile)),
-        group_(sequence.group),
-        position_(walk_start(sequence, chunk, key_tile, second)) {}
-
-  HEADWAY_HOST_DEVICE int steps() const { return group_ * queries_.count(); }
-  HEADWAY_HOST_DEVICE BackwardPosition position() const { return position_; }
-  HEADWAY_HOST_DEVICE bool wrapped() const { return wrapped_; }
-
-  HEADWAY_HOST_DEVICE void advance() {
-    if (++position_.tile < queries_.end) {
-      return;
-    }
-    position_.tile = queries_.begin;
-    if (++position_.head == group_) {
-      position_.head = 0;
-      wrapped_ = true;
-    }
-  }
-
- private:
-  TileSpan queries_;
-  int group_;
-  BackwardPosition position_;
-  bool wrapped_ = false;
-};
-
-// The ranks along a walk. Of the tiles in a row of starts those that have not wrapped at a position are a beginning
-// that grows as the walk goes on, so its end is followed, and searched for only where the walk starts or wraps.
-class BackwardRanks {
- public:
-  HEADWAY_HOST_DEVICE BackwardRanks(const BackwardSequence& sequence, const BackwardChunk& chunk, int key_tile,
-                                    bool second)
       : sequence_(sequence),
         chunk_(chunk),
-        tiles_(second ? chunk.second : chunk.first),
+        queries_(sequence.queries_of(key_tile)),
         key_tile_(key_tile),
-        second_(second) {
-    search(walk_start(sequence, chunk, key_tile, second), {key_tile + 1, tiles_.end});
+        second_(second),
+        start_(queries_.count() == 0 ? 0 : steps_before_start(sequence, chunk, key_tile, second)) {}
+
+  HEADWAY_HOST_DEVICE int steps() const { return sequence_.group * queries_.count(); }
+
+  // The tiles whose walks this one meets: those of the same chunk that are taken first, or second, too.
+  HEADWAY_HOST_DEVICE TileSpan tiles() const { return second_ ? chunk_.second : chunk_.first; }
+
+  // Where such a tile's walk starts, as a number that grows along walks: a higher tile never starts earlier. Tiles that
+  // nobody sees come first.
+  HEADWAY_HOST_DEVICE int start_of(int key_tile) const {
+    const TileSpan queries = sequence_.queries_of(key_tile);
+    return queries.count() == 0
+               ? -1
+               : place(position_after(queries, steps_before_start(sequence_, chunk_, key_tile, second_)));
   }
 
-  // How many contributions come before this one; asked for along the walk.
-  HEADWAY_HOST_DEVICE int rank(BackwardPosition position, bool wrapped) {
-    if (wrapped && !wrapped_) {
-      wrapped_ = true;
-      search(position, {tiles_.begin, key_tile_});
-    }
-    while (started_ < tiles_.end && !next_start_.is_after(position)) {
-      ++started_;
-      next_start_ = start(started_);
-    }
-    const TileSpan seen = sequence_.keys_of(position.tile);
+  HEADWAY_HOST_DEVICE BackwardPosition position(int step) const {
+    return position_after(queries_, start_ + step - (wrapped(step) ? steps() : 0));
+  }
+
+  // How many contributions to the step's position come before its own. starts(t) is start_of(t).
+  template <class Starts>
+  HEADWAY_HOST_DEVICE int rank(int step, const Starts& starts) const {
+    const BackwardPosition at = position(step);
+    const TileSpan all = tiles(), seen = sequence_.keys_of(at.tile);
     const auto count = [&](int begin, int end) { return seen.within({begin, end}).count(); };
+    const auto not_started = [&](TileSpan span) {  // the first of them, or the span's end
+      while (span.begin < span.end) {
+        const int middle = (span.begin + span.end) / 2;
+        if (starts(middle) > place(at)) {
+          span.end = middle;
+        } else {
+          span.begin = middle + 1;
+        }
+      }
+      return span.begin;
+    };
     // Earlier chunks have the tiles outside of this one's on its own side.
     int before = sequence_.shape == TeamShape::triangle
                      ? count(chunk_.first.end, seen.end) + count(seen.begin, chunk_.second.begin)
                      : count(seen.begin, chunk_.first.begin);
     before += second_ ? count(chunk_.first.begin, chunk_.first.end) : 0;
-    return wrapped ? before + count(tiles_.begin, started_) + count(key_tile_ + 1, tiles_.end)
-                   : before + count(key_tile_ + 1, started_);
+    return wrapped(step)
+               ? before + count(all.begin, not_started({all.begin, key_tile_})) + count(key_tile_ + 1, all.end)
+               : before + count(key_tile_ + 1, not_started({key_tile_ + 1, all.end}));
   }
 
  private:
-  HEADWAY_HOST_DEVICE BackwardPosition start(int key_tile) const {
-    return walk_start(sequence_, chunk_, key_tile, second_);
-  }
+  HEADWAY_HOST_DEVICE bool wrapped(int step) const { return start_ + step >= steps(); }
 
-  // The first tile of a span that starts after the position, or the span's end. (Tiles that nobody sees come first.)
-  HEADWAY_HOST_DEVICE void search(BackwardPosition position, TileSpan span) {
-    while (span.begin < span.end) {
-      const int middle = (span.begin + span.end) / 2;
-      if (start(middle).is_after(position)) {
-        span.end = middle;
-      } else {
-        span.begin = middle + 1;
-      }
-    }
-    started_ = span.begin;
-    next_start_ = start(started_);
-  }
+  HEADWAY_HOST_DEVICE int place(BackwardPosition at) const { return at.head * sequence_.query_tiles() + at.tile; }
 
   const BackwardSequence& sequence_;
   const BackwardChunk& chunk_;
-  TileSpan tiles_;
+  TileSpan queries_;
   int key_tile_;
   bool second_;
-  int started_;  // the walks of tiles before it have started at or before the position
-  BackwardPosition next_start_;
-  bool wrapped_ = false;
+  int start_;  // steps from the first position
 };
 
 }  // namespace headway::cuda

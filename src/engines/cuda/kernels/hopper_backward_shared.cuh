@@ -22,10 +22,11 @@ struct BackwardPost {
   int first_tile;  // of the sequence's query tiles
 };
 
-struct BackwardStep {
+struct alignas(16) BackwardStep {
   int head;   // query head
   int row;    // first query, counted inside its sequence
   int flags;  // of the kinds below
+  int tile;   // where the arrays of query tiles have it
 
   static constexpr int edge = 1;             // some pair is forbidden
   static constexpr int first = 2, last = 4;  // of its key tile
@@ -33,7 +34,7 @@ struct BackwardStep {
 };
 
 // More than the steps between the newest that is loaded and the oldest that is not yet added: three.
-inline constexpr int backward_turns = 8;
+inline constexpr int backward_turns = 4;
 
 // Where and when a step's query gradients are added: the query tile's number, and its rank among the contributions.
 struct BackwardTurn {
@@ -62,9 +63,9 @@ struct alignas(tile_alignment) HopperBackwardMemory {
   std::uint64_t gradients_full[stages], gradients_empty[stages];
   std::uint64_t turns_full[backward_turns];
   std::uint64_t post_full[2], post_empty[2];
-  std::uint64_t added;  // all contributions of a key tile
   BackwardStep steps[stages];
   BackwardTurn turns[backward_turns];
+  int starts[largest_chunk];  // of the walks that the producer's meets
   BackwardPost posts[2];
 };
 

@@ -81,11 +81,12 @@ class KeyGradientsProducer {
     BackwardPosition at{0, queries.begin};
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      loader_.load_queries(post, at, step == 0, step == steps - 1);
+      const BackwardStep loaded = loader_.step_at(post, key_tile, at, step == 0, step == steps - 1);
+      loader_.load_queries(loaded);
       if (step == 0) {
         loader_.load_keys(post);
       }
-      loader_.load_grad_outs(post, at);
+      loader_.load_grad_outs(loaded);
       loader_.advance();
       if (++at.tile == queries.end) {
         at = {at.head + 1, queries.begin};
