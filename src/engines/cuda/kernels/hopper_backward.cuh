@@ -145,12 +145,15 @@ class HopperBackwardConsumer {
       release_gradients(slot ^ 1, (flags & BackwardStep::first) == 0);
     }
     if (edge) {
-      ptx::barrier_wait(shared_.of(offsetof(Memory, checked), slot), parity);
+      ptx::barrier_wait(shared_.of(offsetof(Memory, grad_outs_checked), slot), parity);
     }
     ptx::touch(value_sums_);
     ptx::touch(weights_);
     ptx::wgmma_fence();
     add_value_gradients(slot);
+    if (edge) {
+      ptx::barrier_wait(shared_.of(offsetof(Memory, queries_checked), slot), parity);
+    }
     ptx::named_barrier_sync(1, 256);
     ptx::touch(key_sums_);
     ptx::wgmma_fence();
@@ -393,7 +396,8 @@ __device__ __forceinline__ void init_backward_barriers(Memory& memory) {
     init(memory.queries_empty[slot], consumer_warps + guard_warps);
     init(memory.grad_outs_full[slot], 1);
     init(memory.grad_outs_empty[slot], consumer_warps);
-    init(memory.checked[slot], guard_warps);
+    init(memory.grad_outs_checked[slot], guard_warps);
+    init(memory.queries_checked[slot], guard_warps);
     init(memory.gradients_full[slot], consumer_warps);
     init(memory.gradients_empty[slot], 1);
     init(memory.post_full[slot], 1);

@@ -31,19 +31,22 @@ class BackwardGuard {
         keys_parity ^= 1;
         keys_checked = false;
       }
-      if ((flags & BackwardStep::edge) != 0) {
+      const bool edge = (flags & BackwardStep::edge) != 0;
+      if (edge) {
+        ptx::barrier_wait(shared_.of(offsetof(Memory, grad_outs_full), stage.slot), stage.parity);
+        check<tile.query_bytes()>(memory_.grad_outs[stage.slot]);
+      }
+      report(offsetof(Memory, grad_outs_checked), stage);
+      if (edge) {
         if (Memory::sums_over_keys && !keys_checked) {
           ptx::barrier_wait(shared_.of(offsetof(Memory, keys_full)), keys_parity);
           check<tile.key_bytes()>(memory_.keys);
           keys_checked = true;
         }
         check<tile.query_bytes()>(memory_.queries[stage.slot]);
-        ptx::barrier_wait(shared_.of(offsetof(Memory, grad_outs_full), stage.slot), stage.parity);
-        check<tile.query_bytes()>(memory_.grad_outs[stage.slot]);
       }
-      __syncwarp();
+      report(offsetof(Memory, queries_checked), stage);
       if (lane_ == 0) {
-        ptx::barrier_arrive(shared_.of(offsetof(Memory, checked), stage.slot));
         ptx::barrier_arrive(shared_.of(offsetof(Memory, queries_empty), stage.slot));  // so that no step passes unseen
       }
       stage.advance();
@@ -55,6 +58,16 @@ class BackwardGuard {
   __device__ __forceinline__ void check(std::uint8_t* block) {
     if (check_block<Half, bytes>(block, thread_)) {
       ptx::shared_writes_to_async_fence();
+    }
+  }
+
+  // Consumers wait at edges only. The guard itself waits for the last phase, which is over: one that nobody waits for
+  // would look like a mistake.
+  __device__ __forceinline__ void report(std::size_t offset, const StagePosition& stage) {
+    __syncwarp();
+    if (lane_ == 0) {
+      ptx::barrier_wait(shared_.of(offset, stage.slot), stage.parity ^ 1);
+      ptx::barrier_arrive(shared_.of(offset, stage.slot));
     }
   }
 

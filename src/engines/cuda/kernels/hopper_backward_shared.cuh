@@ -59,7 +59,7 @@ struct alignas(tile_alignment) HopperBackwardMemory {
   std::uint64_t keys_full, keys_empty;
   std::uint64_t queries_full[stages], queries_empty[stages];
   std::uint64_t grad_outs_full[stages], grad_outs_empty[stages];
-  std::uint64_t checked[stages];  // keys, queries and output gradients of an edge
+  std::uint64_t grad_outs_checked[stages], queries_checked[stages];  // at edges; keys with the queries
   std::uint64_t gradients_full[stages], gradients_empty[stages];
   std::uint64_t turns_full[backward_turns];
   std::uint64_t post_full[2], post_empty[2];

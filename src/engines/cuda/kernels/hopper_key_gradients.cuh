@@ -39,7 +39,7 @@ struct alignas(tile_alignment) KeyGradientsMemory {
   std::uint64_t keys_full, keys_empty;
   std::uint64_t queries_full[stages], queries_empty[stages];
   std::uint64_t grad_outs_full[stages], grad_outs_empty[stages];
-  std::uint64_t checked[stages];
+  std::uint64_t grad_outs_checked[stages], queries_checked[stages];  // at edges; keys with the queries
   std::uint64_t weights_full[stages], weights_empty[stages];
   std::uint64_t post_full[2], post_empty[2];
   BackwardStep steps[stages];
@@ -263,7 +263,7 @@ class ScoreConsumer : KeyGradientsConsumer<Half, variant> {
     this->release(offsetof(Memory, queries_empty), slot);  // lse has been read too
     this->wait(offsetof(Memory, grad_outs_full), slot, parity);
     if (edge) {
-      this->wait(offsetof(Memory, checked), slot, parity);
+      this->wait(offsetof(Memory, grad_outs_checked), slot, parity);
     }
     ptx::touch(sums_);
     ptx::touch(weights_);
@@ -378,7 +378,7 @@ class GradientConsumer : KeyGradientsConsumer<Half, variant> {
     this->release(offsetof(Memory, weights_empty), slot);
     this->release(offsetof(Memory, grad_outs_empty), slot);  // delta has been read too
     if (edge) {
-      this->wait(offsetof(Memory, checked), slot, parity);
+      this->wait(offsetof(Memory, queries_checked), slot, parity);
     }
     ptx::touch(sums_);
     ptx::touch(score_gradients_);
@@ -441,7 +441,8 @@ __device__ __forceinline__ void init_key_gradients_barriers(Memory& memory) {
     init(memory.queries_empty[slot], 2 * warps + guard_warps);
     init(memory.grad_outs_full[slot], 1);
     init(memory.grad_outs_empty[slot], 2 * warps);
-    init(memory.checked[slot], guard_warps);
+    init(memory.grad_outs_checked[slot], guard_warps);
+    init(memory.queries_checked[slot], guard_warps);
     init(memory.weights_full[slot], warps);
     init(memory.weights_empty[slot], warps);
     init(memory.post_full[slot], 1);
