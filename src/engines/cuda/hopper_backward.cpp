@@ -106,6 +106,14 @@ int bounded_distance(std::int64_t distance) {
   return static_cast<int>(std::min<std::int64_t>(distance, std::int64_t{1} << 29));
 }
 
+// Whether so many bytes of a row along the keys can be read at once, from every such place.
+bool in_pieces_of(const Matrix& matrix, std::int64_t bytes) {
+  const auto size = static_cast<std::int64_t>(size_of(matrix.dtype));
+  const auto fits = [&](std::int64_t stride) { return stride * size % bytes == 0; };
+  return matrix.data != nullptr && matrix.key == 1 && reinterpret_cast<std::uintptr_t>(matrix.data) % bytes == 0 &&
+         fits(matrix.batch) && fits(matrix.head) && fits(matrix.query);
+}
+
 HopperBackwardArguments arguments_of(const BackwardProblem& problem, const HopperBackwardTile& tile,
                                      const Arguments& arguments) {
   HopperBackwardArguments result{};
@@ -137,6 +145,8 @@ HopperBackwardArguments arguments_of(const BackwardProblem& problem, const Hoppe
   result.items = static_cast<int>(items(problem));
   result.chunk = std::min(largest_chunk, device_properties(problem.query.device().index).multiprocessors);
   result.own_ends = has_own_ends(problem);
+  result.mask_in_pieces = in_pieces_of(arguments.mask, 16);
+  result.bias_in_pairs = size_of(arguments.bias.dtype) == 2 && in_pieces_of(arguments.bias, 4);
   result.tiles_a_head = tiles_a_head(problem, tile);
   if (has_two_kernels(problem)) {
     result.query_tiles = static_cast<int>(query_tiles(problem));

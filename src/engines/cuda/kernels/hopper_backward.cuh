@@ -104,7 +104,7 @@ class HopperBackwardConsumer {
     float bias[masked ? pairs : 1];
     if constexpr (modified) {
       const BackwardPairs own = own_pairs(post, slot);
-      find_allowed<masked>(args_, post, own, edge, allowed, bias);
+      find_allowed<masked>(args_, post, own, edge, lane(), allowed, bias);
       if (args_.dropout.active) {
         kept.set_all();
         draw_kept(args_.dropout, own, lane(), kept);

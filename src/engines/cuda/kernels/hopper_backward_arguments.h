@@ -66,6 +66,9 @@ struct HopperBackwardArguments : HopperArguments {
   float lse_unit;     // what lse is kept times: log2(e); 1 where scores are natural
   float inverse_cap;  // 0: no softcap
   bool own_ends;      // valid_lens [B,Sq]
+  // Neighbouring keys are neighbours there, and pieces of 16 bytes of a mask, or two elements of 16 bits of a bias, can
+  // be read at once.
+  bool mask_in_pieces, bias_in_pairs;
 
   std::int64_t tiles_a_head;  // query tiles of a head; packed: of all its sequences
   // For each query tile of each head, in the order of query_tile_index.

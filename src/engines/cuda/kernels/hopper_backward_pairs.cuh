@@ -10,6 +10,7 @@
 #include "engines/cuda/kernels/hopper_finish.cuh"
 #include "engines/cuda/kernels/hopper_softmax.cuh"
 #include "engines/cuda/key_range.cuh"
+#include "engines/cuda/ptx/transpose.cuh"
 
 namespace headway::cuda {
 
@@ -83,8 +84,8 @@ __device__ __forceinline__ void forbid_by_ends(const HopperBackwardArguments& ar
 
 enum class Columns : std::uint8_t { queries, keys };
 
-// Reads matrix elements of the allowed pairs: visit(element, value). All loads of a batch are issued before the first
-// is used.
+// Reads matrix elements of the allowed pairs: visit(element, value), with any value for the others. All loads of a
+// batch are issued before the first is used; a branch for each pair would keep them apart.
 template <class T, Columns columns, int count, class Visit>
 __device__ __forceinline__ void for_allowed(const Matrix& matrix, const BackwardPairs& pairs,
                                             const PairBits<count>& allowed, const Visit& visit) {
@@ -99,10 +100,8 @@ __device__ __forceinline__ void for_allowed(const Matrix& matrix, const Backward
 #pragma unroll
     for (int x = 0; x < together; ++x) {
       const int e = begin + x;
-      loaded[x] = T{};
-      if (allowed.get(e)) {
-        loaded[x] = first[(e / 4 * 8 + e % 2) * column_step + e / 2 % 2 * 8 * row_step];
-      }
+      const T* own = first + (e / 4 * 8 + e % 2) * column_step + e / 2 % 2 * 8 * row_step;
+      loaded[x] = *(allowed.get(e) ? own : static_cast<const T*>(matrix.data));
     }
 #pragma unroll
     for (int x = 0; x < together; ++x) {
@@ -132,6 +131,63 @@ __device__ __forceinline__ void load_bias(const Matrix& bias, const BackwardPair
     case DType::bf16: return for_allowed<bfloat16, columns>(bias, pairs, before, visit);
     case DType::f16: return for_allowed<float16, columns>(bias, pairs, before, visit);
     default: return for_allowed<float, columns>(bias, pairs, before, visit);
+  }
+}
+
+// Whether a matrix has all pairs of a warp, 16 keys and `queries` queries from a lane's own on.
+__device__ __forceinline__ bool has_all(const HopperBackwardArguments& args, const BackwardPairs& pairs, int lane,
+                                        int queries) {
+  return args.cu_seqlens_q.data == nullptr && pairs.first_key - lane / 4 + 16 <= args.key_len &&
+         pairs.first_query - 2 * (lane & 3) + queries <= args.query_len;
+}
+
+// The first pair of a warp in a matrix.
+template <class T>
+__device__ __forceinline__ const T* warp_corner(const Matrix& matrix, const BackwardPairs& pairs, int lane) {
+  return static_cast<const T*>(matrix.data) + pairs.batch * matrix.batch + pairs.head * matrix.head +
+         (pairs.first_query - 2 * (lane & 3)) * matrix.query + pairs.first_key - lane / 4;
+}
+
+// A bit for each of 16 bytes that is not 0.
+__device__ __forceinline__ std::uint32_t bits_of_bytes(const uint4& bytes) {
+  const auto four = [](std::uint32_t word) { return (__vcmpne4(word, 0) & 0x08040201u) * 0x01010101u >> 24; };
+  return four(bytes.x) | four(bytes.y) << 4 | four(bytes.z) << 8 | four(bytes.w) << 12;
+}
+
+// The same as forbid_by_mask for 64 queries, where rows of the mask can be read in pieces: each lane reads 16 keys of
+// two queries, and hands their bits to the lanes that have them.
+__device__ __forceinline__ void forbid_by_pieces(const Matrix& mask, const BackwardPairs& pairs, int lane,
+                                                 PairBits<32>& allowed) {
+  const auto* rows = warp_corner<std::uint8_t>(mask, pairs, lane) + 2 * lane * mask.query;
+  const uint4 even = *reinterpret_cast<const uint4*>(rows), odd = *reinterpret_cast<const uint4*>(rows + mask.query);
+  const std::uint32_t own = bits_of_bytes(even) | bits_of_bytes(odd) << 16;
+  std::uint32_t bits = 0;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    // Of the lane's first key: bits 0 and 16; of the second, 8 keys on: bits 8 and 24.
+    const std::uint32_t both = __shfl_sync(~0u, own, 4 * j + (lane & 3)) >> (lane / 4) & 0x01010101u;
+    bits |= ((both | both >> 15 | both >> 6 | both >> 21) & 15u) << (4 * j);
+  }
+  allowed.words[0] &= bits;
+}
+
+// The same as load_bias, where two neighbouring keys can be read at once: read as rows of queries, and transposed.
+template <class T, int count>
+__device__ __forceinline__ void load_bias_pairs(const Matrix& bias, const BackwardPairs& pairs, int lane,
+                                                PairBits<count>& allowed, float (&terms)[count]) {
+  const T* corner = warp_corner<T>(bias, pairs, lane) + lane / 4 * bias.query + 2 * (lane & 3);
+  std::uint32_t loaded[count / 2];
+#pragma unroll
+  for (int x = 0; x < count / 2; ++x) {
+    loaded[x] = *reinterpret_cast<const std::uint32_t*>(corner + x / 2 * 8 * bias.query + x % 2 * 8);
+  }
+#pragma unroll
+  for (int x = 0; x < count / 2; ++x) {
+    const float2 both = ptx::unpacked_pair<T>(ptx::transposed(loaded[x]));
+    terms[2 * x] = both.x;
+    terms[2 * x + 1] = both.y;
+    allowed.clear(2 * x, both.x == minus_infinity);
+    allowed.clear(2 * x + 1, both.y == minus_infinity);
   }
 }
 

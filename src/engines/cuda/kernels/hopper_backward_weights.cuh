@@ -19,7 +19,7 @@ __device__ __forceinline__ float of_column(const float4& four, int element) {
 // Which pairs are allowed, and their bias; nothing where the tile is no edge.
 template <bool masked, int count>
 __device__ __forceinline__ void find_allowed(const HopperBackwardArguments& args, const BackwardPost& post,
-                                             const BackwardPairs& own, bool edge, PairBits<count>& allowed,
+                                             const BackwardPairs& own, bool edge, int lane, PairBits<count>& allowed,
                                              float (&bias)[masked ? count : 1]) {
   if (!edge) {
     return;
@@ -27,19 +27,28 @@ __device__ __forceinline__ void find_allowed(const HopperBackwardArguments& args
   allowed.set_all();
   for_range<count>(post.sequence, own, [&](int e, bool forbidden) { allowed.clear(e, forbidden); });
   if constexpr (masked) {
+    const bool whole = has_all(args, own, lane, 2 * count);
     if (args.own_ends) {
       forbid_by_ends(args, own, post.sequence.real_queries, post.key_count, allowed);
     }
     if (args.mask.data != nullptr) {
-      forbid_by_mask(args.mask, own, allowed);
+      if (args.mask_in_pieces && whole) {
+        forbid_by_pieces(args.mask, own, lane, allowed);
+      } else {
+        forbid_by_mask(args.mask, own, allowed);
+      }
     }
-    if (args.bias.data != nullptr) {
-      load_bias(args.bias, own, allowed, bias);
-    } else {
+    if (args.bias.data == nullptr) {
 #pragma unroll
       for (int e = 0; e < count; ++e) {
         bias[e] = 0.0f;
       }
+    } else if (!args.bias_in_pairs || !whole) {
+      load_bias(args.bias, own, allowed, bias);
+    } else if (args.bias.dtype == DType::bf16) {
+      load_bias_pairs<bfloat16>(args.bias, own, lane, allowed, bias);
+    } else {
+      load_bias_pairs<float16>(args.bias, own, lane, allowed, bias);
     }
   }
 }

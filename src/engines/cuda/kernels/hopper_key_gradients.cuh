@@ -293,7 +293,7 @@ class ScoreConsumer : KeyGradientsConsumer<Half, variant> {
       const BackwardPairs own = own_pairs(post);
       PairBits<pairs> allowed;
       float bias[Base::masked ? pairs : 1];
-      find_allowed<Base::masked>(args_, post, own, edge, allowed, bias);
+      find_allowed<Base::masked>(args_, post, own, edge, this->lane(), allowed, bias);
       if (args_.dropout.active) {
         kept.set_all();
         draw_kept(args_.dropout, own, this->lane(), kept);
