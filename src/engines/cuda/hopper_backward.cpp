@@ -18,12 +18,17 @@ constexpr double log2_e = 1.4426950408889634;
 
 bool has_own_ends(const Problem& problem) { return problem.valid_lens && !problem.valid_lens_per_batch; }
 
+// Weights are 2^(this * product - lse) where nothing else changes scores.
+float weight_unit(const Problem& problem) { return static_cast<float>(problem.scale * log2_e); }
+
 HopperBackwardVariant variant_of(const Problem& problem) {
   if (problem.bias || problem.mask || has_own_ends(problem)) {
     return HopperBackwardVariant::masked;
   }
-  return problem.softcap || problem.alibi_slopes || problem.dropout.active() ? HopperBackwardVariant::modified
-                                                                             : HopperBackwardVariant::ranged;
+  // A unit of 0 leaves no product that would say that its pair is forbidden.
+  return problem.softcap || problem.alibi_slopes || problem.dropout.active() || weight_unit(problem) == 0.0f
+             ? HopperBackwardVariant::modified
+             : HopperBackwardVariant::ranged;
 }
 
 // Above head dim 128 dQ has a kernel of its own, and nobody waits for another's turn.
@@ -94,7 +99,7 @@ void place_scale(const Problem& problem, HopperBackwardArguments& arguments) {
   const double unit = problem.scale / problem.softcap.value_or(1.0);
   arguments.unit = static_cast<float>(unit);
   arguments.multiply = true;
-  arguments.weight_unit = static_cast<float>(problem.scale * log2_e);
+  arguments.weight_unit = weight_unit(problem);
   arguments.lse_unit = modified ? 1.0f : static_cast<float>(log2_e);
   if (problem.softcap) {
     arguments.inverse_cap = static_cast<float>(1.0 / *problem.softcap);

@@ -36,9 +36,12 @@ class HopperBackwardConsumer {
   static constexpr bool modified = variant != HopperBackwardVariant::ranged;
   static constexpr int queries = tile.queries;
   static constexpr int pairs = queries / 2;  // that a thread holds
-  // dP begins when P is there, because modifiers need its registers.
-  static constexpr bool late_gradients = masked || (modified && head_dim == 128);
-  static constexpr bool early_lse = !modified && queries == 64;  // read while the scores are made
+  // dP begins when P is there, because masks and biases need its registers.
+  static constexpr bool late_gradients = masked;
+  // Queries are worked on in parts of 32, so that the products of one run while the next is computed.
+  static constexpr int part_blocks = 2, parts = queries / 16 / part_blocks;
+  // Whose lse is read ahead of the products, and whose weights are made while dP runs.
+  static constexpr int parts_ahead = masked ? 0 : modified ? 1 : 2;
 
   __device__ __forceinline__ HopperBackwardConsumer(const HopperBackwardArguments& args, Memory& memory, int group,
                                                     int warp, int lane)
@@ -59,6 +62,7 @@ class HopperBackwardConsumer {
   }
 
  private:
+  using Modifiers = ScoreModifiers<pairs, masked ? pairs : 1>;
   using Score = ptx::Wgmma<Half, queries>;
   using Gradient = ptx::Wgmma<Half, head_dim>;
   using QueryGradient = ptx::Wgmma<Half, tile.split_columns()>;
@@ -87,73 +91,114 @@ class HopperBackwardConsumer {
 
   // True for the last one of a key tile. What follows from the thread and the step is found again each time: to keep
   // it would take registers that the sums need.
+  //
+  // Whatever reads shared memory behind products in the queue waits until they have begun. So barriers are looked at
+  // and rows' numbers read ahead of them.
   __device__ __forceinline__ bool step(const BackwardPost& post) {
     thread_ = static_cast<int>(ptx::kept(thread_));
     steps_ = ptx::kept(steps_);
     const std::uint32_t slot = steps_ & 1, parity = steps_ >> 1 & 1;
     const std::uint32_t group = group_;
+    const std::uint32_t grad_outs_full = shared_.of(offsetof(Memory, grad_outs_full), slot);
+    const bool grad_outs_there = ptx::barrier_is_over(grad_outs_full, parity);
     ptx::barrier_wait(shared_.of(offsetof(Memory, queries_full), slot), parity);
     const int flags = __shfl_sync(~0u, memory_.steps[slot].flags, 0);
     const bool edge = masked || (flags & BackwardStep::edge) != 0;
+    float4 lse[masked ? 1 : parts_ahead * part_blocks];
+#pragma unroll
+    for (int k = 0; k < parts_ahead * part_blocks; ++k) {
+      lse[k] = four_columns(lse_at(slot), lane(), k);
+    }
     ptx::wgmma_fence();
     multiply_scores(shared_.of(offsetof(Memory, keys)), queries_at(slot), group, scores_);
+    if (!grad_outs_there) {
+      ptx::barrier_wait(grad_outs_full, parity);
+    }
     if constexpr (!late_gradients) {
       multiply_weights(slot, group);
     }
-    PairBits<pairs> allowed, kept;
-    float bias[masked ? pairs : 1];
+    Modifiers modifiers;
     if constexpr (modified) {
-      const BackwardPairs own = own_pairs(post, slot);
-      find_allowed<masked>(args_, post, own, edge, lane(), allowed, bias);
-      if (args_.dropout.active) {
-        kept.set_all();
-        draw_kept(args_.dropout, own, lane(), kept);
-      }
-    }
-    float4 lse[early_lse ? queries / 16 : 1];
-    if constexpr (early_lse) {
-#pragma unroll
-      for (int k = 0; k < queries / 16; ++k) {
-        lse[k] = four_columns(lse_at(slot), lane(), k);
-      }
+      find_modifiers<masked>(args_, post, own_pairs(post, slot), edge, lane(), modifiers);
     }
     ptx::wgmma_wait<late_gradients ? 0 : 1>();
     ptx::touch(scores_);
-    if constexpr (modified) {
-      make_modified_weights<Half>(args_, post, own_pairs(post, slot), edge, lse_at(slot), allowed, kept, bias, scores_,
-                                  weights_);
-    } else {
-      const auto own = [&] { return own_pairs(post, slot); };
-      const auto lse_of = [&](int k) {
-        if constexpr (early_lse) {
-          return lse[k];
-        } else {
-          return four_columns(lse_at(slot), lane(), k);
-        }
-      };
-      make_weights<Half>(args_, post, own, edge, lse_of, scores_, weights_);
+    if (!modified && edge) {
+      forbid_products(args_, post.sequence, own_pairs(post, slot), scores_);
     }
-    if constexpr (late_gradients) {
-      multiply_weights(slot, group);
+    if (edge) {
+      ptx::barrier_wait(shared_.of(offsetof(Memory, grad_outs_checked), slot), parity);
     }
-    ptx::wgmma_wait<0>();
-    ptx::touch(weight_gradients_);
-    make_score_gradients(slot, edge, kept);
+    work_in_parts(slot, group, edge, lse, modifiers);
+    if (!modified && edge) {
+      forbid_score_gradients(post, slot);
+    }
     ptx::shared_writes_to_async_fence();
     if constexpr (!tile.hands_over_at_once) {
       // The fence was for the last step's query gradients too.
       release_gradients(slot ^ 1, (flags & BackwardStep::first) == 0);
     }
     if (edge) {
-      ptx::barrier_wait(shared_.of(offsetof(Memory, grad_outs_checked), slot), parity);
-    }
-    ptx::touch(value_sums_);
-    ptx::touch(weights_);
-    ptx::wgmma_fence();
-    add_value_gradients(slot);
-    if (edge) {
       ptx::barrier_wait(shared_.of(offsetof(Memory, queries_checked), slot), parity);
     }
+    sum_over_pairs(slot, parity, group);
+    ++steps_;
+    return (flags & BackwardStep::last) != 0;
+  }
+
+  // P and dS, and with them dV: from S, while dP runs. `lse` is of the parts ahead.
+  template <int blocks>
+  __device__ __forceinline__ void work_in_parts(std::uint32_t slot, std::uint32_t group, bool edge,
+                                                const float4 (&lse)[blocks], Modifiers& modifiers) {
+    const auto weigh = [&](int part) {
+      if constexpr (modified) {
+        scale_part<8 * part_blocks>(args_, part, scores_);
+      }
+#pragma unroll
+      for (int k = part * part_blocks; k < (part + 1) * part_blocks; ++k) {
+        const float4 rows = part < parts_ahead ? lse[k] : four_columns(lse_at(slot), lane(), k);
+        if constexpr (modified) {
+          make_modified_weights<Half>(args_, modifiers, rows, k, scores_, weights_);
+        } else {
+          make_weights(args_, rows, k, scores_);
+        }
+      }
+    };
+#pragma unroll
+    for (int part = 0; part < (late_gradients ? parts : parts_ahead); ++part) {
+      weigh(part);
+    }
+    if constexpr (late_gradients) {
+      multiply_weights(slot, group);
+      ptx::wgmma_wait<0>();
+      ptx::touch(weight_gradients_);
+    }
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      float4 delta[part_blocks];
+#pragma unroll
+      for (int k = 0; k < part_blocks; ++k) {
+        delta[k] = four_columns(delta_at(slot), lane(), part * part_blocks + k);
+      }
+      if constexpr (!modified) {
+        pack_part(part);
+      }
+      add_value_gradients(slot, part);
+      if constexpr (!late_gradients) {
+        if (part == 0) {
+          ptx::wgmma_wait<1>();
+          ptx::touch(weight_gradients_);
+        }
+        if (part + parts_ahead < parts) {
+          weigh(part + parts_ahead);
+        }
+      }
+      make_score_gradients(slot, edge, modifiers.kept, delta, part);
+    }
+  }
+
+  // dQ and dK, from dS of both consumers. dQ goes out while dK is made.
+  __device__ __forceinline__ void sum_over_pairs(std::uint32_t slot, std::uint32_t parity, std::uint32_t group) {
     ptx::named_barrier_sync(1, 256);
     ptx::touch(key_sums_);
     ptx::wgmma_fence();
@@ -173,8 +218,6 @@ class HopperBackwardConsumer {
     ptx::touch(key_sums_);
     ptx::touch(value_sums_);
     release(offsetof(Memory, queries_empty), slot);
-    ++steps_;
-    return (flags & BackwardStep::last) != 0;
   }
 
   __device__ __forceinline__ std::uint32_t queries_at(std::uint32_t slot) const {
@@ -189,6 +232,10 @@ class HopperBackwardConsumer {
 
   __device__ __forceinline__ std::uint32_t lse_at(std::uint32_t slot) const {
     return shared_.of(offsetof(Memory, lse), slot, queries * 4);
+  }
+
+  __device__ __forceinline__ std::uint32_t delta_at(std::uint32_t slot) const {
+    return shared_.of(offsetof(Memory, delta), slot, queries * 4);
   }
 
   // ---- Products ----
@@ -206,15 +253,19 @@ class HopperBackwardConsumer {
   }
 
   __device__ __forceinline__ void multiply_weights(std::uint32_t slot, std::uint32_t group) {
-    ptx::barrier_wait(shared_.of(offsetof(Memory, grad_outs_full), slot), steps_ >> 1 & 1);
     ptx::wgmma_fence();
     multiply_scores(shared_.of(offsetof(Memory, values)), grad_outs_at(slot), group, weight_gradients_);
   }
 
-  __device__ __forceinline__ void add_value_gradients(std::uint32_t slot) {
+  // Of a part of the queries.
+  __device__ __forceinline__ void add_value_gradients(std::uint32_t slot, int part) {
     const std::uint64_t b = ptx::tile_descriptor(grad_outs_at(slot), queries * 128);
+    if (part == 0) {
+      ptx::touch(value_sums_);
+    }
+    ptx::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < queries / 16; ++k) {
+    for (int k = part * part_blocks; k < (part + 1) * part_blocks; ++k) {
       Gradient::template multiply<ptx::Reduced::along_rows>(value_sums_, weights_[4 * k], weights_[4 * k + 1],
                                                             weights_[4 * k + 2], weights_[4 * k + 3], b + k * 128, 1);
     }
@@ -266,12 +317,20 @@ class HopperBackwardConsumer {
             memory_.steps[slot].row + 2 * (lane() & 3)};
   }
 
-  // dS = P (dP - delta), rounded, to shared memory as [keys][queries]. Each 16 queries are stored while the next ones
-  // are computed.
-  __device__ __forceinline__ void make_score_gradients(std::uint32_t slot, bool edge, const PairBits<pairs>& kept) {
+  // Rounded, for dV.
+  __device__ __forceinline__ void pack_part(int part) {
 #pragma unroll
-    for (int k = 0; k < queries / 16; ++k) {
-      const float4 delta = four_columns(shared_.of(offsetof(Memory, delta), slot, queries * 4), lane(), k);
+    for (int k = part * part_blocks; k < (part + 1) * part_blocks; ++k) {
+      pack_weights<Half>(k, scores_, weights_);
+    }
+  }
+
+  // dS = P (dP - delta) of a part, rounded, to shared memory as [keys][queries]. Each 16 queries are stored while the
+  // next ones are computed.
+  __device__ __forceinline__ void make_score_gradients(std::uint32_t slot, bool edge, const PairBits<pairs>& kept,
+                                                       const float4 (&delta)[part_blocks], int part) {
+#pragma unroll
+    for (int k = part * part_blocks; k < (part + 1) * part_blocks; ++k) {
       float gradients[8];
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
@@ -282,7 +341,7 @@ class HopperBackwardConsumer {
             upstream = kept.get(8 * k + e) ? upstream * args_.kept : 0.0f;
           }
         }
-        gradients[e] = weight * (upstream - of_column(delta, e));
+        gradients[e] = weight * (upstream - of_column(delta[k % part_blocks], e));
         if constexpr (modified) {
           gradients[e] = edge && weight == 0.0f ? 0.0f : gradients[e];
         }
@@ -293,17 +352,17 @@ class HopperBackwardConsumer {
       }
       store_score_gradients(slot, k);
     }
-    // A forbidden pair's gradient is 0 whatever comes from upstream; its weight says so. Stored again: rather that than
-    // keep all the others waiting.
-    if (!modified && edge) {
+  }
+
+  // A forbidden pair's gradient is 0 whatever comes from upstream. Stored again: rather that than keep all the others
+  // waiting.
+  __device__ __forceinline__ void forbid_score_gradients(const BackwardPost& post, std::uint32_t slot) {
+    for_range<pairs>(post.sequence, own_pairs(post, slot), [&](int e, bool forbidden) {
+      score_gradients_[e / 2] &= forbidden ? (e % 2 == 0 ? 0xFFFF0000u : 0x0000FFFFu) : ~0u;
+    });
 #pragma unroll
-      for (int k = 0; k < queries / 16; ++k) {
-#pragma unroll
-        for (int x = 4 * k; x < 4 * k + 4; ++x) {
-          score_gradients_[x] &= halves_not_zero(weights_[x]);
-        }
-        store_score_gradients(slot, k);
-      }
+    for (int k = 0; k < queries / 16; ++k) {
+      store_score_gradients(slot, k);
     }
   }
 
@@ -313,11 +372,6 @@ class HopperBackwardConsumer {
                                      score_gradients_[4 * k + 3]};
     ptx::store_matrices(
         packed, score_gradients_at(slot) + row * 128 + k / 4 * (backward_keys * 128) + ((chunk ^ (row & 7)) << 4));
-  }
-
-  // All bits of each half of a word that is not 0.
-  __device__ __forceinline__ static std::uint32_t halves_not_zero(std::uint32_t pair) {
-    return ((((pair & 0x7FFF7FFFu) + 0x7FFF7FFFu) & 0x80008000u) >> 15) * 0xFFFFu;
   }
 
   // ---- Results ----

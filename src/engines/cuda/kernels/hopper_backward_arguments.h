@@ -42,8 +42,10 @@ HEADWAY_HOST_DEVICE constexpr HopperBackwardTile hopper_backward_tile(int head_d
   if (head_dim == 256) {
     return {.head_dim = 256, .queries = 64, .keys = 64};
   }
-  const bool ranged = variant == HopperBackwardVariant::ranged;
-  return {head_dim, head_dim == 64 && ranged ? 128 : 64, (head_dim == 64) != ranged, head_dim == 128};
+  const bool masked = variant == HopperBackwardVariant::masked;
+  const int queries = head_dim == 64 && !masked ? 128 : 64;
+  const bool room = head_dim == 64 ? queries == 64 : variant == HopperBackwardVariant::ranged;
+  return {head_dim, queries, room, head_dim == 128};
 }
 
 // Where a row's lse and delta lie in their tile: the four rows of 16 that a thread has as columns are neighbours.

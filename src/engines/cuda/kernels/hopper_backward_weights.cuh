@@ -16,6 +16,58 @@ __device__ __forceinline__ float of_column(const float4& four, int element) {
   return element / 4 == 0 ? (element % 2 == 0 ? four.x : four.y) : (element % 2 == 0 ? four.z : four.w);
 }
 
+// Products of pairs that the range rule forbids become such that their weights are 0.
+template <int count>
+__device__ __forceinline__ void forbid_products(const HopperBackwardArguments& args, const BackwardSequence& sequence,
+                                                const BackwardPairs& own, float (&products)[count]) {
+  const float forbidden_product = args.weight_unit > 0.0f ? -INFINITY : INFINITY;
+  for_range<count>(sequence, own,
+                   [&](int e, bool forbidden) { products[e] = forbidden ? forbidden_product : products[e]; });
+}
+
+// Products of 16 queries become weights.
+template <int count>
+__device__ __forceinline__ void make_weights(const HopperBackwardArguments& args, const float4& lse, int k,
+                                             float (&scores)[count]) {
+#pragma unroll
+  for (int e = 8 * k; e < 8 * k + 8; ++e) {
+    scores[e] = ptx::exp2_fast(fmaf(scores[e], args.weight_unit, -of_column(lse, e % 8)));
+  }
+}
+
+template <class Half, int count>
+__device__ __forceinline__ void pack_weights(int k, const float (&weights)[count], std::uint32_t (&packed)[count / 2]) {
+#pragma unroll
+  for (int x = 4 * k; x < 4 * k + 4; ++x) {
+    packed[x] = ptx::packed_pair<Half>(weights[2 * x], weights[2 * x + 1]);
+  }
+}
+
+// A weight from a score with its bias: ALiBi over a distance, and the exponential.
+__device__ __forceinline__ float modified_weight(float score, float alibi, float distance, float lse) {
+  return ptx::exp2_fast((fmaf(alibi, fabsf(distance), score) - lse) * log2_e);
+}
+
+__device__ __forceinline__ float alibi_of(const HopperBackwardArguments& args, int head) {
+  return args.slopes.data != nullptr ? -load_per_head(args.slopes, head) : 0.0f;
+}
+
+// How a score moves with its product, for a score that the cap lets through: 1 without one.
+__device__ __forceinline__ float cap_slope(const HopperBackwardArguments& args, float score) {
+  const float share = score * args.inverse_cap;
+  return fmaf(-share, share, 1.0f);
+}
+
+// What changes scores of a tile on their way to weights.
+template <int count, int biases>
+struct ScoreModifiers {
+  float alibi;
+  float distance;  // from the thread's first query to its first key
+  bool edge;       // some pair is forbidden
+  PairBits<count> allowed, kept;
+  float bias[biases];
+};
+
 // Which pairs are allowed, and their bias; nothing where the tile is no edge.
 template <bool masked, int count>
 __device__ __forceinline__ void find_allowed(const HopperBackwardArguments& args, const BackwardPost& post,
@@ -53,72 +105,61 @@ __device__ __forceinline__ void find_allowed(const HopperBackwardArguments& args
   }
 }
 
-// Products become weights, 0 where forbidden: f32 for dS, packed for dV. own() and lse_of(k) are asked for when needed.
-template <class Half, int count, class Own, class LseOf>
-__device__ __forceinline__ void make_weights(const HopperBackwardArguments& args, const BackwardPost& post,
-                                             const Own& own, bool edge, const LseOf& lse_of, float (&scores)[count],
-                                             std::uint32_t (&packed)[count / 2]) {
-#pragma unroll
-  for (int k = 0; k < count / 8; ++k) {
-    const float4 lse = lse_of(k);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      float& score = scores[8 * k + e];
-      score = ptx::exp2_fast(fmaf(score, args.weight_unit, -of_column(lse, e)));
-    }
-  }
-  if (edge) {
-    for_range<count>(post.sequence, own(), [&](int e, bool forbidden) { scores[e] = forbidden ? 0.0f : scores[e]; });
-  }
-#pragma unroll
-  for (int k = 0; k < count / 2; ++k) {
-    packed[k] = ptx::packed_pair<Half>(scores[2 * k], scores[2 * k + 1]);
+// Everything about a tile's pairs but their products: what masks and the like say, and what dropout keeps.
+template <bool masked, int count, int biases>
+__device__ __forceinline__ void find_modifiers(const HopperBackwardArguments& args, const BackwardPost& post,
+                                               const BackwardPairs& own, bool edge, int lane,
+                                               ScoreModifiers<count, biases>& modifiers) {
+  modifiers.alibi = alibi_of(args, own.head);
+  modifiers.distance = static_cast<float>(own.first_key - own.first_query - post.sequence.offset);
+  modifiers.edge = edge;
+  find_allowed<masked>(args, post, own, edge, lane, modifiers.allowed, modifiers.bias);
+  if (args.dropout.active) {
+    modifiers.kept.set_all();
+    draw_kept(args.dropout, own, lane, modifiers.kept);
   }
 }
 
-// A weight from a score with its bias: ALiBi over a distance, and the exponential.
-__device__ __forceinline__ float modified_weight(float score, float alibi, float distance, float lse) {
-  return ptx::exp2_fast((fmaf(alibi, fabsf(distance), score) - lse) * log2_e);
+// Products of one part of a tile become scores; all at once would take more registers than there are.
+template <int part_count, int count>
+__device__ __forceinline__ void scale_part(const HopperBackwardArguments& args, int part, float (&scores)[count]) {
+  float own[part_count];
+#pragma unroll
+  for (int e = 0; e < part_count; ++e) {
+    own[e] = scores[part * part_count + e];
+  }
+  scale_scores(args, own);
+#pragma unroll
+  for (int e = 0; e < part_count; ++e) {
+    scores[part * part_count + e] = own[e];
+  }
 }
 
-// How a score moves with its product, for a score that the cap lets through: 1 without one.
-__device__ __forceinline__ float cap_slope(const HopperBackwardArguments& args, float score) {
-  const float share = score * args.inverse_cap;
-  return fmaf(-share, share, 1.0f);
-}
-
-// The same with modifiers: dropout is applied to what dV takes, softcap's slope to what dS takes.
+// Scores of 16 queries become weights: dropout is applied to what dV takes (packed), softcap's slope to what dS takes.
 template <class Half, int count, int biases>
-__device__ __forceinline__ void make_modified_weights(const HopperBackwardArguments& args, const BackwardPost& post,
-                                                      const BackwardPairs& own, bool edge, std::uint32_t lse_tile,
-                                                      const PairBits<count>& allowed, const PairBits<count>& kept,
-                                                      const float (&bias)[biases], float (&scores)[count],
+__device__ __forceinline__ void make_modified_weights(const HopperBackwardArguments& args,
+                                                      const ScoreModifiers<count, biases>& modifiers, const float4& lse,
+                                                      int k, float (&scores)[count],
                                                       std::uint32_t (&packed)[count / 2]) {
-  scale_scores(args, scores);
-  const float alibi = args.slopes.data != nullptr ? -load_per_head(args.slopes, own.head) : 0.0f;
-  const auto distance = static_cast<float>(own.first_key - own.first_query - post.sequence.offset);
+  float taken[8];
 #pragma unroll
-  for (int k = 0; k < count / 8; ++k) {
-    const float4 lse = four_columns(lse_tile, threadIdx.x, k);
-    float taken[8];
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const int element = 8 * k + e;
-      float& score = scores[element];
-      const float slope = cap_slope(args, score);
-      const auto apart = static_cast<float>(e / 2 % 2 * 8 - 8 * (element / 4) - e % 2);
-      if constexpr (biases == count) {
-        score += bias[element];
-      }
-      const float weight = modified_weight(score, alibi, distance + apart, of_column(lse, e));
-      const bool forbidden = edge && !allowed.get(element);
-      taken[e] = forbidden || (args.dropout.active && !kept.get(element)) ? 0.0f : weight;
-      score = forbidden ? 0.0f : weight * slope;
+  for (int e = 0; e < 8; ++e) {
+    const int element = 8 * k + e;
+    float& score = scores[element];
+    const float slope = cap_slope(args, score);
+    const auto apart = static_cast<float>(e / 2 % 2 * 8 - 8 * (element / 4) - e % 2);
+    if constexpr (biases == count) {
+      score += modifiers.bias[element];
     }
+    taken[e] = modified_weight(score, modifiers.alibi, modifiers.distance + apart, of_column(lse, e));
+    const bool forbidden = modifiers.edge && !modifiers.allowed.get(element);
+    taken[e] = forbidden ? 0.0f : taken[e];
+    score = forbidden ? 0.0f : taken[e] * slope;
+    taken[e] = args.dropout.active && !modifiers.kept.get(element) ? 0.0f : taken[e];
+  }
 #pragma unroll
-    for (int x = 0; x < 4; ++x) {
-      packed[4 * k + x] = ptx::packed_pair<Half>(taken[2 * x], taken[2 * x + 1]);
-    }
+  for (int x = 0; x < 4; ++x) {
+    packed[4 * k + x] = ptx::packed_pair<Half>(taken[2 * x], taken[2 * x + 1]);
   }
 }
 

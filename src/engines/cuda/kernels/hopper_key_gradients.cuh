@@ -289,20 +289,25 @@ class ScoreConsumer : KeyGradientsConsumer<Half, variant> {
 
   __device__ __forceinline__ void weigh(const BackwardPost& post, bool edge, PairBits<pairs>& kept) {
     const std::uint32_t lse = shared_.of(offsetof(Memory, lse), this->slot(), tile.queries * 4);
+    const BackwardPairs own = own_pairs(post);
     if constexpr (Base::modified) {
-      const BackwardPairs own = own_pairs(post);
-      PairBits<pairs> allowed;
-      float bias[Base::masked ? pairs : 1];
-      find_allowed<Base::masked>(args_, post, own, edge, this->lane(), allowed, bias);
-      if (args_.dropout.active) {
-        kept.set_all();
-        draw_kept(args_.dropout, own, this->lane(), kept);
+      ScoreModifiers<pairs, Base::masked ? pairs : 1> modifiers;
+      find_modifiers<Base::masked>(args_, post, own, edge, this->lane(), modifiers);
+      kept = modifiers.kept;
+      scale_scores(args_, scores_);
+#pragma unroll
+      for (int k = 0; k < pairs / 8; ++k) {
+        make_modified_weights<Half>(args_, modifiers, four_columns(lse, this->lane(), k), k, scores_, weights_);
       }
-      make_modified_weights<Half>(args_, post, own, edge, lse, allowed, kept, bias, scores_, weights_);
     } else {
-      make_weights<Half>(
-          args_, post, [&] { return own_pairs(post); }, edge, [&](int k) { return four_columns(lse, this->lane(), k); },
-          scores_, weights_);
+      if (edge) {
+        forbid_products(args_, post.sequence, own, scores_);
+      }
+#pragma unroll
+      for (int k = 0; k < pairs / 8; ++k) {
+        make_weights(args_, four_columns(lse, this->lane(), k), k, scores_);
+        pack_weights<Half>(k, scores_, weights_);
+      }
     }
   }
 

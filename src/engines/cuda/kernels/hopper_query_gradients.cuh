@@ -267,7 +267,7 @@ class QueryGradientsConsumer {
     ptx::wgmma_wait<0>();
     ptx::touch(scores_);
     scale_scores(args_, scores_);
-    const float alibi = args_.slopes.data != nullptr ? -load_per_head(args_.slopes, post.head) : 0.0f;
+    const float alibi = alibi_of(args_, post.head);
     const auto distance = static_cast<float>(column - own.first_query - post.sequence.offset);
 #pragma unroll
     for (int e = 0; e < pairs; ++e) {
