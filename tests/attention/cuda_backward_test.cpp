@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <future>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -179,6 +180,14 @@ TEST_F(CudaBackward, does_not_see_what_is_forbidden) {
   }
 }
 
+// One element of a gradient: NaN where a poisoned row reaches it, else what it was before.
+void expect_nan_where(bool hit, double now, double before, const std::string& where) {
+  if (hit)
+    EXPECT_TRUE(std::isnan(now)) << where;
+  else
+    EXPECT_EQ(now, before) << where;
+}
+
 // The pairs of a causal mask, by tile: NaN in grad_out reaches exactly the rows and features that it should.
 TEST_F(CudaBackward, carries_a_nan_exactly_where_it_belongs) {
   for (const auto& [dim, masked] : {std::pair{64, false}, {64, true}, {256, false}, {256, true}}) {
@@ -198,15 +207,39 @@ TEST_F(CudaBackward, carries_a_nan_exactly_where_it_belongs) {
     for (std::int64_t i = 0; i < 300; ++i)
       for (std::int64_t d = 0; d < dim; ++d) {
         const auto expect = [&](const Tensor& now, const Tensor& before, bool hit, const char* what) {
-          const double value = static_cast<double>(get(now, {0, 0, i, d}));
-          if (hit)
-            EXPECT_TRUE(std::isnan(value)) << what << ' ' << i << ' ' << d;
-          else
-            EXPECT_EQ(value, static_cast<double>(get(before, {0, 0, i, d}))) << what << ' ' << i << ' ' << d;
+          expect_nan_where(hit, static_cast<double>(get(now, {0, 0, i, d})),
+                           static_cast<double>(get(before, {0, 0, i, d})),
+                           std::string(what) + ' ' + std::to_string(i) + ' ' + std::to_string(d));
         };
         expect(gradients.dq, clean.dq, i == row, "dq");
         expect(gradients.dk, clean.dk, i <= row, "dk");
         expect(gradients.dv, clean.dv, i <= row && d == feature, "dv");
+      }
+  }
+}
+
+// Weights of such a row are NaN where it sees a key, and 0 where it does not: also inside of a tile.
+TEST_F(CudaBackward, keeps_a_row_that_is_not_a_number_from_keys_that_it_does_not_see) {
+  for (const int dim : {64, 128, 256}) {
+    const Shape shape{
+        .batch = 1, .heads = 1, .kv_heads = 1, .queries = 300, .keys = 300, .head_dim = dim, .value_dim = dim};
+    Inputs inputs = random_inputs(shape, DType::bf16);
+    const Call call = on_cuda(inputs, {.causal = Causal::top_left});
+    const Tensor grad_out = grad_out_of(call);
+    const GradientTensors clean = call.gradients(grad_out, call.run());
+    const std::int64_t row = 170;
+    set(inputs.q, {0, 0, row, 5}, NAN);
+    const GradientTensors gradients = call.gradients(grad_out, call.run());
+    for (std::int64_t i = 0; i < 300; ++i)
+      for (std::int64_t d = 0; d < dim; ++d) {
+        const auto expect = [&](const Tensor& now, const Tensor& before, bool hit, const char* what) {
+          expect_nan_where(hit, static_cast<double>(get(now, {0, 0, i, d})),
+                           static_cast<double>(get(before, {0, 0, i, d})),
+                           std::string(what) + ' ' + std::to_string(i) + ' ' + std::to_string(d));
+        };
+        expect(gradients.dq, clean.dq, i == row, "dq");
+        expect(gradients.dk, clean.dk, i <= row, "dk");
+        expect(gradients.dv, clean.dv, i <= row, "dv");
       }
   }
 }

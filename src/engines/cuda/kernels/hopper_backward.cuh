@@ -124,7 +124,8 @@ class HopperBackwardConsumer {
     ptx::wgmma_wait<late_gradients ? 0 : 1>();
     ptx::touch(scores_);
     if (!modified && edge) {
-      forbid_products(args_, post.sequence, own_pairs(post, slot), scores_);
+      forbid_products(
+          args_, post.sequence, own_pairs(post, slot), [&](int k) { return lse_of(slot, lse, k); }, scores_);
     }
     if (edge) {
       ptx::barrier_wait(shared_.of(offsetof(Memory, grad_outs_checked), slot), parity);
@@ -156,11 +157,10 @@ class HopperBackwardConsumer {
       }
 #pragma unroll
       for (int k = part * part_blocks; k < (part + 1) * part_blocks; ++k) {
-        const float4 rows = part < parts_ahead ? lse[k] : four_columns(lse_at(slot), lane(), k);
         if constexpr (modified) {
-          make_modified_weights<Half>(args_, modifiers, rows, k, scores_, weights_);
+          make_modified_weights<Half>(args_, modifiers, lse_of(slot, lse, k), k, scores_, weights_);
         } else {
-          make_weights(args_, rows, k, scores_);
+          make_weights(args_, lse_of(slot, lse, k), edge ? lowest_lse : NAN, k, scores_);
         }
       }
     };
@@ -236,6 +236,12 @@ class HopperBackwardConsumer {
 
   __device__ __forceinline__ std::uint32_t delta_at(std::uint32_t slot) const {
     return shared_.of(offsetof(Memory, delta), slot, queries * 4);
+  }
+
+  // Of 16 rows, of which those of the parts ahead have been read.
+  template <int blocks>
+  __device__ __forceinline__ float4 lse_of(std::uint32_t slot, const float4 (&read)[blocks], int k) const {
+    return k < parts_ahead * part_blocks ? read[k] : four_columns(lse_at(slot), lane(), k);
   }
 
   // ---- Products ----

@@ -16,22 +16,36 @@ __device__ __forceinline__ float of_column(const float4& four, int element) {
   return element / 4 == 0 ? (element % 2 == 0 ? four.x : four.y) : (element % 2 == 0 ? four.z : four.w);
 }
 
-// Products of pairs that the range rule forbids become such that their weights are 0.
-template <int count>
+// Products of pairs that the range rule forbids become such that their weights are 0. No product would do for a row
+// whose lse is NaN: there the allowed ones become NaN, and lse is raised to `lowest_lse`. lse_of(k) is asked for 16
+// rows.
+inline constexpr float lowest_lse = -3.4e38f;
+
+template <int count, class LseOf>
 __device__ __forceinline__ void forbid_products(const HopperBackwardArguments& args, const BackwardSequence& sequence,
-                                                const BackwardPairs& own, float (&products)[count]) {
+                                                const BackwardPairs& own, const LseOf& lse_of,
+                                                float (&products)[count]) {
+#pragma unroll
+  for (int k = 0; k < count / 8; ++k) {
+    const float4 lse = lse_of(k);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const float row = of_column(lse, e);
+      products[8 * k + e] = row == row ? products[8 * k + e] : row;
+    }
+  }
   const float forbidden_product = args.weight_unit > 0.0f ? -INFINITY : INFINITY;
   for_range<count>(sequence, own,
                    [&](int e, bool forbidden) { products[e] = forbidden ? forbidden_product : products[e]; });
 }
 
-// Products of 16 queries become weights.
+// Products of 16 queries become weights. `lowest` is what lse is raised to where it is NaN; NaN leaves it as it is.
 template <int count>
-__device__ __forceinline__ void make_weights(const HopperBackwardArguments& args, const float4& lse, int k,
-                                             float (&scores)[count]) {
+__device__ __forceinline__ void make_weights(const HopperBackwardArguments& args, const float4& lse, float lowest,
+                                             int k, float (&scores)[count]) {
 #pragma unroll
   for (int e = 8 * k; e < 8 * k + 8; ++e) {
-    scores[e] = ptx::exp2_fast(fmaf(scores[e], args.weight_unit, -of_column(lse, e % 8)));
+    scores[e] = ptx::exp2_fast(fmaf(scores[e], args.weight_unit, -fmaxf(of_column(lse, e % 8), lowest)));
   }
 }
 

@@ -300,12 +300,13 @@ class ScoreConsumer : KeyGradientsConsumer<Half, variant> {
         make_modified_weights<Half>(args_, modifiers, four_columns(lse, this->lane(), k), k, scores_, weights_);
       }
     } else {
+      const auto lse_of = [&](int k) { return four_columns(lse, this->lane(), k); };
       if (edge) {
-        forbid_products(args_, post.sequence, own, scores_);
+        forbid_products(args_, post.sequence, own, lse_of, scores_);
       }
 #pragma unroll
       for (int k = 0; k < pairs / 8; ++k) {
-        make_weights(args_, four_columns(lse, this->lane(), k), k, scores_);
+        make_weights(args_, lse_of(k), edge ? lowest_lse : NAN, k, scores_);
         pack_weights<Half>(k, scores_, weights_);
       }
     }
