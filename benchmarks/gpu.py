@@ -2,13 +2,15 @@
 
 Every row times its contenders one after another in short bursts, between CUDA events, and takes medians; ours runs
 first and last. A card that is capped in power slows down under a long load, so only figures of one run compare. The
-table goes to the terminal; the numbers and a plot are written to benchmarks/results/.
+table goes to the terminal; the numbers and a plot are written to benchmarks/results/. `--rows TEXT` runs only the rows
+that contain TEXT, such as "hd64 causal s512", and writes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import dataclasses
 import datetime
 import json
 import statistics
@@ -43,6 +45,16 @@ class GpuCall(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("slopes", "mask", "bias", "stream")),
         *((name, ctypes.c_void_p) for name in ("grad_out", "dq", "dk", "dv")),
     ]
+
+
+@dataclasses.dataclass
+class Wanted:
+    """Which rows a run is asked for: those whose group and name contain a text."""
+
+    text: str
+
+    def __call__(self, group: str, name: str) -> bool:
+        return self.text in f"{group} {name}"
 
 
 class Headway:
@@ -182,52 +194,61 @@ def work_of(q: Any, pairs: float, each: float = FORWARD) -> float:
     return each * float(q.shape[0] * q.shape[1] * q.shape[3]) * pairs
 
 
-def forward_rows(headway: Headway) -> list[dict[str, Any]]:
+def forward_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
     rows = []
     for dim in (128, 64, 256):
         for causal in (False, True):
             for length in (512, 2048, 4096, 16384):
+                group = f"bf16 hd{dim}{' causal' if causal else ''}"
+                if not wanted(group, f"s{length}"):
+                    continue
                 heads, batch = WIDTH // dim, TOKENS // length
                 q, k, v = inputs(batch, heads, heads, length, dim, torch.bfloat16)
                 peers = peers_of(FAST, peer, q, k, v, is_causal=causal)
-                group = f"bf16 hd{dim}{' causal' if causal else ''}"
                 work = work_of(q, pairs_of(length, causal=causal))
                 rows.append(measure(group, f"s{length}", headway.call(q, k, v, causal=causal), peers, work))
-    q, k, v = inputs(4, 16, 16, 4096, 64, torch.float32)
-    exact, work = peers_of(EXACT, peer, q, k, v), work_of(q, pairs_of(4096))
-    return [*rows, measure("f32 hd64", "s4096", headway.call(q, k, v), exact, work)]
+    if wanted("f32 hd64", "s4096"):
+        q, k, v = inputs(4, 16, 16, 4096, 64, torch.float32)
+        exact, work = peers_of(EXACT, peer, q, k, v), work_of(q, pairs_of(4096))
+        rows.append(measure("f32 hd64", "s4096", headway.call(q, k, v), exact, work))
+    return rows
 
 
-def decode_rows(headway: Headway) -> list[dict[str, Any]]:
+def decode_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
     """One query against many keys: what counts is how fast keys and values are read."""
     rows = []
     for batch, length in ((1, 8192), (1, 131072), (16, 8192), (64, 8192)):
+        group, name = "decode 32/8 hd128", f"b{batch} n{length}"
+        if not wanted(group, name):
+            continue
         q, k, v = inputs(batch, 32, 8, length, 128, torch.bfloat16)
         q = q[:, :, :1].contiguous()
         peers = peers_of(FAST, peer, q, k, v, enable_gqa=True)
         read = 2.0 * k.numel() * k.element_size()
         ours = headway.call(q, k, v)
-        rows.append(measure("decode 32/8 hd128", f"b{batch} n{length}", ours, peers, read, "TB/s"))
+        rows.append(measure(group, name, ours, peers, read, "TB/s"))
     return rows
 
 
-def backward_rows(headway: Headway) -> list[dict[str, Any]]:
+def backward_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
     rows = []
     for dim in (128, 64, 256):
         for causal in (False, True):
             for length in (2048, 4096, 16384):
+                group = f"bf16 hd{dim}{' causal' if causal else ''} backward"
+                if not wanted(group, f"s{length}"):
+                    continue
                 heads, batch = WIDTH // dim, TOKENS // length
                 q, k, v = inputs(batch, heads, heads, length, dim, torch.bfloat16)
                 grad_out = torch.randn_like(q)
                 peers = peers_of(FAST, peer_backward, q, k, v, grad_out, is_causal=causal)
-                group = f"bf16 hd{dim}{' causal' if causal else ''} backward"
                 work = work_of(q, pairs_of(length, causal=causal), BACKWARD)
                 ours = headway.backward(q, k, v, grad_out, causal=causal)
                 rows.append(measure(group, f"s{length}", ours, peers, work))
     return rows
 
 
-def backward_option_rows(headway: Headway) -> list[dict[str, Any]]:
+def backward_option_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
     rows = []
     for dim in (128, 64):
         heads, length = WIDTH // dim, 4096
@@ -242,15 +263,17 @@ def backward_option_rows(headway: Headway) -> list[dict[str, Any]]:
             "bias": {"bias": matrix.to(torch.bfloat16)},
         }
         for name, options in cases.items():
-            ours = headway.backward(q, k, v, grad_out, **options)
-            rows.append(measure(group, name, ours, {}, work_of(q, pairs_of(length), BACKWARD)))
-        few = [x[:, : heads // 4].contiguous() for x in (k, v)]
-        ours = headway.backward(q, *few, grad_out)
-        rows.append(measure(group, "gqa 4:1", ours, {}, work_of(q, pairs_of(length), BACKWARD)))
+            if wanted(group, name):
+                ours = headway.backward(q, k, v, grad_out, **options)
+                rows.append(measure(group, name, ours, {}, work_of(q, pairs_of(length), BACKWARD)))
+        if wanted(group, "gqa 4:1"):
+            few = [x[:, : heads // 4].contiguous() for x in (k, v)]
+            ours = headway.backward(q, *few, grad_out)
+            rows.append(measure(group, "gqa 4:1", ours, {}, work_of(q, pairs_of(length), BACKWARD)))
     return rows
 
 
-def option_rows(headway: Headway) -> list[dict[str, Any]]:
+def option_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
     """Options on the fast path: their own rate, against the same kernel's without them."""
     rows = []
     for dim in (128, 64, 256):
@@ -266,13 +289,16 @@ def option_rows(headway: Headway) -> list[dict[str, Any]]:
             "bias": {"bias": matrix.to(torch.bfloat16)},
         }
         for name, options in cases.items():
-            rows.append(measure(group, name, headway.call(q, k, v, **options), {}, work_of(q, pairs_of(length))))
-        few = [x[:, : heads // 4].contiguous() for x in (k, v)]
-        rows.append(measure(group, "gqa 4:1", headway.call(q, *few), {}, work_of(q, pairs_of(length))))
-        q, k, v = inputs(1, heads, heads, TOKENS, dim, torch.bfloat16)
-        ours = headway.call(q, k, v, causal=True, window=1024)
-        work = work_of(q, pairs_of(TOKENS, window=1024))
-        rows.append(measure(f"options, hd{dim} s{TOKENS}", "window 1024", ours, {}, work))
+            if wanted(group, name):
+                rows.append(measure(group, name, headway.call(q, k, v, **options), {}, work_of(q, pairs_of(length))))
+        if wanted(group, "gqa 4:1"):
+            few = [x[:, : heads // 4].contiguous() for x in (k, v)]
+            rows.append(measure(group, "gqa 4:1", headway.call(q, *few), {}, work_of(q, pairs_of(length))))
+        group = f"options, hd{dim} s{TOKENS}"
+        if wanted(group, "window 1024"):
+            q, k, v = inputs(1, heads, heads, TOKENS, dim, torch.bfloat16)
+            ours = headway.call(q, k, v, causal=True, window=1024)
+            rows.append(measure(group, "window 1024", ours, {}, work_of(q, pairs_of(TOKENS, window=1024))))
     return rows
 
 
@@ -330,12 +356,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--library", type=Path, default=ROOT / "build/bench/benchmarks/libheadway_benchmark_gpu.so")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--rows", metavar="TEXT", default="", help="only rows that contain it; nothing is written")
     arguments = parser.parse_args()
     about = machine()
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     headway = Headway(arguments.library)
-    results = forward_rows(headway) + option_rows(headway) + decode_rows(headway)
-    results += backward_rows(headway) + backward_option_rows(headway) + layer_rows(milliseconds, arguments.library)
+    wanted = Wanted(arguments.rows)
+    results = forward_rows(headway, wanted) + option_rows(headway, wanted) + decode_rows(headway, wanted)
+    results += backward_rows(headway, wanted) + backward_option_rows(headway, wanted)
+    if wanted("layer", ""):
+        results += layer_rows(milliseconds, arguments.library)
+    if arguments.rows:
+        return
     arguments.results.mkdir(parents=True, exist_ok=True)
     stem = f"gpu-{datetime.date.today()}-{about['name'].replace(' ', '-').lower()}"
     record = {"date": str(datetime.date.today()), "machine": about, "results": results}
