@@ -2,48 +2,50 @@
 // the stored output. hopper_forward.cuh says how it works together with the others.
 #pragma once
 
-#include "engines/cuda/kernels/hopper_finish.cuh"
-#include "engines/cuda/kernels/hopper_guard.cuh"
-#include "engines/cuda/kernels/hopper_modifiers.cuh"
-#include "engines/cuda/kernels/hopper_repair.cuh"
-#include "engines/cuda/kernels/hopper_units.cuh"
-#include "engines/cuda/ptx/wgmma.cuh"
+#include "engines/cuda/kernels/hopper_consumer_parts.cuh"
 
 namespace headway::cuda {
 
-// Whether a block is an edge, as far as the compiler is told: a mask in the loop costs time even where it is jumped
-// over.
-enum class Edge : std::uint8_t { no, yes, perhaps };
-
-// Which changes to scores a loop is compiled for. Those that a call may combine are `any`; a loop for a single one is
-// shorter, and its code lies together.
-enum class Change : std::uint8_t { none, any, softcap, alibi, mask, bias };
-
 template <class Half, int head_dim, HopperVariant variant>
-class HopperConsumer {
- public:
-  using Memory = HopperMemory<head_dim, variant>;
-  static constexpr HopperTile tile = Memory::tile;
-  static constexpr bool posted = !is_plain(variant);
-  static constexpr bool masked = is_masked(variant);
-  static constexpr bool drops = variant == HopperVariant::dropped;
-  static constexpr bool modified = masked || variant == HopperVariant::modified;
+class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
+  using Base = ConsumerParts<Half, head_dim, variant>;
+  using Base::address;
+  using Base::args_;
+  using Base::blocks_;
+  using Base::careful_;
+  using Base::drops;
+  using Base::finish;
+  using Base::finish_values;
+  using Base::group_;
+  using Base::hand_over;
+  using Base::keys_;
+  using Base::masked;
+  using Base::memory_;
+  using Base::modified;
+  using Base::multiply_keys;
+  using Base::multiply_values;
+  using Base::out_;
+  using Base::pack_weights;
+  using Base::poisoned_;
+  using Base::post_;
+  using Base::posted;
+  using Base::queries_;
+  using Base::release;
+  using Base::scores_;
+  using Base::skip_blocks;
+  using Base::skipped_;
+  using Base::slope_;
+  using Base::softmax_;
+  using Base::take_query;
+  using Base::tile;
+  using Base::values_;
+  using Base::wait_for_turn;
+  using Base::wait_for_values;
+  using Base::weights_;
+  using typename Base::Memory;
 
-  __device__ __forceinline__ HopperConsumer(const HopperArguments& args, Memory& memory, int group, int warp, int lane)
-      : args_(args),
-        memory_(memory),
-        base_(ptx::kept(ptx::shared_address(&memory))),
-        next_turn_(ptx::kept(group + 1 == tile.consumers ? 1 : 2 + group)),
-        group_(group),
-        lane_(static_cast<int>(ptx::kept(lane))),
-        quad_lane_(lane & 3) {
-    tile_row_ = group * 64 + warp * 16 + lane / 4;
-    softmax_.unit = args.softmax_unit;
-    query_descriptor_ = ptx::tile_descriptor(ptx::shared_address(memory.query[0]) + group * 64 * 128, 16);
-    const std::uint32_t ring = ptx::shared_address(memory.ring);
-    key_descriptor_ = ptx::tile_descriptor(ring, 16);
-    value_descriptor_ = ptx::tile_descriptor(ring, tile.keys * 128);
-  }
+ public:
+  using Base::Base;
 
   __device__ __forceinline__ void run() {
     if (group_ == tile.consumers - 1) {
@@ -60,8 +62,6 @@ class HopperConsumer {
   }
 
  private:
-  using Position = RingPosition<tile.slots>;
-
   __device__ __forceinline__ void run_posted() {
 #pragma unroll 1
     while (true) {
@@ -152,56 +152,6 @@ class HopperConsumer {
     }
   }
 
-  // Passes over the blocks from which this consumer's rows see no key (others' rows do): lets go of them and of its
-  // turns, in the order in which the others use them.
-  __device__ __forceinline__ void skip_blocks() {
-    const int own_last = max(__shfl_sync(~0u, memory_.posts[post_.slot].consumer_last[group_], 0), blocks_.first + 1);
-    const int skipped = blocks_.last - own_last;
-    if (skipped == 0) {
-      return;
-    }
-    values_ = keys_;
-    values_.advance(2);
-#pragma unroll 1
-    for (int k = 0; k < skipped; ++k) {
-      pass_over(keys_);
-      keys_.advance(k == 0 ? 1 : 2);
-      if (has_units()) {
-        wait_for_unit();
-        release_unit();
-      }
-      wait_for_turn();
-      hand_over();
-      if (is_checked(args_, careful_, blocks_, blocks_.last - 1 - k)) {
-        wait_for_check(values_);
-      }
-      pass_over(values_);
-      values_.advance(2);
-    }
-    blocks_.last = own_last;
-    skipped_ = true;
-  }
-
-  __device__ __forceinline__ void pass_over(Position position) {
-    ptx::barrier_wait(address(offsetof(Memory, full), position.slot), position.parity);
-    release(offsetof(Memory, empty), position.slot);
-  }
-
-  __device__ __forceinline__ void take_query() {
-    ptx::barrier_wait(address(offsetof(Memory, query_full), queries_.slot), queries_.parity);
-    if constexpr (tile.query_in_registers) {
-      const int row = tile_row_ - lane_ / 4 + (lane_ & 15);
-      const std::uint32_t shared = address(offsetof(Memory, query)) + row * 128;
-#pragma unroll
-      for (int k = 0; k < head_dim / 16; ++k) {
-        const int chunk = 2 * (k % 4) + lane_ / 16;
-        ptx::load_matrices(query_[k], shared + k / 4 * tile.rows() * 128 + ((chunk ^ (row & 7)) << 4));
-      }
-      __syncwarp();
-      release(offsetof(Memory, query_empty), queries_.slot);
-    }
-  }
-
   __device__ __forceinline__ void first_block(const HopperWork& work) {
     ptx::barrier_wait(address(offsetof(Memory, full), keys_.slot), keys_.parity);
     ptx::wgmma_fence();
@@ -214,10 +164,12 @@ class HopperConsumer {
     values_ = keys_;
     values_.advance();
     skipped_ = false;
-    modify<Edge::perhaps, modified ? Change::any : Change::none>(work, blocks_.last - 1);
+    this->template modify<Edge::perhaps, modified ? Change::any : Change::none>(work, blocks_.last - 1);
     constexpr Change change = modified ? Change::any : Change::none;
-    float older[2] = {softmax_.raise(scores_, 0, rest<change>(0)), softmax_.raise(scores_, 1, rest<change>(1))};
-    float bases[2] = {softmax_.base(0, rest<change>(0)), softmax_.base(1, rest<change>(1))};
+    float older[2] = {softmax_.raise(scores_, 0, this->template rest<change>(0)),
+                      softmax_.raise(scores_, 1, this->template rest<change>(1))};
+    float bases[2] = {softmax_.base(0, this->template rest<change>(0)),
+                      softmax_.base(1, this->template rest<change>(1))};
     softmax_.bases_in_log2(scores_, bases);
     softmax_.exponentials(scores_, 0, older[0], bases[0]);
     softmax_.exponentials(scores_, 1, older[1], bases[1]);
@@ -246,11 +198,12 @@ class HopperConsumer {
     }
     release(offsetof(Memory, empty), keys_.slot);
     keys_.advance(2);
-    modify<edge, change>(work, n);
-    float older[2] = {softmax_.raise(scores_, 0, rest<change>(0)), 0.0f};
+    this->template modify<edge, change>(work, n);
+    float older[2] = {softmax_.raise(scores_, 0, this->template rest<change>(0)), 0.0f};
     if constexpr (tile.pinned_maximum) {
-      older[1] = softmax_.raise(scores_, 1, rest<change>(1));
-      float bases[2] = {softmax_.base(0, rest<change>(0)), softmax_.base(1, rest<change>(1))};
+      older[1] = softmax_.raise(scores_, 1, this->template rest<change>(1));
+      float bases[2] = {softmax_.base(0, this->template rest<change>(0)),
+                        softmax_.base(1, this->template rest<change>(1))};
       softmax_.bases_in_log2(scores_, bases);
       ptx::pin(softmax_.reference[0] + softmax_.reference[1], address(offsetof(Memory, never_written)));
       finish_values();
@@ -258,9 +211,9 @@ class HopperConsumer {
       softmax_.exponentials(scores_, 1, older[1], bases[1]);
     } else {
       static_assert(!masked, "natural bases are for both rows");
-      softmax_.exponentials(scores_, 0, older[0], softmax_.base(0, rest<change>(0)) - softmax_.shift);
-      older[1] = softmax_.raise(scores_, 1, rest<change>(1));
-      softmax_.exponentials(scores_, 1, older[1], softmax_.base(1, rest<change>(1)) - softmax_.shift);
+      softmax_.exponentials(scores_, 0, older[0], softmax_.base(0, this->template rest<change>(0)) - softmax_.shift);
+      older[1] = softmax_.raise(scores_, 1, this->template rest<change>(1));
+      softmax_.exponentials(scores_, 1, older[1], softmax_.base(1, this->template rest<change>(1)) - softmax_.shift);
       finish_values();
     }
     pack_weights(work, n);
@@ -279,232 +232,6 @@ class HopperConsumer {
     release(offsetof(Memory, empty), keys_.slot);
     keys_.advance();
   }
-
-  // ---- Products ----
-
-  // S = Q K^T  [64, keys]
-  __device__ __forceinline__ void multiply_keys() {
-    using Product = ptx::Wgmma<Half, tile.keys>;
-    const std::uint64_t keys = key_descriptor_ + keys_.slot * (tile.block_bytes() >> 4);
-    const std::uint64_t queries = query_descriptor_ + queries_.slot * (tile.query_bytes() >> 4);
-#pragma unroll
-    for (int k = 0; k < head_dim / 16; ++k) {
-      const std::uint64_t b = keys + k / 4 * (tile.keys * 128 >> 4) + k % 4 * 2;
-      if constexpr (tile.query_in_registers) {
-        Product::template multiply<ptx::Reduced::along_columns>(scores_, query_[k][0], query_[k][1], query_[k][2],
-                                                                query_[k][3], b, k != 0);
-      } else {
-        Product::multiply(scores_, queries + k / 4 * (tile.rows() * 128 >> 4) + k % 4 * 2, b, k != 0);
-      }
-    }
-    ptx::wgmma_commit();
-  }
-
-  // O += P V  [64, head_dim]
-  __device__ __forceinline__ void multiply_values(Position position) {
-    const std::uint64_t values = value_descriptor_ + position.slot * (tile.block_bytes() >> 4);
-#pragma unroll
-    for (int k = 0; k < tile.keys / 16; ++k) {
-      ptx::Wgmma<Half, head_dim>::template multiply<ptx::Reduced::along_rows>(
-          out_, weights_[4 * k], weights_[4 * k + 1], weights_[4 * k + 2], weights_[4 * k + 3], values + k * 128, 1);
-    }
-    ptx::wgmma_commit();
-  }
-
-  __device__ __forceinline__ void finish_values() {
-    ptx::wgmma_wait<0>();
-    ptx::touch(out_);
-    ptx::touch(scores_);
-    release(offsetof(Memory, empty), values_.slot);
-    values_.advance(2);
-  }
-
-  // ---- Scores and weights ----
-
-  __device__ __forceinline__ UnitView unit_view() const {
-    const int slot = unit_slot(args_.units, group_, unit_);
-    return {address(offsetof(Memory, units)) + slot * args_.units.bytes, (tile_row_ - lane_ / 4) % unit_rows, lane_,
-            args_.units.one_row};
-  }
-
-  template <Change change>
-  __device__ __forceinline__ void add_bias() {
-    wait_for_unit();
-    const float scale = change == Change::any && args_.cap != 0.0f ? 1.0f : args_.unit;
-    if (change == Change::bias) {
-      add_half_bias<Half>(unit_view(), scale, scores_);
-    } else if (args_.bias.dtype == DType::f32) {
-      add_f32_bias(unit_view(), scale, scores_);
-    } else if (args_.bias.dtype == DType::bf16) {
-      add_half_bias<bfloat16>(unit_view(), scale, scores_);
-    } else {
-      add_half_bias<float16>(unit_view(), scale, scores_);
-    }
-  }
-
-  // Products become scores, in the order of the definition.
-  template <Change change>
-  __device__ __forceinline__ void modify_scores(const HopperWork& work, int n) {
-    constexpr bool any = change == Change::any;
-    const bool biased = change == Change::bias || (any && masked && args_.bias.data != nullptr);
-    if (change == Change::softcap) {
-      cap_scores(args_, scores_);
-    } else if (change == Change::mask) {
-      multiply_scores(args_.unit, scores_);
-    } else if (any && (!biased || args_.cap != 0.0f)) {  // else the bias is added to the scaled product in one step
-      scale_scores(args_, scores_);
-    }
-    if constexpr (masked) {
-      if (biased) {
-        add_bias<change>();
-      }
-    }
-    if (change == Change::alibi || (any && args_.slopes.data != nullptr)) {
-      add_alibi(slope_, work, tile_row_, n * tile.keys + 2 * quad_lane_, scores_, rest_);
-    }
-    if constexpr (masked) {
-      if (!biased && has_units()) {
-        wait_for_unit();
-        apply_mask<tile.keys>(unit_view(), scores_);
-      }
-      if (has_units()) {
-        release_unit();
-      }
-    }
-  }
-
-  // What row i's scores of the block have in common and is not in them yet.
-  template <Change change>
-  __device__ __forceinline__ auto rest(int i) const {
-    if constexpr (change == Change::alibi || change == Change::any) {
-      return rest_[i];
-    } else {
-      return NoRest{};
-    }
-  }
-
-  template <Edge edge, Change change>
-  __device__ __forceinline__ void modify(const HopperWork& work, int n) {
-    const int column = n * tile.keys + 2 * quad_lane_;
-    if constexpr (change != Change::none) {
-      modify_scores<change>(work, n);
-    }
-    if (edge == Edge::yes || (edge == Edge::perhaps && blocks_.is_edge(n))) {
-      ColumnRange rows[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if constexpr (posted) {
-          rows[i] = {memory_.posts[post_.slot].begin[tile_row_ + 8 * i] - column,
-                     memory_.posts[post_.slot].end[tile_row_ + 8 * i] - column};
-        } else {
-          rows[i] = {INT_MIN, work.key_count - column};
-        }
-      }
-      mask_columns(scores_, rows);
-    }
-  }
-
-  __device__ __forceinline__ void pack_weights(const HopperWork& work, int n) {
-    if constexpr (drops) {
-      drop_weights(args_, work, tile_row_, n * tile.keys, quad_lane_, scores_);
-    }
-#pragma unroll
-    for (int k = 0; k < tile.keys / 4; ++k) {
-      weights_[k] = ptx::packed_pair<Half>(scores_[2 * k], scores_[2 * k + 1]);
-    }
-  }
-
-  // ---- The end of a tile ----
-
-  __device__ __forceinline__ void finish(const HopperWork& work) {
-    const bool finite = store_rows<Half, variant>(args_, work, tile_row_, quad_lane_, softmax_, out_);
-    if constexpr (posted) {
-      if (!careful_ && !finite) {
-        memory_.posts[post_.slot].again = true;
-      }
-      if (poisoned_ != 0) {
-        repair<Half>(args_, memory_.posts[post_.slot], tile_row_ - lane_ / 4, tile.keys, lane_);
-      }
-    }
-  }
-
-  // ---- Barriers ----
-
-  __device__ __forceinline__ void release(std::size_t offset, std::uint32_t index = 0) {
-    if (lane_ == 0) {
-      ptx::barrier_arrive(address(offset, index));
-    }
-  }
-
-  // The guard's barriers have phases of their own: few blocks are checked.
-  __device__ __forceinline__ void wait_for_check(Position position) {
-    ptx::barrier_wait(address(offsetof(Memory, checked), position.slot), checked_parities_ >> position.slot & 1);
-    checked_parities_ ^= 1u << position.slot;
-  }
-
-  __device__ __forceinline__ void wait_for_values(int n, Position position) {
-    if constexpr (posted) {
-      if (is_checked(args_, careful_, blocks_, n)) {
-        wait_for_check(position);
-#pragma unroll
-        for (int warp = 0; warp < guard_warps; ++warp) {
-          poisoned_ |= memory_.guard_found[position.slot][warp];
-        }
-        return;
-      }
-    }
-    ptx::barrier_wait(address(offsetof(Memory, full), position.slot), position.parity);
-  }
-
-  __device__ __forceinline__ bool has_units() const { return masked && (!drops || args_.masks_anywhere()); }
-
-  __device__ __forceinline__ void wait_for_unit() {
-    const std::size_t barrier = args_.units.prepared ? offsetof(Memory, unit_ready) : offsetof(Memory, unit_full);
-    ptx::barrier_wait(address(barrier, unit_slot(args_.units, group_, unit_)), unit_.parity);
-  }
-
-  __device__ __forceinline__ void release_unit() {
-    __syncwarp();  // all lanes have read it
-    release(offsetof(Memory, unit_empty), unit_slot(args_.units, group_, unit_));
-    unit_.advance(args_.units.each);
-  }
-
-  __device__ __forceinline__ void wait_for_turn() { ptx::named_barrier_sync(1 + group_, 256); }
-  __device__ __forceinline__ void hand_over() { ptx::named_barrier_arrive(static_cast<int>(next_turn_), 256); }
-
-  // A field's address in shared memory, or that of a barrier in an array; from a base that is kept, since to find it
-  // takes a slow instruction.
-  __device__ __forceinline__ std::uint32_t address(std::size_t offset, std::uint32_t index = 0) const {
-    return base_ + static_cast<std::uint32_t>(offset) + index * static_cast<std::uint32_t>(sizeof(std::uint64_t));
-  }
-
-  const HopperArguments& args_;
-  Memory& memory_;
-  const std::uint32_t base_;       // of memory_
-  const std::uint32_t next_turn_;  // the named barrier of the warpgroup that issues after this one
-  const int group_;                // which consumer
-  const int lane_;                 // of the warp
-  const int quad_lane_;            // of the four lanes that share a row
-  int tile_row_;                   // this thread's first row in the tile; its second is 8 further
-  std::uint64_t query_descriptor_, key_descriptor_, value_descriptor_;
-
-  std::uint32_t query_[tile.query_in_registers ? head_dim / 16 : 1][4];
-  float scores_[tile.keys / 2];
-  std::uint32_t weights_[tile.keys / 4];
-  float out_[head_dim / 2];
-  RowSoftmax<Half, masked> softmax_;
-  float slope_;
-  float rest_[2] = {0.0f, 0.0f};
-
-  HopperBlocks blocks_;
-  Position keys_, values_;
-  RingPosition<tile.query_slots> queries_;
-  PostPosition post_;
-  UnitPosition unit_;
-  bool skipped_ = false;
-  bool careful_ = false;
-  std::uint32_t checked_parities_ = 0;  // by slot of the ring
-  int poisoned_ = 0;                    // a value that is not finite was taken out of an edge block
 };
 
 }  // namespace headway::cuda
