@@ -180,12 +180,17 @@ TEST_F(CudaBackward, does_not_see_what_is_forbidden) {
   }
 }
 
-// One element of a gradient: NaN where a poisoned row reaches it, else what it was before.
-void expect_nan_where(bool hit, double now, double before, const std::string& where) {
-  if (hit)
-    EXPECT_TRUE(std::isnan(now)) << where;
-  else
-    EXPECT_EQ(now, before) << where;
+// Gradients [1,1,S,D]: NaN where hit(i, d) says that a poisoned row reaches them, else what they were before.
+template <class Hit>
+void expect_nan_where(const Tensor& now, const Tensor& before, const char* what, const Hit& hit) {
+  for (std::int64_t i = 0; i < now.size(2); ++i)
+    for (std::int64_t d = 0; d < now.size(3); ++d) {
+      const auto value = static_cast<double>(get(now, {0, 0, i, d}));
+      if (hit(i, d))
+        EXPECT_TRUE(std::isnan(value)) << what << ' ' << i << ' ' << d;
+      else
+        EXPECT_EQ(value, static_cast<double>(get(before, {0, 0, i, d}))) << what << ' ' << i << ' ' << d;
+    }
 }
 
 // The pairs of a causal mask, by tile: NaN in grad_out reaches exactly the rows and features that it should.
@@ -204,17 +209,10 @@ TEST_F(CudaBackward, carries_a_nan_exactly_where_it_belongs) {
     const std::int64_t row = 170, feature = 9;
     set(grad_out, {0, 0, row, feature}, NAN);
     const GradientTensors gradients = call.gradients(grad_out, results);
-    for (std::int64_t i = 0; i < 300; ++i)
-      for (std::int64_t d = 0; d < dim; ++d) {
-        const auto expect = [&](const Tensor& now, const Tensor& before, bool hit, const char* what) {
-          expect_nan_where(hit, static_cast<double>(get(now, {0, 0, i, d})),
-                           static_cast<double>(get(before, {0, 0, i, d})),
-                           std::string(what) + ' ' + std::to_string(i) + ' ' + std::to_string(d));
-        };
-        expect(gradients.dq, clean.dq, i == row, "dq");
-        expect(gradients.dk, clean.dk, i <= row, "dk");
-        expect(gradients.dv, clean.dv, i <= row && d == feature, "dv");
-      }
+    expect_nan_where(gradients.dq, clean.dq, "dq", [&](std::int64_t i, std::int64_t) { return i == row; });
+    expect_nan_where(gradients.dk, clean.dk, "dk", [&](std::int64_t i, std::int64_t) { return i <= row; });
+    expect_nan_where(gradients.dv, clean.dv, "dv",
+                     [&](std::int64_t i, std::int64_t d) { return i <= row && d == feature; });
   }
 }
 
@@ -230,17 +228,9 @@ TEST_F(CudaBackward, keeps_a_row_that_is_not_a_number_from_keys_that_it_does_not
     const std::int64_t row = 170;
     set(inputs.q, {0, 0, row, 5}, NAN);
     const GradientTensors gradients = call.gradients(grad_out, call.run());
-    for (std::int64_t i = 0; i < 300; ++i)
-      for (std::int64_t d = 0; d < dim; ++d) {
-        const auto expect = [&](const Tensor& now, const Tensor& before, bool hit, const char* what) {
-          expect_nan_where(hit, static_cast<double>(get(now, {0, 0, i, d})),
-                           static_cast<double>(get(before, {0, 0, i, d})),
-                           std::string(what) + ' ' + std::to_string(i) + ' ' + std::to_string(d));
-        };
-        expect(gradients.dq, clean.dq, i == row, "dq");
-        expect(gradients.dk, clean.dk, i <= row, "dk");
-        expect(gradients.dv, clean.dv, i <= row, "dv");
-      }
+    expect_nan_where(gradients.dq, clean.dq, "dq", [&](std::int64_t i, std::int64_t) { return i == row; });
+    expect_nan_where(gradients.dk, clean.dk, "dk", [&](std::int64_t i, std::int64_t) { return i <= row; });
+    expect_nan_where(gradients.dv, clean.dv, "dv", [&](std::int64_t i, std::int64_t) { return i <= row; });
   }
 }
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "attention/cuda_engine.h"
 #include "engines/cuda/cublas_lt.h"
 #include "layer_support.h"
 
@@ -17,12 +18,7 @@ constexpr Device gpu{DeviceType::cuda, 0};
 
 class LayerCuda : public testing::Test {
  protected:
-  void SetUp() override {
-    const auto there = engines();
-    if (std::find(there.begin(), there.end(), Engine::cuda) == there.end()) {
-      GTEST_SKIP() << "this machine has no CUDA device";
-    }
-  }
+  void SetUp() override { skip_without_cuda(); }
 };
 
 double tolerance(DType dtype) { return 32 * unit_roundoff(dtype); }

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <string>
 
+#include "attention/cuda_engine.h"
 #include "headway/headway.h"
 
 namespace headway::test {
@@ -14,12 +15,7 @@ constexpr Device gpu{DeviceType::cuda, 0};
 
 class DeviceTensor : public testing::Test {
  protected:
-  void SetUp() override {
-    const auto there = engines();
-    if (std::find(there.begin(), there.end(), Engine::cuda) == there.end()) {
-      GTEST_SKIP() << "this build or machine has no CUDA device";
-    }
-  }
+  void SetUp() override { skip_without_cuda(); }
 };
 
 Tensor counted(const Dims& sizes) {
