@@ -68,14 +68,6 @@ struct ForwardArguments : Arguments {
   Rows lse;  // without data: not asked for
 };
 
-// Few queries over many keys: the keys are split over blocks, and what those find is merged.
-struct DecodeArguments : ForwardArguments {
-  std::int64_t splits;
-  std::int64_t split_keys;  // keys of a split; 0: each sequence's own range divided evenly
-  float* sums;              // [B, Hkv, splits, 16, Dv], relative to the highest score of the split
-  float* statistics;        // [B, Hkv, splits, 16, 2]: highest score, sum of weights
-};
-
 // The score matrix after a stage of the definition.
 struct ScoresArguments : Arguments {
   Matrix scores;  // in the inputs' type

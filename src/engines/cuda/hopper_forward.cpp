@@ -261,20 +261,4 @@ cudaError_t queue_hopper(const ForwardProblem& problem, const Launch& launch, co
                           dim3(static_cast<unsigned>(launch.threads)), parameters, launch.shared_bytes, stream);
 }
 
-bool decodes_on_hopper(const Problem& problem) {
-  return device_properties(problem.query.device().index).major == 9 && problem.head_dim > 0 && problem.value_dim > 0 &&
-         problem.key_len > 0 && problem.key.size(2) <= longest_axis && problem.batch * problem.heads <= longest_axis &&
-         !map_refusal("key", problem.key) && !map_refusal("value", problem.value);
-}
-
-cudaError_t queue_hopper_decode(const ForwardProblem& problem, const Launch& launch, const DecodeArguments& arguments) {
-  HopperDecodeArguments all{};
-  static_cast<DecodeArguments&>(all) = arguments;
-  all.key_map = tensor_map(problem.key, static_cast<int>(decode_keys), problem.operation);
-  all.value_map = tensor_map(problem.value, static_cast<int>(decode_keys), problem.operation);
-  all.key_steps = steps_of(problem.key);
-  all.value_steps = steps_of(problem.value);
-  return launch_hopper_decode(launch, all, problem.dtype(), static_cast<cudaStream_t>(problem.stream));
-}
-
 }  // namespace headway::cuda

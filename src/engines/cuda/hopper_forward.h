@@ -25,10 +25,6 @@ std::size_t hopper_bytes(const Problem& problem);
 cudaError_t queue_hopper(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
                          Workspace& workspace);
 
-// Decoding: whether the copy engine can read keys and values, and the launch (of hopper_decode_launch's choice).
-bool decodes_on_hopper(const Problem& problem);
-cudaError_t queue_hopper_decode(const ForwardProblem& problem, const Launch& launch, const DecodeArguments& arguments);
-
 // For the backward too: whether type and device suit, whether the copy engine can read query, key and value, how a
 // tensor map is stepped over, and softcap's coefficients.
 std::optional<std::string> kind_refusal(const Problem& problem);

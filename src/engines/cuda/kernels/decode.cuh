@@ -10,27 +10,30 @@
 // of Hopper.
 #pragma once
 
+#include "engines/cuda/kernels/decode_arguments.h"
 #include "engines/cuda/kernels/mma_scores.cuh"
 #include "engines/cuda/kernels/softmax.cuh"
+#include "engines/cuda/ptx/dependent_launch.cuh"
 
 namespace headway::cuda {
 
+// Of keys or values, in one stage.
 template <int Depth>
+inline constexpr int decode_tile_bytes = mma_rows* Depth * 2;
+
 struct DecodeTiles {
-  static constexpr int bytes = mma_rows * Depth * 2;
-  static constexpr int stages = Depth == 256 ? 2 : 3;
-  unsigned char *keys, *values;  // [stages][bytes]
+  unsigned char *keys, *values;  // [stages][decode_tile_bytes]
 };
 
 // Every thread copies 16 bytes at a time. Any layout.
 template <class T, int Depth>
 class CopiedFeed {
  public:
-  using Arguments = DecodeArguments;
+  static constexpr int stages = Depth == 256 ? 2 : 3;
   static constexpr int columns = Depth;  // of a tile's panel
   static constexpr int shared_bytes = 0;
 
-  __device__ CopiedFeed(const Arguments& args, const DecodeTiles<Depth>& tiles, unsigned char*)
+  __device__ CopiedFeed(const DecodeArguments& args, const DecodeTiles& tiles, unsigned char*)
       : args_(args), tiles_(tiles) {}
 
   // Where a tile has a 16-byte chunk.
@@ -45,15 +48,15 @@ class CopiedFeed {
     if (key < end) {
       const HalfRows<T> keys(args_.key, b_, g_, first_, count_, args_.head_dim);
       const HalfRows<T> values(args_.value, b_, g_, first_, count_, args_.value_dim);
-      fill_tile<Depth>(keys, key, tiles_.keys + stage * tiles_.bytes);
-      fill_tile<Depth>(values, key, tiles_.values + stage * tiles_.bytes);
+      fill_tile<Depth>(keys, key, tiles_.keys + stage * decode_tile_bytes<Depth>);
+      fill_tile<Depth>(values, key, tiles_.values + stage * decode_tile_bytes<Depth>);
     }
     ptx::commit_copies();
   }
 
   // Waits for the tile that was begun `stages - 1` calls ago.
   __device__ void wait(int) {
-    ptx::wait_for_copies<DecodeTiles<Depth>::stages - 1>();
+    ptx::wait_for_copies<stages - 1>();
     __syncthreads();
   }
 
@@ -63,23 +66,23 @@ class CopiedFeed {
   __device__ static void written() {}
 
  private:
-  const Arguments& args_;
-  DecodeTiles<Depth> tiles_;
+  const DecodeArguments& args_;
+  DecodeTiles tiles_;
   std::int64_t b_ = 0, g_ = 0, first_ = 0, count_ = 0;
 };
 
-template <class T, int Depth, class Feed = CopiedFeed<T, Depth>>
+template <class T, int Depth, class Feed>
 class Decode {
  public:
-  static constexpr int tile_bytes = DecodeTiles<Depth>::bytes;
-  static constexpr int stages = DecodeTiles<Depth>::stages;
+  static constexpr int tile_bytes = decode_tile_bytes<Depth>;
+  static constexpr int stages = Feed::stages;
   static constexpr int rows = 16;
   static constexpr int tiles = Depth / 8;
   static constexpr float weight_scale = std::is_same_v<T, float16> ? 32768.0f : 1.0f;
 
   __host__ static std::size_t shared_bytes() { return 2 * stages * tile_bytes + rows * Depth * 2 + Feed::shared_bytes; }
 
-  __device__ Decode(const typename Feed::Arguments& args, unsigned char* shared)
+  __device__ Decode(const DecodeArguments& args, unsigned char* shared)
       : args_(args),
         keys_(shared),
         values_(shared + stages * tile_bytes),
@@ -94,6 +97,7 @@ class Decode {
     feed_.open(sequence_, b, g);
     Feed::written();
     __syncthreads();  // what shared memory held has been read
+    begin_walk();     // tiles are under way while the rest is set up
     fill_queries();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -101,11 +105,12 @@ class Decode {
       ranges_[half] = is_real(row) ? row_range(args_, sequence_, b, query_of(row)) : KeyRange{0, 0};
     }
 #pragma unroll 1  // one copy of the code for both walks
-    for (int careful = 0; careful < 2; ++careful) {
-      walk(careful != 0);
-      if (!__syncthreads_or(holds_nan(out_))) {
+    for (bool careful = false;; careful = true) {
+      walk(careful);
+      if (!__syncthreads_or(holds_nan(out_)) || careful) {
         break;
       }
+      begin_walk();
     }
     merge_warps();
   }
@@ -113,17 +118,19 @@ class Decode {
  private:
   // Row r of the tile is query r / group of head g * group + r % group.
   __device__ int row_of(int half) const { return thread_.lane / 4 + 8 * half; }
+  __device__ int group() const { return static_cast<int>(args_.group); }
   __device__ bool is_real(int row) const { return row < args_.group * sequence_.query_count; }
-  __device__ std::int64_t query_of(int row) const { return row / args_.group; }
-  __device__ std::int64_t head_of_row(int row) const { return g_ * args_.group + row % args_.group; }
+  __device__ std::int64_t query_of(int row) const { return row / group(); }
+  __device__ std::int64_t head_of_row(int row) const { return g_ * args_.group + row % group(); }
 
   // This split's part of the keys that some row sees: whole tiles of 64.
   __device__ void find_split() {
     const std::int64_t first = range_.begin / mma_rows * mma_rows;
     std::int64_t begin = split_ * args_.split_keys, length = args_.split_keys;
     if (length == 0) {
-      const std::int64_t all = (range_.end - first + mma_rows - 1) / mma_rows;
-      length = (all + args_.splits - 1) / args_.splits * mma_rows;
+      const auto all = static_cast<std::uint32_t>((range_.end - first + mma_rows - 1) / mma_rows);
+      const auto splits = static_cast<std::uint32_t>(args_.splits);
+      length = std::int64_t{(all + splits - 1) / splits} * mma_rows;
       begin = first + split_ * length;
     }
     begin_ = larger(begin, first);
@@ -134,16 +141,13 @@ class Decode {
     constexpr int chunks = Depth / 8;
     for (int task = static_cast<int>(threadIdx.x); task < rows * chunks; task += mma_threads) {
       const int r = task / chunks, chunk = task % chunks;
-      std::uint16_t eight[8];
-      const T* row =
-          head_of<T>(args_.query, b_, head_of_row(r)) + (sequence_.query_begin + query_of(r)) * args_.query.row;
-#pragma unroll
-      for (int x = 0; x < 8; ++x) {
-        const bool there = is_real(r) && chunk * 8 + x < args_.head_dim;
-        eight[x] = there ? row[(chunk * 8 + x) * args_.query.feature].bits : std::uint16_t{0};
+      uint4 eight{};
+      if (is_real(r)) {
+        const T* row =
+            head_of<T>(args_.query, b_, head_of_row(r)) + (sequence_.query_begin + query_of(r)) * args_.query.row;
+        eight = eight_of(row, chunk * 8);
       }
-      *reinterpret_cast<uint4*>(queries_ + chunk_at<Depth>(r, chunk)) = make_uint4(
-          eight[0] | eight[1] << 16, eight[2] | eight[3] << 16, eight[4] | eight[5] << 16, eight[6] | eight[7] << 16);
+      *reinterpret_cast<uint4*>(queries_ + chunk_at<Depth>(r, chunk)) = eight;
     }
     __syncthreads();
     const std::uint32_t base = ptx::shared_address(queries_);
@@ -153,6 +157,28 @@ class Decode {
     }
   }
 
+  // Features d to d + 7 of a query row; 0 from head_dim on.
+  __device__ uint4 eight_of(const T* row, int d) const {
+    if (args_.query.chunks && d + 8 <= args_.head_dim) {
+      return *reinterpret_cast<const uint4*>(row + d);
+    }
+    std::uint16_t eight[8];
+#pragma unroll
+    for (int x = 0; x < 8; ++x) {
+      eight[x] = d + x < args_.head_dim ? row[(d + x) * args_.query.feature].bits : std::uint16_t{0};
+    }
+    return make_uint4(eight[0] | eight[1] << 16, eight[2] | eight[3] << 16, eight[4] | eight[5] << 16,
+                      eight[6] | eight[7] << 16);
+  }
+
+  __device__ void begin_walk() {
+#pragma unroll 1
+    for (int stage = 0; stage + 1 < stages; ++stage) {
+      feed_.fetch(begin_ + stage * mma_rows, end_, stage);
+    }
+  }
+
+  // Its first tiles are under way.
   __device__ void walk(bool careful) {
     rows_[0] = rows_[1] = {};
 #pragma unroll
@@ -161,10 +187,6 @@ class Decode {
     }
     const HalfRows<T> values(args_.value, b_, g_, sequence_.key_begin, sequence_.key_count, args_.value_dim);
     const Modifiers<float> modifiers(args_, sequence_, b_, head_of_row(0));
-#pragma unroll 1
-    for (int stage = 0; stage + 1 < stages; ++stage) {
-      feed_.fetch(begin_ + stage * mma_rows, end_, stage);
-    }
     int stage = 0;
     for (std::int64_t key = begin_; key < end_; key += mma_rows) {
       __syncthreads();  // the stage of the step before may be filled again, before anyone waits for this one
@@ -278,14 +300,16 @@ class Decode {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int at = thread_.warp * rows + row_of(half);
+      if (!is_real(row_of(half))) {
+        continue;
+      }
       if (thread_.lane % 4 == 0) {
         statistics[at] = rows_[half];
       }
 #pragma unroll
       for (int t = 0; t < tiles; ++t) {
-        float* to = sums + at * Depth + t * 8 + 2 * (thread_.lane % 4);
-        to[0] = out_[t][2 * half];
-        to[1] = out_[t][2 * half + 1];
+        *reinterpret_cast<float2*>(sums + at * Depth + t * 8 + 2 * (thread_.lane % 4)) = {out_[t][2 * half],
+                                                                                          out_[t][2 * half + 1]};
       }
     }
     __syncthreads();
@@ -311,7 +335,7 @@ class Decode {
     if (args_.splits > 1) {
       const std::int64_t at = ((b_ * args_.kv_heads + g_) * args_.splits + split_) * rows + r;
       if (d < args_.value_dim) {
-        args_.sums[at * args_.value_dim + d] = sum;
+        args_.sums[at * sum_width(args_.value_dim) + d] = sum;
       }
       if (d == 0) {
         args_.statistics[2 * at] = row.highest;
@@ -331,7 +355,7 @@ class Decode {
     }
   }
 
-  const typename Feed::Arguments& args_;
+  const DecodeArguments& args_;
   unsigned char *keys_, *values_, *queries_;
   Feed feed_;
   MmaThread thread_;
@@ -348,13 +372,15 @@ class Decode {
 template <int Depth>
 inline constexpr int decode_blocks = Depth == 256 ? 1 : 2;
 
+// A block for each split, kv head and batch item, which lie along the grid's axes.
 template <class T, int Depth, class Feed>
-__device__ inline void decode_all(const typename Feed::Arguments& arguments, unsigned char* shared) {
+__device__ inline void decode_all(const DecodeArguments& arguments, unsigned char* shared) {
+  ptx::let_next_kernel_start();  // merge_splits
   Decode<T, Depth, Feed> decode(arguments, shared);
-  const std::int64_t tasks = arguments.batch * arguments.kv_heads * arguments.splits;
-  for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const std::int64_t head = task / arguments.splits;
-    decode.run(head / arguments.kv_heads, head % arguments.kv_heads, task % arguments.splits);
+  for (std::int64_t b = blockIdx.z; b < arguments.batch; b += gridDim.z) {
+    for (std::int64_t g = blockIdx.y; g < arguments.kv_heads; g += gridDim.y) {
+      decode.run(b, g, blockIdx.x);
+    }
   }
 }
 
@@ -363,70 +389,6 @@ __global__ void __launch_bounds__(mma_threads, decode_blocks<Depth>)
     decode(const __grid_constant__ DecodeArguments arguments) {
   extern __shared__ __align__(16) unsigned char shared[];
   decode_all<T, Depth, CopiedFeed<T, Depth>>(arguments, shared);
-}
-
-constexpr int merge_threads = 128;
-
-// Combines one number of every thread; all get the result. The order is fixed.
-template <class Combine>
-__device__ inline float over_block(float value, const Combine& combine) {
-  __shared__ float values[merge_threads];
-  __syncthreads();
-  values[threadIdx.x] = value;
-  for (int half = merge_threads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (static_cast<int>(threadIdx.x) < half) {
-      values[threadIdx.x] = combine(values[threadIdx.x], values[threadIdx.x + half]);
-    }
-  }
-  __syncthreads();
-  return values[0];
-}
-
-// The splits of one row, merged: a block for each row, its threads first over the splits, then over the features. A
-// split without keys has highest -inf, and so factor 0.
-template <class T>
-__global__ void __launch_bounds__(merge_threads) merge_splits(const __grid_constant__ DecodeArguments args) {
-  constexpr int rows = 16;
-  const std::int64_t tasks = args.batch * args.heads * args.query_len;
-  for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const std::int64_t i = task % args.query_len, h = task / args.query_len % args.heads;
-    const std::int64_t b = task / args.query_len / args.heads;
-    const Sequence sequence = sequence_of(args, b);
-    if (i >= sequence.query_count) {
-      continue;
-    }
-    const std::int64_t g = h / args.group, r = i * args.group + h % args.group;
-    const std::int64_t first = (b * args.kv_heads + g) * args.splits * rows + r;
-    const float* statistics = args.statistics + 2 * first;
-    const float* sums = args.sums + first * args.value_dim;
-    float highest = -infinity<float>();
-    for (std::int64_t split = threadIdx.x; split < args.splits; split += merge_threads) {
-      highest = higher(highest, statistics[2 * split * rows]);
-    }
-    highest = over_block(highest, [](float x, float y) { return higher(x, y); });
-    const float base = reference(highest);
-    float total = 0;
-    for (std::int64_t split = threadIdx.x; split < args.splits; split += merge_threads) {
-      total += statistics[2 * split * rows + 1] * exponential(statistics[2 * split * rows] - base);
-    }
-    const RowSoftmax<float> row{highest, over_block(total, [](float x, float y) { return x + y; })};
-    const RowEnd<float> end = close_row(row, sink_of<float>(args, h), i >= sequence.real_queries);
-    const std::int64_t at = sequence.query_begin + i;
-    for (std::int64_t d = threadIdx.x; d < args.value_dim; d += merge_threads) {
-      float sum = 0;
-#pragma unroll 8
-      for (std::int64_t split = 0; split < args.splits; ++split) {
-        const float factor = exponential(statistics[2 * split * rows] - base);
-        sum += sums[split * rows * args.value_dim + d] * factor;
-      }
-      head_of<T>(args.out, b, h)[at * args.out.row + d * args.out.feature] =
-          element<T>(row.empty() ? 0.0f : sum * end.factor);
-    }
-    if (threadIdx.x == 0 && args.lse.data != nullptr) {
-      head_of<float>(args.lse, b, h)[at * args.lse.row] = end.lse;
-    }
-  }
 }
 
 }  // namespace headway::cuda

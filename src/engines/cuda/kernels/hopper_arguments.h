@@ -1,4 +1,4 @@
-// What the Hopper forward and decode kernels take: variants, the shape of their tiles, and a call's arguments.
+// What the Hopper forward kernels take: variants, the shape of their tiles, and a call's arguments.
 #pragma once
 
 #include <cuda.h>
@@ -110,11 +110,6 @@ struct HopperArguments : ForwardArguments {
 
   // Keys that a mask or bias forbids may be anywhere.
   __device__ bool masks_anywhere() const { return mask.data != nullptr || bias.data != nullptr; }
-};
-
-struct HopperDecodeArguments : DecodeArguments {
-  CUtensorMap key_map, value_map;  // boxes of 64 columns and rows
-  MapSteps key_steps, value_steps;
 };
 
 }  // namespace headway::cuda

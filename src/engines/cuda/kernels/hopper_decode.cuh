@@ -3,7 +3,6 @@
 #pragma once
 
 #include "engines/cuda/kernels/decode.cuh"
-#include "engines/cuda/kernels/hopper_arguments.h"
 #include "engines/cuda/ptx/mbarrier.cuh"
 #include "engines/cuda/ptx/tma.cuh"
 
@@ -12,15 +11,14 @@ namespace headway::cuda {
 template <int Depth>
 class BoxedFeed {
  public:
-  using Arguments = HopperDecodeArguments;
-  using Tiles = DecodeTiles<Depth>;
+  static constexpr int stages = Depth == 64 ? 6 : 3;
   static constexpr int columns = 64;
-  static constexpr int shared_bytes = Tiles::stages * sizeof(std::uint64_t);
+  static constexpr int shared_bytes = stages * sizeof(std::uint64_t);
 
-  __device__ BoxedFeed(const Arguments& args, const Tiles& tiles, unsigned char* barriers)
+  __device__ BoxedFeed(const DecodeArguments& args, const DecodeTiles& tiles, unsigned char* barriers)
       : args_(args), tiles_(tiles), full_(ptx::shared_address(barriers)) {
     if (threadIdx.x == 0) {
-      for (int stage = 0; stage < Tiles::stages; ++stage) {
+      for (int stage = 0; stage < stages; ++stage) {
         ptx::barrier_init(barrier(stage), 1);
       }
       ptx::barrier_init_fence();
@@ -40,10 +38,10 @@ class BoxedFeed {
 
   __device__ void fetch(std::int64_t key, std::int64_t end, int stage) {
     if (threadIdx.x == 0 && key < end) {
-      ptx::barrier_expect_bytes(barrier(stage), 2 * Tiles::bytes);
+      ptx::barrier_expect_bytes(barrier(stage), 2 * decode_tile_bytes<Depth>);
       const int row = first_row_ + static_cast<int>(key);
-      copy(tiles_.keys + stage * Tiles::bytes, args_.key_map, args_.key_steps, row, stage);
-      copy(tiles_.values + stage * Tiles::bytes, args_.value_map, args_.value_steps, row, stage);
+      copy(tiles_.keys + stage * decode_tile_bytes<Depth>, args_.key_map, args_.key_steps, row, stage);
+      copy(tiles_.values + stage * decode_tile_bytes<Depth>, args_.value_map, args_.value_steps, row, stage);
     }
   }
 
@@ -68,15 +66,15 @@ class BoxedFeed {
     }
   }
 
-  const Arguments& args_;
-  Tiles tiles_;
+  const DecodeArguments& args_;
+  DecodeTiles tiles_;
   std::uint32_t full_, parities_ = 0;
   int first_row_ = 0, batch_ = 0, head_ = 0;
 };
 
 template <class T, int Depth>
 __global__ void __launch_bounds__(mma_threads, decode_blocks<Depth>)
-    hopper_decode(const __grid_constant__ HopperDecodeArguments arguments) {
+    hopper_decode(const __grid_constant__ DecodeArguments arguments) {
   extern __shared__ __align__(1024) unsigned char swizzled_shared[];
   decode_all<T, Depth, BoxedFeed<Depth>>(arguments, swizzled_shared);
 }

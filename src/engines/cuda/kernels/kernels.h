@@ -39,13 +39,6 @@ Launch mma_forward_launch(const ForwardArguments& arguments, DType dtype);
 Launch mma_gradient_launch(const GradientArguments& arguments, DType dtype);
 Launch mma_matrix_launch(const ScoresArguments& arguments, DType dtype);
 
-// Decoding: at most decode_rows query rows (times grouped heads) share a kv head; no mask, bias, ALiBi or dropout.
-constexpr std::int64_t decode_rows = 16;
-constexpr std::int64_t decode_keys = 64;  // of a tile
-Launch decode_launch(const ForwardArguments& arguments, DType dtype, std::int64_t splits);
-cudaError_t launch_decode(const Launch& launch, const DecodeArguments& arguments, DType dtype, cudaStream_t stream);
-cudaError_t launch_merge(const DecodeArguments& arguments, DType dtype, cudaStream_t stream);  // nothing for one split
-
 cudaError_t launch_forward(const Launch& launch, const ForwardArguments& arguments, cudaStream_t stream);
 cudaError_t launch_gradient(const Launch& launch, const GradientArguments& arguments, cudaStream_t stream);
 cudaError_t launch_bias_gradient(const Launch& launch, const BiasGradientArguments& arguments, cudaStream_t stream);

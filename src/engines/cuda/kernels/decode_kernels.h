@@ -1,0 +1,20 @@
+// The decode kernels: at most decode_rows query rows (times grouped heads) share a kv head; no mask, bias, ALiBi or
+// dropout. One file for every chip, one for Hopper's copy engine.
+#pragma once
+
+#include "engines/cuda/kernels/decode_arguments.h"
+#include "engines/cuda/kernels/kernels.h"
+
+namespace headway::cuda {
+
+constexpr std::int64_t decode_rows = 16;
+constexpr std::int64_t decode_keys = 64;  // of a tile
+
+Launch decode_launch(const ForwardArguments& arguments, DType dtype, std::int64_t splits);
+Launch hopper_decode_launch(const ForwardArguments& arguments, DType dtype, std::int64_t splits);
+
+// Either, and what merges the splits. `early_merge`: its blocks may be set up before the splits are done (sm_90).
+cudaError_t launch_decode(const Launch& launch, const DecodeArguments& arguments, DType dtype, bool early_merge,
+                          cudaStream_t stream);
+
+}  // namespace headway::cuda
