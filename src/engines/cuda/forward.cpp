@@ -3,7 +3,7 @@
 #include "core/text.h"
 #include "engines/cuda/decode.h"
 #include "engines/cuda/hopper_forward.h"
-#include "engines/cuda/kernels/kernels.h"
+#include "engines/cuda/kernels/simt_kernels.h"
 #include "engines/cuda/plan_text.h"
 #include "engines/cuda/problem_arguments.h"
 #include "engines/cuda/scores.h"
@@ -16,6 +16,14 @@ bool takes_hopper(const Problem& problem, const TensorView* out) {
   return !is_decoding(problem) && !hopper_refusal(problem) && (out == nullptr || !hopper_refusal(*out));
 }
 
+// Whether a running sum over the keys could drift, or avoiding it costs nothing. Lengths of a pack depend on the
+// others.
+bool needs_compensation(const Problem& problem) {
+  constexpr std::int64_t many_keys = 16384, few_queries = 64;
+  return problem.dtype() == DType::f32 && (problem.key_len > many_keys || problem.query_len <= few_queries ||
+                                           (problem.batch_invariant && problem.packed()));
+}
+
 Launch choose_launch(const Problem& problem, const ForwardArguments& arguments, const TensorView* out) {
   if (is_decoding(problem)) {
     return choose_decode(problem, arguments);
@@ -26,7 +34,8 @@ Launch choose_launch(const Problem& problem, const ForwardArguments& arguments, 
   if (fits_tensor_cores(problem)) {
     return mma_forward_launch(arguments, problem.dtype());
   }
-  return simt_forward_launch(arguments, problem.dtype());
+  return needs_compensation(problem) ? simt_compensated_launch(arguments)
+                                     : simt_forward_launch(arguments, problem.dtype());
 }
 
 std::size_t workspace_bytes(const Problem& problem, const Launch& launch, const TensorView* out) {

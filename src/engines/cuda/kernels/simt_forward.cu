@@ -1,18 +1,19 @@
-#include "engines/cuda/kernels/kernels.h"
 #include "engines/cuda/kernels/launch.cuh"
 #include "engines/cuda/kernels/simt_forward.cuh"
+#include "engines/cuda/kernels/simt_kernels.h"
 
 namespace headway::cuda {
 namespace {
 
-template <class T, int Width>
+template <class T, int Width, Sums Kind>
 Launch chosen(const ForwardArguments& arguments) {
-  using Shape = typename SimtForward<T, Width>::Shape;
+  using Forward = SimtForward<T, Width, Kind>;
+  using Shape = typename Forward::Shape;
   Launch launch;
   launch.name = sizeof(RealOf<T>) == 4 ? "exact f32 tiles" : "exact f64 tiles";
-  launch.kernel = reinterpret_cast<const void*>(simt_forward<T, Width>);
+  launch.kernel = reinterpret_cast<const void*>(simt_forward<T, Width, Kind>);
   launch.threads = simt_threads;
-  launch.shared_bytes = SimtForward<T, Width>::shared_bytes(arguments.head_dim);
+  launch.shared_bytes = Forward::shared_bytes(arguments.head_dim);
   launch.query_block = Shape::rows;
   launch.key_block = Shape::keys;
   launch.row_tiles = blocks(arguments.query_len, Shape::rows);
@@ -23,12 +24,18 @@ Launch chosen(const ForwardArguments& arguments) {
 
 }  // namespace
 
+Launch simt_compensated_launch(const ForwardArguments& arguments) {
+  return chosen<float, 64, Sums::compensated>(arguments);
+}
+
 Launch simt_forward_launch(const ForwardArguments& arguments, DType dtype) {
+  using enum Sums;
   switch (dtype) {
-    case DType::f64: return chosen<double, 64>(arguments);
-    case DType::bf16: return chosen<bfloat16, 64>(arguments);
-    case DType::f16: return chosen<float16, 64>(arguments);
-    default: return arguments.value_dim <= 64 ? chosen<float, 64>(arguments) : chosen<float, 128>(arguments);
+    case DType::f64: return chosen<double, 64, running>(arguments);
+    case DType::bf16: return chosen<bfloat16, 64, running>(arguments);
+    case DType::f16: return chosen<float16, 64, running>(arguments);
+    default:
+      return arguments.value_dim <= 64 ? chosen<float, 64, running>(arguments) : chosen<float, 128, running>(arguments);
   }
 }
 

@@ -8,6 +8,9 @@
 // A forbidden pair has weight 0, and 0 * NaN would be NaN. The first walk does not care; only where its result holds a
 // NaN are the keys walked again, leaving out forbidden pairs one by one. Rows that attend to no NaN get the same bits
 // both times.
+//
+// One running sum over a million equal terms drifts by a hundredth. Sums::compensated adds 32 keys at a time to sums
+// that carry what rounding took from them; its registers allow half the rows, which few queries don't fill anyway.
 #pragma once
 
 #include "engines/cuda/kernels/simt_scores.cuh"
@@ -15,12 +18,14 @@
 
 namespace headway::cuda {
 
+enum class Sums : std::uint8_t { running, compensated };
+
 // Width: value features of a block, 64 or 128.
-template <class T, int Width>
+template <class T, int Width, Sums Kind>
 class SimtForward {
  public:
   using Real = RealOf<T>;
-  using Shape = SimtShape<Real>;
+  using Shape = std::conditional_t<Kind == Sums::running, SimtShape<Real>, SimtShape<Real, 4>>;
   static constexpr int M = Shape::M, N = Shape::N, W = Width / 8;
   static constexpr int value_stride = Width + simt_pad;
 
@@ -83,7 +88,7 @@ class SimtForward {
       rows_[m] = {};
 #pragma unroll
       for (int w = 0; w < W; ++w) {
-        out_[m][w] = 0;
+        out_[m][w] = lost_[m][w] = 0;
       }
     }
     const Modifiers<Real> modifiers(args_, here().sequence, b_, h_);
@@ -114,8 +119,11 @@ class SimtForward {
         const KeyRange range = here().rows[r];
         return Pair{first_ + r, key + c, key + c >= range.begin && key + c < range.end};
       };
-      modify_tile(thread_, modifiers, is_plain(here().range, key, Shape::keys, modifiers.only_scale()), where, weights_,
-                  static_cast<Real*>(nullptr), scores);
+      const bool plain = is_plain(here().range, key, Shape::keys, modifiers.only_scale());
+      modify_tile(thread_, modifiers, plain, where, weights_, static_cast<Real*>(nullptr), scores);
+      if (!plain) {
+        __syncthreads();  // every thread has its scores out of what becomes weights_
+      }
       weigh(key, careful, scores);
       ptx::wait_for_copies<0>();
       __syncthreads();
@@ -124,9 +132,9 @@ class SimtForward {
       }
       // O += P V  [rows, features]
       if (careful) {
-        multiply<true>(thread_, weights_, Shape::row_stride, values_, value_stride, Shape::keys, out_);
+        add_products<true>();
       } else {
-        multiply<false>(thread_, weights_, Shape::row_stride, values_, value_stride, Shape::keys, out_);
+        add_products<false>();
       }
     }
 #pragma unroll
@@ -145,13 +153,12 @@ class SimtForward {
         forbidden |= std::uint64_t{scores[slot / N][slot % N] == -infinity<Real>()} << slot;
       }
     }
-    __syncthreads();  // every thread has its scores out of what becomes weights_
 #pragma unroll
     for (int m = 0; m < M; ++m) {
       Real highest = -infinity<Real>();
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        highest = higher(highest, scores[m][n]);
+        highest = fmax(highest, scores[m][n]);  // a NaN makes its row NaN in the sum
       }
       const Real factor = rows_[m].raise(row_maximum(highest));
       const Real base = reference(rows_[m].highest);
@@ -165,6 +172,7 @@ class SimtForward {
 #pragma unroll
       for (int w = 0; w < W; ++w) {
         out_[m][w] *= factor;
+        lost_[m][w] *= factor;
       }
     }
     if (args_.dropout.active) {
@@ -186,6 +194,31 @@ class SimtForward {
       for (int m = 0; m < M; m += 4) {
         store_four(weights_ + thread_.col_of(n) * Shape::row_stride + thread_.row_of(m), scores[m][n], scores[m + 1][n],
                    scores[m + 2][n], scores[m + 3][n]);
+      }
+    }
+  }
+
+  template <bool Skip>
+  __device__ void add_products() {
+    if constexpr (Kind == Sums::running) {
+      multiply<Skip>(thread_, weights_, Shape::row_stride, values_, value_stride, Shape::keys, out_);
+      return;
+    }
+    constexpr int together = 32;
+#pragma unroll 1
+    for (int k = 0; k < Shape::keys; k += together) {
+      Real part[M][W] = {};
+      multiply<Skip>(thread_, weights_ + k * Shape::row_stride, Shape::row_stride, values_ + k * value_stride,
+                     value_stride, together, part);
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int w = 0; w < W; ++w) {
+          const Real term = part[m][w] - lost_[m][w], sum = out_[m][w] + term;
+          const Real lost = (sum - out_[m][w]) - term;
+          lost_[m][w] = lost == lost ? lost : Real(0);  // of infinite sums nothing is known
+          out_[m][w] = sum;
+        }
       }
     }
   }
@@ -223,13 +256,14 @@ class SimtForward {
   std::int64_t b_, h_, g_, first_, feature_;
   RowSoftmax<Real> rows_[M];
   Real out_[M][W];
+  Real lost_[M][W];  // what rounding added to them; unused by running sums
 };
 
-template <class T, int Width>
+template <class T, int Width, Sums Kind>
 __global__ void __launch_bounds__(simt_threads, 2)
     simt_forward(const __grid_constant__ ForwardArguments arguments, std::int64_t row_tiles, std::int64_t spans) {
   extern __shared__ __align__(16) unsigned char shared[];
-  using Forward = SimtForward<T, Width>;
+  using Forward = SimtForward<T, Width, Kind>;
   Forward forward(arguments, reinterpret_cast<typename Forward::Real*>(shared));
   const std::int64_t tasks = arguments.batch * arguments.heads * row_tiles * spans;
   for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {

@@ -14,9 +14,16 @@ namespace headway::cuda {
 constexpr int simt_threads = 128;
 constexpr int simt_pad = 4;  // keeps 16-byte alignment, and neighbours in other banks
 
+// A warp is 4 rows x 8 columns. Rows differ in bits 1 and 4 of the lane, columns in bits 0, 2 and 3: so that of lanes
+// that differ in bit 0, or in bit 1, all read the same 16 bytes of one operand, and shared memory serves half a warp at
+// once.
 struct SimtThread {
   int row, col;  // 0..15, 0..7
-  __device__ SimtThread() : row(static_cast<int>(threadIdx.x) / 8), col(static_cast<int>(threadIdx.x) % 8) {}
+  __device__ SimtThread() {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    row = warp * 4 + (lane >> 4) * 2 + (lane >> 1 & 1);
+    col = (lane >> 2 & 3) * 2 + (lane & 1);
+  }
   __device__ int row_of(int m) const { return m / 4 * 64 + row * 4 + m % 4; }
   __device__ int col_of(int n) const { return n / 4 * 32 + col * 4 + n % 4; }
 };
@@ -224,20 +231,15 @@ __device__ inline void start_rows(const RowSource<T>& source, std::int64_t d, st
 // Sums and maxima over the 8 threads that share rows.
 template <class Real>
 __device__ inline Real row_sum(Real value) {
-#pragma unroll
-  for (int lanes = 1; lanes < 8; lanes *= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, lanes);
-  }
-  return value;
+  value += __shfl_xor_sync(0xffffffffu, value, 1);
+  value += __shfl_xor_sync(0xffffffffu, value, 4);
+  return value + __shfl_xor_sync(0xffffffffu, value, 8);
 }
 template <class Real>
 __device__ inline Real row_maximum(Real value) {
-#pragma unroll
-  for (int lanes = 1; lanes < 8; lanes *= 2) {
-    const Real other = __shfl_xor_sync(0xffffffffu, value, lanes);
-    value = value > other ? value : other;
-  }
-  return value;
+  value = fmax(value, __shfl_xor_sync(0xffffffffu, value, 1));
+  value = fmax(value, __shfl_xor_sync(0xffffffffu, value, 4));
+  return fmax(value, __shfl_xor_sync(0xffffffffu, value, 8));
 }
 
 }  // namespace headway::cuda
