@@ -99,8 +99,8 @@ cudaError_t queue_decode(const ForwardProblem& problem, const Launch& launch, co
   all.sums = static_cast<float*>(workspace.take(split.sums));
   all.statistics = static_cast<float*>(workspace.take(split.statistics));
   if (reads_boxes(problem)) {
-    all.key_map = tensor_map(problem.key, static_cast<int>(decode_keys), problem.operation);
-    all.value_map = tensor_map(problem.value, static_cast<int>(decode_keys), problem.operation);
+    all.key_map = stream_map(problem.key, static_cast<int>(decode_keys), problem.operation);
+    all.value_map = stream_map(problem.value, static_cast<int>(decode_keys), problem.operation);
     all.key_steps = steps_of(problem.key);
     all.value_steps = steps_of(problem.value);
   }

@@ -45,7 +45,8 @@ CUtensorMapDataType map_type(DType dtype) {
   }
 }
 
-CUtensorMap encoded(const ConstTensorView& view, MatrixBox shape, std::string_view operation) {
+CUtensorMap encoded(const ConstTensorView& view, MatrixBox shape, std::string_view operation,
+                    CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
   const Encode encode = encode_function();
   if (encode == nullptr) {
     throw DeviceError(text(operation, ": the CUDA driver offers no tensor maps (cuTensorMapEncodeTiled)"));
@@ -66,8 +67,8 @@ CUtensorMap encoded(const ConstTensorView& view, MatrixBox shape, std::string_vi
   CUtensorMap map;
   const CUresult result =
       encode(&map, map_type(view.dtype()), 4, const_cast<void*>(view.data()), sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+             CU_TENSOR_MAP_INTERLEAVE_NONE, narrow ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, promotion,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     throw DeviceError(text(operation, ": making a tensor map of shape ", view.sizes(), " and strides ", view.strides(),
                            ": CUDA says error ", static_cast<int>(result)));
@@ -95,6 +96,10 @@ std::optional<std::string> map_refusal(const char* name, const ConstTensorView& 
 
 CUtensorMap tensor_map(const ConstTensorView& view, int rows, std::string_view operation) {
   return encoded(view, {box_columns, rows}, operation);
+}
+
+CUtensorMap stream_map(const ConstTensorView& view, int rows, std::string_view operation) {
+  return encoded(view, {box_columns, rows}, operation, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }
 
 bool is_mappable(const ConstTensorView& matrix) {
