@@ -39,10 +39,13 @@ std::int64_t splits_of(const Problem& problem) {
   if (problem.batch_invariant) {
     return std::max<std::int64_t>(1, (problem.key_len + invariant_split - 1) / invariant_split);
   }
-  const std::int64_t tiles = (problem.key_len + decode_keys - 1) / decode_keys;
-  const std::int64_t blocks_each = std::max(problem.head_dim, problem.value_dim) <= 128 ? 2 : 1;
-  return balanced_splits(problem.batch * problem.kv_heads, std::max<std::int64_t>(tiles, 1),
-                         blocks_each * device_of(problem).multiprocessors);
+  const std::int64_t heads = problem.batch * problem.kv_heads;
+  const std::int64_t tiles = std::max<std::int64_t>(1, (problem.key_len + decode_keys - 1) / decode_keys);
+  const std::int64_t multiprocessors = device_of(problem).multiprocessors;
+  // One block keeps a multiprocessor's share of the memory busy; two are done sooner where there is little to read.
+  constexpr std::int64_t little = 64;
+  const bool two = std::max(problem.head_dim, problem.value_dim) <= 128 && heads * tiles < little * multiprocessors;
+  return balanced_splits(heads, tiles, (two ? 2 : 1) * multiprocessors);
 }
 
 // Whether the copy engine can read keys and values.

@@ -18,6 +18,8 @@ class BoxedFeed {
   __device__ BoxedFeed(const DecodeArguments& args, const DecodeTiles& tiles, unsigned char* barriers)
       : args_(args), tiles_(tiles), full_(ptx::shared_address(barriers)) {
     if (threadIdx.x == 0) {
+      ptx::prefetch_map(&args.key_map);
+      ptx::prefetch_map(&args.value_map);
       for (int stage = 0; stage < stages; ++stage) {
         ptx::barrier_init(barrier(stage), 1);
       }

@@ -52,15 +52,14 @@ struct SplitRow {
 
 // A split without keys has highest -inf, and so factor 0.
 __device__ inline RowSoftmax<float> merged_statistics(const SplitRow& row) {
-  float highest = -infinity<float>();
+  RowSoftmax<float> own;  // of every so many splits
   for (std::int64_t split = threadIdx.x; split < row.splits; split += merge_threads) {
-    highest = higher(highest, row.highest(split));
+    const float highest = row.highest(split), total = row.total(split);
+    own.raise(highest);
+    own.total += total * exponential(highest - reference(own.highest));
   }
-  highest = over_block(highest, [](float x, float y) { return higher(x, y); });
-  float total = 0;
-  for (std::int64_t split = threadIdx.x; split < row.splits; split += merge_threads) {
-    total += row.total(split) * exponential(row.highest(split) - reference(highest));
-  }
+  const float highest = over_block(own.highest, [](float x, float y) { return higher(x, y); });
+  const float total = own.total * exponential(own.highest - reference(highest));
   return {highest, over_block(total, [](float x, float y) { return x + y; })};
 }
 
@@ -87,6 +86,8 @@ template <class T>
 __device__ inline void merge_row(const DecodeArguments& args, std::int64_t b, std::int64_t h, std::int64_t i) {
   __shared__ __align__(16) float sums[merge_threads * 4];
   const Sequence sequence = sequence_of(args, b);
+  const float sink = sink_of<float>(args, h);
+  ptx::wait_for_kernel_before();  // its statistics and sums; in every block, or this kernel might end first
   if (i >= sequence.query_count) {
     return;
   }
@@ -94,7 +95,7 @@ __device__ inline void merge_row(const DecodeArguments& args, std::int64_t b, st
   const std::int64_t first = (b * args.kv_heads + g) * args.splits * SplitRow::rows + i * args.group + h % args.group;
   const SplitRow splits{args.statistics + 2 * first, args.sums + first * width, args.splits, width};
   const RowSoftmax<float> row = merged_statistics(splits);
-  const RowEnd<float> end = close_row(row, sink_of<float>(args, h), i >= sequence.real_queries);
+  const RowEnd<float> end = close_row(row, sink, i >= sequence.real_queries);
   const int groups = width == 0 ? 0 : add_splits(splits, row.highest, sums);
   const std::int64_t at = sequence.query_begin + i;
   for (std::int64_t d = threadIdx.x; d < args.value_dim; d += merge_threads) {
@@ -113,7 +114,6 @@ __device__ inline void merge_row(const DecodeArguments& args, std::int64_t b, st
 // A block for each query, head and batch item, which lie along the grid's axes.
 template <class T>
 __global__ void __launch_bounds__(merge_threads) merge_splits(const __grid_constant__ DecodeArguments args) {
-  ptx::wait_for_kernel_before();
   for (std::int64_t b = blockIdx.z; b < args.batch; b += gridDim.z) {
     for (std::int64_t h = blockIdx.y; h < args.heads; h += gridDim.y) {
       __syncthreads();  // the sums of the row before have been read
