@@ -8,7 +8,8 @@ namespace headway::cuda {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(simt_threads, 2) simt_analysis(const __grid_constant__ AnalysisArguments arguments) {
+__global__ void __launch_bounds__(SimtWalk<T>::threads, 2)
+    simt_analysis(const __grid_constant__ AnalysisArguments arguments) {
   extern __shared__ __align__(16) unsigned char shared[];
   analyze_chunks<SimtWalk<T>>(arguments, shared);
 }
@@ -18,7 +19,7 @@ Launch chosen(const AnalysisArguments& arguments) {
   Launch launch;
   launch.name = sizeof(RealOf<T>) == 4 ? "exact f32 analysis" : "exact f64 analysis";
   launch.kernel = reinterpret_cast<const void*>(simt_analysis<T>);
-  launch.threads = simt_threads;
+  launch.threads = SimtWalk<T>::threads;
   launch.shared_bytes = TileAnalysis<SimtWalk<T>>::shared_bytes(arguments.head_dim);
   launch.tasks = arguments.head_count * arguments.chunks;
   return launch;

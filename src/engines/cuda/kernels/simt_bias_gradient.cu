@@ -11,7 +11,7 @@ Launch chosen(const BiasGradientArguments& arguments) {
   Launch launch;
   launch.name = "bias gradient";
   launch.kernel = reinterpret_cast<const void*>(simt_bias_gradient<T>);
-  launch.threads = simt_threads;
+  launch.threads = Gradient::Shape::threads;
   launch.shared_bytes = Gradient::shared_bytes(arguments);
   launch.query_block = Gradient::Shape::rows;
   launch.key_block = Gradient::Shape::keys;

@@ -12,9 +12,9 @@ namespace headway::cuda {
 template <class T>
 class SimtBiasGradient {
  public:
-  using Pairs = SimtPairs<T, false>;
-  using Real = typename Pairs::Real;
-  using Shape = typename Pairs::Shape;
+  using Real = RealOf<T>;
+  using Shape = SimtShape<Real, 4>;
+  using Pairs = SimtPairs<T, false, Shape>;
   static constexpr int M = Pairs::M, N = Pairs::N;
 
   __host__ static std::size_t shared_bytes(const Arguments& args) {
@@ -88,7 +88,7 @@ class SimtBiasGradient {
     // Each sum along a tile's own axes goes from its first element to its last.
     const int rows = args_.sums[2] ? 1 : Shape::rows, cols = args_.sums[3] ? 1 : Shape::keys;
     const int rows_summed = args_.sums[2] ? Shape::rows : 1, cols_summed = args_.sums[3] ? Shape::keys : 1;
-    for (int task = static_cast<int>(threadIdx.x); task < rows * cols; task += simt_threads) {
+    for (int task = static_cast<int>(threadIdx.x); task < rows * cols; task += Shape::threads) {
       const int r = task / cols, c = task % cols;
       if (query + r >= args_.query_len || key + c >= args_.key_len) {
         continue;
@@ -111,7 +111,7 @@ class SimtBiasGradient {
 };
 
 template <class T>
-__global__ void __launch_bounds__(simt_threads, 2)
+__global__ void __launch_bounds__(SimtBiasGradient<T>::Shape::threads, 2)
     simt_bias_gradient(const __grid_constant__ BiasGradientArguments arguments, std::int64_t heads,
                        std::int64_t row_tiles, std::int64_t key_tiles, std::int64_t tasks) {
   extern __shared__ __align__(16) unsigned char shared[];

@@ -1,18 +1,17 @@
-#include "engines/cuda/kernels/launch.cuh"
 #include "engines/cuda/kernels/simt_forward.cuh"
 #include "engines/cuda/kernels/simt_kernels.h"
+#include "engines/cuda/kernels/simt_launch.cuh"
 
 namespace headway::cuda {
 namespace {
 
-template <class T, int Width, Sums Kind>
+template <class T, int Width, class Shape, Sums Kind = Sums::running>
 Launch chosen(const ForwardArguments& arguments) {
-  using Forward = SimtForward<T, Width, Kind>;
-  using Shape = typename Forward::Shape;
+  using Forward = SimtForward<T, Width, Shape, Kind>;
   Launch launch;
   launch.name = sizeof(RealOf<T>) == 4 ? "exact f32 tiles" : "exact f64 tiles";
-  launch.kernel = reinterpret_cast<const void*>(simt_forward<T, Width, Kind>);
-  launch.threads = simt_threads;
+  launch.kernel = reinterpret_cast<const void*>(simt_forward<T, Width, Shape, Kind>);
+  launch.threads = Shape::threads;
   launch.shared_bytes = Forward::shared_bytes(arguments.head_dim);
   launch.query_block = Shape::rows;
   launch.key_block = Shape::keys;
@@ -25,18 +24,25 @@ Launch chosen(const ForwardArguments& arguments) {
 }  // namespace
 
 Launch simt_compensated_launch(const ForwardArguments& arguments) {
-  return chosen<float, 64, Sums::compensated>(arguments);
+  return arguments.value_dim <= 64 ? chosen<float, 64, SimtShape<float, 4>, Sums::compensated>(arguments)
+                                   : chosen<float, 128, SimtShape<float, 4, 16>, Sums::compensated>(arguments);
 }
 
 Launch simt_forward_launch(const ForwardArguments& arguments, DType dtype) {
-  using enum Sums;
+  using Narrow = SimtShape<float, 8>;         // two blocks a multiprocessor
+  using Wide = SimtShape<float, 8, 16, 128>;  // one
+  using Less = SimtShape<float, 8, 16>;       // one, where there is less shared memory
   switch (dtype) {
-    case DType::f64: return chosen<double, 64, running>(arguments);
-    case DType::bf16: return chosen<bfloat16, 64, running>(arguments);
-    case DType::f16: return chosen<float16, 64, running>(arguments);
-    default:
-      return arguments.value_dim <= 64 ? chosen<float, 64, running>(arguments) : chosen<float, 128, running>(arguments);
+    case DType::f64: return chosen<double, 64, SimtShape<double, 4>>(arguments);
+    case DType::bf16: return chosen<bfloat16, 64, Narrow>(arguments);
+    case DType::f16: return chosen<float16, 64, Narrow>(arguments);
+    default: break;
   }
+  if (widest(arguments) <= 64) {
+    return chosen<float, 64, Narrow>(arguments);
+  }
+  const Launch wide = chosen<float, 128, Wide>(arguments);
+  return has_shared(wide.shared_bytes) ? wide : chosen<float, 128, Less>(arguments);
 }
 
 cudaError_t launch_forward(const Launch& launch, const ForwardArguments& arguments, cudaStream_t stream) {

@@ -20,13 +20,13 @@ namespace headway::cuda {
 
 enum class Sums : std::uint8_t { running, compensated };
 
-// Width: value features of a block, 64 or 128.
-template <class T, int Width, Sums Kind>
+// Width: value features of a block.
+template <class T, int Width, class Tile, Sums Kind>
 class SimtForward {
  public:
   using Real = RealOf<T>;
-  using Shape = std::conditional_t<Kind == Sums::running, SimtShape<Real>, SimtShape<Real, 4>>;
-  static constexpr int M = Shape::M, N = Shape::N, W = Width / 8;
+  using Shape = Tile;
+  static constexpr int M = Shape::M, N = Shape::N, W = Width * 16 / Shape::threads;
   static constexpr int value_stride = Width + simt_pad;
 
   __host__ static std::size_t shared_bytes(std::int64_t head_dim) {
@@ -68,14 +68,14 @@ class SimtForward {
 
  private:
   // What all threads know about the tile, in shared memory to save registers.
-  struct Tile {
+  struct Here {
     Sequence sequence;
     TileRange range;
     KeyRange rows[Shape::rows];
   };
-  __device__ static Tile& here() {
-    __shared__ Tile tile;
-    return tile;
+  __device__ static Here& here() {
+    __shared__ Here here;
+    return here;
   }
 
   __device__ RowSource<T> queries() const {
@@ -105,7 +105,7 @@ class SimtForward {
       ptx::commit_copies();  // of K
       __syncthreads();       // weights and values of the step before have been read
       const RowSource<T> values(args_.value, b_, g_, here().sequence.key_begin, key, here().sequence.key_count);
-      start_rows<Shape::keys, Width>(values, feature_, args_.value_dim, values_, value_stride);
+      start_rows<Shape::threads, Shape::keys, Width>(values, feature_, args_.value_dim, values_, value_stride);
       ptx::commit_copies();  // of V, under way while the scores are computed
       Real scores[M][N];     // S = Q K^T  [rows, keys]
       if (ahead) {
@@ -139,7 +139,7 @@ class SimtForward {
     }
 #pragma unroll
     for (int m = 0; m < M; ++m) {
-      rows_[m].total = row_sum(rows_[m].total);
+      rows_[m].total = thread_.row_sum(rows_[m].total);
     }
   }
 
@@ -160,7 +160,7 @@ class SimtForward {
       for (int n = 0; n < N; ++n) {
         highest = fmax(highest, scores[m][n]);  // a NaN makes its row NaN in the sum
       }
-      const Real factor = rows_[m].raise(row_maximum(highest));
+      const Real factor = rows_[m].raise(thread_.row_maximum(highest));
       const Real base = reference(rows_[m].highest);
       Real sum = 0;
 #pragma unroll
@@ -252,18 +252,18 @@ class SimtForward {
   SimtProduct<T, Shape> product_;
   Real* weights_;  // [keys][rows]
   Real* values_;   // [keys][Width]
-  SimtThread thread_;
+  typename Shape::Thread thread_;
   std::int64_t b_, h_, g_, first_, feature_;
   RowSoftmax<Real> rows_[M];
   Real out_[M][W];
   Real lost_[M][W];  // what rounding added to them; unused by running sums
 };
 
-template <class T, int Width, Sums Kind>
-__global__ void __launch_bounds__(simt_threads, 2)
+template <class T, int Width, class Shape, Sums Kind>
+__global__ void __launch_bounds__(Shape::threads, 256 / Shape::threads)
     simt_forward(const __grid_constant__ ForwardArguments arguments, std::int64_t row_tiles, std::int64_t spans) {
   extern __shared__ __align__(16) unsigned char shared[];
-  using Forward = SimtForward<T, Width, Kind>;
+  using Forward = SimtForward<T, Width, Shape, Kind>;
   Forward forward(arguments, reinterpret_cast<typename Forward::Real*>(shared));
   const std::int64_t tasks = arguments.batch * arguments.heads * row_tiles * spans;
   for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {

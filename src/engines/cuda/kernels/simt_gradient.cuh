@@ -1,9 +1,10 @@
 // Gradients of query, key or value in exact f32 or f64 arithmetic, for every option, size and stride.
 //
-// A block owns 64 rows of the gradient (queries, or keys with KeysAreRows) and a span of 64 features, and walks over
-// the rows of the other side in one fixed order, so that the same call gives the same bits; grouped query heads follow
-// one another. Each step recomputes the scores (and for query and key also <grad_out, v>) and adds coefficients times
-// rows: 3 products of 64 x 64 x D multiply-adds for about 3 x 64 x D loads. The multiply-add units bound it.
+// A block owns 128 rows of the gradient (64 in f64 and of wide heads; queries, or keys with KeysAreRows) and a span of
+// features, and walks over the rows of the other side, 64 at a time, in one fixed order, so that the same call gives
+// the same bits; grouped query heads follow one another. Each step recomputes the scores (and for query and key also
+// <grad_out, v>) and adds coefficients times rows: 3 products of 128 x 64 x D multiply-adds for about 3 x 64 x D loads.
+// The multiply-add units bound it.
 //   dq(i) += scale ds k(j)      dk(j) += scale ds q(i)      dv(j) += dropout(p) grad_out(i)
 // As in simt_forward.cuh, only a walk that met a NaN is repeated with forbidden pairs left out one by one.
 #pragma once
@@ -12,13 +13,13 @@
 
 namespace headway::cuda {
 
-template <class T, bool KeysAreRows>
+template <class T, bool KeysAreRows, int Width, class Tile>
 class SimtGradient {
  public:
-  using Pairs = SimtPairs<T, KeysAreRows>;
+  using Shape = Tile;
+  using Pairs = SimtPairs<T, KeysAreRows, Shape>;
   using Real = typename Pairs::Real;
-  using Shape = typename Pairs::Shape;
-  static constexpr int M = Pairs::M, N = Pairs::N, Width = 64, W = Width / 8;
+  static constexpr int M = Pairs::M, N = Pairs::N, width = Width, W = Width * 16 / Shape::threads;
   static constexpr int others_stride = Width + simt_pad;
 
   __host__ static std::size_t shared_bytes(const Arguments& args) {
@@ -100,7 +101,8 @@ class SimtGradient {
   __device__ void step(const Modifiers<Real>& modifiers, std::int64_t col, bool plain, bool careful,
                        const RowSource<T>& others) {
     __syncthreads();
-    fill_rows<Shape::keys, Width>(others, feature_, width_, others_, others_stride);
+    start_rows<Shape::threads, Shape::keys, Width>(others, feature_, width_, others_, others_stride);
+    ptx::commit_copies();  // under way until the last product
     Real coefficients[M][N];
     std::uint64_t forbidden = 0;
     pairs_.run(modifiers, col, plain, args_.of == GradientOf::value, true, coefficients, forbidden);
@@ -113,10 +115,13 @@ class SimtGradient {
         const bool marked = careful && (forbidden >> (m * N + n) & 1) != 0;
         column[m] = marked ? -Real(0) : coefficients[m][n] + Real(0);
       }
-      static_assert(M == 4);
-      store_four(pairs_.weights + pairs_.thread.col_of(n) * Shape::row_stride + pairs_.thread.row_of(0), column[0],
-                 column[1], column[2], column[3]);
+#pragma unroll
+      for (int m = 0; m < M; m += 4) {
+        store_four(pairs_.weights + pairs_.thread.col_of(n) * Shape::row_stride + pairs_.thread.row_of(m), column[m],
+                   column[m + 1], column[m + 2], column[m + 3]);
+      }
     }
+    ptx::wait_for_copies<0>();
     __syncthreads();
     if (careful) {
       multiply<true>(pairs_.thread, pairs_.weights, Shape::row_stride, others_, others_stride, Shape::keys, sums_);
@@ -155,18 +160,18 @@ class SimtGradient {
   Real sums_[M][W];
 };
 
-template <class T, bool KeysAreRows>
-__global__ void __launch_bounds__(simt_threads, 2)
+template <class T, bool KeysAreRows, int Width, class Shape>
+__global__ void __launch_bounds__(Shape::threads, 256 / Shape::threads)
     simt_gradient(const __grid_constant__ GradientArguments arguments, std::int64_t row_tiles, std::int64_t spans) {
   extern __shared__ __align__(16) unsigned char shared[];
-  using Gradient = SimtGradient<T, KeysAreRows>;
+  using Gradient = SimtGradient<T, KeysAreRows, Width, Shape>;
   Gradient gradient(arguments, reinterpret_cast<typename Gradient::Real*>(shared));
   const std::int64_t heads = KeysAreRows ? arguments.kv_heads : arguments.heads;
   const std::int64_t tasks = arguments.batch * heads * row_tiles * spans;
   for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const std::int64_t span = task % spans, tile = task / spans % row_tiles, head = task / spans / row_tiles;
     // When causal, late queries see the most keys and early keys are seen by the most queries: they start first.
-    gradient.run(head / heads, head % heads, KeysAreRows ? tile : row_tiles - 1 - tile, span * Gradient::Width);
+    gradient.run(head / heads, head % heads, KeysAreRows ? tile : row_tiles - 1 - tile, span * Width);
   }
 }
 

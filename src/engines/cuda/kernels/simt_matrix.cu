@@ -11,7 +11,7 @@ Launch chosen(const ScoresArguments& arguments) {
   Launch launch;
   launch.name = sizeof(RealOf<T>) == 4 ? "exact f32 matrix" : "exact f64 matrix";
   launch.kernel = reinterpret_cast<const void*>(simt_matrix<T>);
-  launch.threads = simt_threads;
+  launch.threads = Shape::threads;
   launch.shared_bytes = SimtMatrix<T>::walk_bytes(arguments.head_dim);
   launch.query_block = Shape::rows;
   launch.key_block = Shape::keys;

@@ -81,7 +81,7 @@ class SimtMatrix : SimtWalk<T> {
 };
 
 template <class T>
-__global__ void __launch_bounds__(simt_threads, 2)
+__global__ void __launch_bounds__(SimtMatrix<T>::Shape::threads, 2)
     simt_matrix(const __grid_constant__ ScoresArguments arguments, std::int64_t row_tiles) {
   extern __shared__ __align__(16) unsigned char shared[];
   SimtMatrix<T> matrix(arguments, shared);

@@ -35,7 +35,7 @@ class SimtHeads : public SimtWalk<T> {
 };
 
 template <class T>
-__global__ void __launch_bounds__(simt_threads, 2)
+__global__ void __launch_bounds__(SimtWalk<T>::threads, 2)
     simt_mean_weights(const __grid_constant__ MeanWeightsArguments arguments) {
   extern __shared__ __align__(16) unsigned char shared[];
   mean_weights_tiles<SimtHeads<T>>(arguments, shared);
@@ -47,7 +47,7 @@ Launch chosen(MeanWeightsArguments& arguments) {
   Launch launch;
   launch.name = sizeof(RealOf<T>) == 4 ? "exact f32 mean weights" : "exact f64 mean weights";
   launch.kernel = reinterpret_cast<const void*>(simt_mean_weights<T>);
-  launch.threads = simt_threads;
+  launch.threads = Walk::threads;
   launch.shared_bytes = Walk::walk_bytes(arguments.head_dim);
   arguments.row_tiles = blocks(arguments.query_len, Walk::rows);
   arguments.key_tiles = blocks(arguments.key_len, Walk::keys);

@@ -15,18 +15,17 @@ struct QueryStats {
   Real lse, delta;
 };
 
-template <class T, bool KeysAreRows>
+template <class T, bool KeysAreRows, class Shape>
 class SimtPairs {
  public:
   using Real = RealOf<T>;
-  using Shape = SimtShape<Real, 4>;
   static constexpr int M = Shape::M, N = Shape::N;
   static constexpr int queries = KeysAreRows ? Shape::keys : Shape::rows;
 
   // Numbers of shared memory.
   __host__ __device__ static int size(const Arguments& args) {
     return Shape::own_size(args.head_dim) + Shape::own_size(args.value_dim) + Shape::other_size() +
-           2 * Shape::keys * Shape::row_stride;
+           (args.softcap != 0 ? 2 : 1) * Shape::keys * Shape::row_stride;
   }
 
   __device__ SimtPairs(const Arguments& args, const Rows& grad_out, const Rows& lse, const Rows& delta, Real* shared)
@@ -93,7 +92,7 @@ class SimtPairs {
         const bool none = result[m][n] == -infinity<Real>();
         forbidden |= std::uint64_t{none} << (m * N + n);
         result[m][n] = none ? Real(0) : exponential(result[m][n] - stats_of(m, n).lse);
-        own[(m * N + n) * simt_threads] = result[m][n];
+        own[(m * N + n) * Shape::threads] = result[m][n];
       }
     }
     const std::uint64_t kept = !args_.dropout.active ? ~std::uint64_t{0}
@@ -120,16 +119,16 @@ class SimtPairs {
       for (int n = 0; n < N; ++n) {
         const int at = m * N + n;
         const Real dp = (kept >> at & 1) != 0 ? result[m][n] * kept_scale : result[m][n] * Real(0);
-        Real ds = own[at * simt_threads] * (dp - stats_of(m, n).delta);
+        Real ds = own[at * Shape::threads] * (dp - stats_of(m, n).delta);
         if (capped) {
-          ds *= plain ? Real(1) : slopes_[at * simt_threads + threadIdx.x];
+          ds *= plain ? Real(1) : slopes_[at * Shape::threads + threadIdx.x];
         }
         result[m][n] = (forbidden >> at & 1) != 0 ? Real(0) : ds;
       }
     }
   }
 
-  SimtThread thread;
+  typename Shape::Thread thread;
 
  private:
   __device__ static QueryStats<Real>* stats() {
@@ -149,7 +148,7 @@ class SimtPairs {
   const Arguments& args_;
   const Rows &grad_out_, &lse_, &delta_;
   SimtProduct<T, Shape> scores_, grads_;
-  Real* slopes_;
+  Real* slopes_;  // where there is a softcap
   std::int64_t b_ = 0, h_ = 0, g_ = 0, first_row_ = 0;
   Sequence sequence_;
 };

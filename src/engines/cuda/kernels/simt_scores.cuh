@@ -8,19 +8,24 @@
 
 namespace headway::cuda {
 
-// Register blocks of M x N: f32 has tiles of 128 (or 64) rows x 64 keys, f64 64 x 32.
-template <class Real, int Block = sizeof(Real) == 4 ? 8 : 4>
+// Register blocks of M x N: f32 has tiles of 128 (or 64) rows x 64 keys, f64 64 x 32. `depth`: features of the other
+// side in shared memory at a time.
+template <class Real, int Block, int Columns = 8, int Depth = 64>
 struct SimtShape {
+  using Thread = SimtThread<Columns>;
+  static constexpr int threads = Thread::threads;
   static constexpr int M = Block;
-  static constexpr int N = sizeof(Real) == 4 ? 8 : 4;
+  static constexpr int N = (sizeof(Real) == 4 ? 64 : 32) / Columns;
   static constexpr int rows = 16 * M;
-  static constexpr int keys = 8 * N;
-  static constexpr int depth = 64;      // features in shared memory at a time
+  static constexpr int keys = Columns * N;
+  static constexpr int depth = Depth;
   static constexpr int resident = 128;  // up to here a tile's own rows stay in shared memory
   static constexpr int row_stride = rows + simt_pad;
   static constexpr int key_stride = keys + simt_pad;
 
-  __host__ __device__ static int padded(std::int64_t width) { return static_cast<int>((width + 3) / 4 * 4); }
+  __host__ __device__ static int padded(std::int64_t width) {
+    return static_cast<int>((width + simt_step - 1) / simt_step * simt_step);
+  }
   __host__ __device__ static bool stays(std::int64_t width) { return width <= resident; }
   // Numbers of shared memory for the rows' own features.
   __host__ __device__ static int own_size(std::int64_t width) {
@@ -37,6 +42,7 @@ struct SimtShape {
 template <class T, class Shape>
 struct SimtProduct {
   using Real = RealOf<T>;
+  using Thread = typename Shape::Thread;
 
   __device__ static void clear(Real (&c)[Shape::M][Shape::N]) {
 #pragma unroll
@@ -53,30 +59,31 @@ struct SimtProduct {
 
   __device__ void fill_own(const RowSource<T>& rows, std::int64_t width) const {
     if (Shape::stays(width)) {
-      fill_columns<Shape::rows>(rows, 0, Shape::padded(width), width, own, Shape::row_stride);
+      fill_columns<Shape::threads, Shape::rows>(rows, 0, Shape::padded(width), width, own, Shape::row_stride);
     }
   }
 
   // The two halves of run() where Shape::copies_ahead.
   __device__ void start_others(const RowSource<T>& keys, std::int64_t width) const {
-    start_columns<Shape::keys>(keys, Shape::padded(width), width, other, Shape::key_stride);
+    start_columns<Shape::threads, Shape::keys, Shape::depth>(keys, Shape::padded(width), width, other,
+                                                             Shape::key_stride);
   }
-  __device__ void run_filled(const SimtThread& thread, std::int64_t width, Real (&c)[Shape::M][Shape::N]) const {
+  __device__ void run_filled(const Thread& thread, std::int64_t width, Real (&c)[Shape::M][Shape::N]) const {
     clear(c);
     multiply<false>(thread, own, Shape::row_stride, other, Shape::key_stride, Shape::padded(width), c);
   }
 
   // c = own other^T. Begins with a barrier, so that what shared memory held before has been read.
-  __device__ void run(const SimtThread& thread, const RowSource<T>& rows, const RowSource<T>& keys, std::int64_t width,
+  __device__ void run(const Thread& thread, const RowSource<T>& rows, const RowSource<T>& keys, std::int64_t width,
                       Real (&c)[Shape::M][Shape::N]) const {
     clear(c);
     for (std::int64_t d = 0; d < width; d += Shape::depth) {
       const int depth = Shape::padded(smaller(width - d, Shape::depth));
       __syncthreads();
       if (!Shape::stays(width)) {
-        fill_columns<Shape::rows>(rows, d, depth, width, own, Shape::row_stride);
+        fill_columns<Shape::threads, Shape::rows>(rows, d, depth, width, own, Shape::row_stride);
       }
-      fill_columns<Shape::keys>(keys, d, depth, width, other, Shape::key_stride);
+      fill_columns<Shape::threads, Shape::keys>(keys, d, depth, width, other, Shape::key_stride);
       __syncthreads();
       const Real* own_part = own + (Shape::stays(width) ? static_cast<int>(d) * Shape::row_stride : 0);
       multiply<false>(thread, own_part, Shape::row_stride, other, Shape::key_stride, depth, c);
@@ -89,8 +96,8 @@ struct SimtProduct {
 // own column: a loop, because unrolling every modifier for every element would be most of the kernel's code. where(r,
 // c) is the Pair of the tile's row r and column c. `slopes`, if given, is filled like `scratch` with d(capped) /
 // d(scaled).
-template <int M, int N, class Real, class Where>
-__device__ inline void modify_tile(const SimtThread& thread, const Modifiers<Real>& modifiers, bool plain,
+template <class Thread, int M, int N, class Real, class Where>
+__device__ inline void modify_tile(const Thread& thread, const Modifiers<Real>& modifiers, bool plain,
                                    const Where& where, Real* scratch, Real* slopes, Real (&scores)[M][N]) {
   Real* own = scratch + threadIdx.x;
 #pragma unroll
@@ -100,7 +107,7 @@ __device__ inline void modify_tile(const SimtThread& thread, const Modifiers<Rea
       if (plain) {
         scores[m][n] = modifiers.scaled(scores[m][n]);
       } else {
-        own[(m * N + n) * simt_threads] = scores[m][n];
+        own[(m * N + n) * Thread::threads] = scores[m][n];
       }
     }
   }
@@ -112,16 +119,16 @@ __device__ inline void modify_tile(const SimtThread& thread, const Modifiers<Rea
     Real row[N], row_slopes[N];
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      row[n] = own[(m * N + n) * simt_threads];
+      row[n] = own[(m * N + n) * Thread::threads];
     }
     const int r = thread.row_of(m);
     modifiers.apply(
         row, [&](int n) { return where(r, thread.col_of(n)); }, row_slopes);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      own[(m * N + n) * simt_threads] = row[n];
+      own[(m * N + n) * Thread::threads] = row[n];
       if (slopes != nullptr) {
-        slopes[(m * N + n) * simt_threads + threadIdx.x] = row_slopes[n];
+        slopes[(m * N + n) * Thread::threads + threadIdx.x] = row_slopes[n];
       }
     }
   }
@@ -129,14 +136,14 @@ __device__ inline void modify_tile(const SimtThread& thread, const Modifiers<Rea
   for (int m = 0; m < M; ++m) {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      scores[m][n] = own[(m * N + n) * simt_threads];
+      scores[m][n] = own[(m * N + n) * Thread::threads];
     }
   }
 }
 
 // Bit m * N + n says whether dropout keeps element (m, n) of a block whose rows are queries.
-template <int M, int N>
-__device__ inline std::uint64_t kept_bits(const SimtThread& thread, const DropoutArguments& dropout, std::int64_t b,
+template <int M, int N, class Thread>
+__device__ inline std::uint64_t kept_bits(const Thread& thread, const DropoutArguments& dropout, std::int64_t b,
                                           std::int64_t h, std::int64_t first_row, std::int64_t first_key) {
   static_assert(M * N <= 64);
   std::uint64_t bits = 0;
@@ -155,8 +162,8 @@ __device__ inline std::uint64_t kept_bits(const SimtThread& thread, const Dropou
 }
 
 // The same for a block whose rows are keys and whose columns are queries.
-template <int M, int N>
-__device__ inline std::uint64_t kept_bits_transposed(const SimtThread& thread, const DropoutArguments& dropout,
+template <int M, int N, class Thread>
+__device__ inline std::uint64_t kept_bits_transposed(const Thread& thread, const DropoutArguments& dropout,
                                                      std::int64_t b, std::int64_t h, std::int64_t first_key,
                                                      std::int64_t first_query) {
   static_assert(M * N <= 64);

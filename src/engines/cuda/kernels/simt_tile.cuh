@@ -1,9 +1,9 @@
 // Tiles of exact f32 or f64 arithmetic: plain fused multiply-adds on register blocks, operands in shared memory.
 //
-// 128 threads form a grid of 16 x 8. A product tile C[rows, cols] += A[rows, depth] B[depth, cols] reads A as columns
-// ([depth][rows]) and B as rows ([depth][cols]), so that a thread's operands of one step are 4 neighbours each: for an
-// 8 x 8 block 4 loads of 16 bytes feed 64 multiply-adds. Thread (r, c) has the rows 4 r + 0..3 of each span of 64, and
-// the columns 4 c + 0..3 of each span of 32.
+// 128 threads form a grid of 16 x 8, or 256 one of 16 x 16. A product tile C[rows, cols] += A[rows, depth] B[depth,
+// cols] reads A as columns ([depth][rows]) and B as rows ([depth][cols]), so that a thread's operands of one step are 4
+// neighbours each: for an 8 x 8 block 4 loads of 16 bytes feed 64 multiply-adds. Thread (r, c) has the rows 4 r + 0..3
+// of each span of 64, and the columns 4 c + 0..3 of each span of 32 or 64.
 #pragma once
 
 #include "engines/cuda/elements.cuh"
@@ -11,21 +11,42 @@
 
 namespace headway::cuda {
 
-constexpr int simt_threads = 128;
-constexpr int simt_pad = 4;  // keeps 16-byte alignment, and neighbours in other banks
+constexpr int simt_pad = 4;   // keeps 16-byte alignment, and neighbours in other banks
+constexpr int simt_step = 8;  // of a product's depth, unrolled
 
-// A warp is 4 rows x 8 columns. Rows differ in bits 1 and 4 of the lane, columns in bits 0, 2 and 3: so that of lanes
-// that differ in bit 0, or in bit 1, all read the same 16 bytes of one operand, and shared memory serves half a warp at
-// once.
+// A warp has all columns of a few rows. Bit 1 of the lane chooses a row and bit 0 a column: so lanes that differ in one
+// of them read the same 16 bytes of one operand, and shared memory serves half a warp at once.
+template <int Columns>
 struct SimtThread {
-  int row, col;  // 0..15, 0..7
+  static_assert(Columns == 8 || Columns == 16);
+  static constexpr int threads = 16 * Columns;
+  int row, col;  // 0..15, 0..Columns - 1
+
   __device__ SimtThread() {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    row = warp * 4 + (lane >> 4) * 2 + (lane >> 1 & 1);
-    col = (lane >> 2 & 3) * 2 + (lane & 1);
+    const int high = lane >> 2;
+    row = warp * (32 / Columns) + (Columns == 8 ? (high >> 2) * 2 : 0) + (lane >> 1 & 1);
+    col = (Columns == 8 ? high & 3 : high) * 2 + (lane & 1);
   }
   __device__ int row_of(int m) const { return m / 4 * 64 + row * 4 + m % 4; }
-  __device__ int col_of(int n) const { return n / 4 * 32 + col * 4 + n % 4; }
+  __device__ int col_of(int n) const { return n / 4 * 4 * Columns + col * 4 + n % 4; }
+
+  // Over the threads that share rows.
+  template <class Value, class Combine>
+  __device__ static Value over_row(Value value, const Combine& combine) {
+    value = combine(value, __shfl_xor_sync(0xffffffffu, value, 1));
+    value = combine(value, __shfl_xor_sync(0xffffffffu, value, 4));
+    value = combine(value, __shfl_xor_sync(0xffffffffu, value, 8));
+    return Columns == 8 ? value : combine(value, __shfl_xor_sync(0xffffffffu, value, 16));
+  }
+  template <class Real>
+  __device__ static Real row_sum(Real value) {
+    return over_row(value, [](Real x, Real y) { return x + y; });
+  }
+  template <class Real>
+  __device__ static Real row_maximum(Real value) {
+    return over_row(value, [](Real x, Real y) { return fmax(x, y); });
+  }
 };
 
 // Four neighbours from shared memory.
@@ -57,11 +78,11 @@ __device__ inline bool is_marked(Real coefficient) {
 }
 
 // c[M][N] += a[depth][rows]^T b[depth][cols]. `Skip` leaves out the terms whose a is marked as forbidden, so that what
-// b holds there cannot matter; every other result keeps its bits.
-template <bool Skip, int M, int N, class Real>
-__device__ inline void multiply(const SimtThread& thread, const Real* a, int a_row, const Real* b, int b_row, int depth,
+// b holds there cannot matter; every other result keeps its bits. The depth is a multiple of simt_step.
+template <bool Skip, class Thread, int M, int N, class Real>
+__device__ inline void multiply(const Thread& thread, const Real* a, int a_row, const Real* b, int b_row, int depth,
                                 Real (&c)[M][N]) {
-  // Operands are loaded one step ahead, depth being a multiple of 4.
+  // Operands are loaded one step ahead.
   Real left[2][M], right[2][N];
   const auto load = [&](int k, int into) {
 #pragma unroll
@@ -77,11 +98,11 @@ __device__ inline void multiply(const SimtThread& thread, const Real* a, int a_r
     load(0, 0);
   }
 #pragma unroll 1
-  for (int first = 0; first < depth; first += 4) {
+  for (int first = 0; first < depth; first += simt_step) {
 #pragma unroll
-    for (int x = 0; x < 4; ++x) {
+    for (int x = 0; x < simt_step; ++x) {
       const int next = first + x + 1;
-      load(x < 3 || next < depth ? next : 0, (x + 1) % 2);
+      load(x + 1 < simt_step || next < depth ? next : 0, (x + 1) % 2);
 #pragma unroll
       for (int m = 0; m < M; ++m) {
 #pragma unroll
@@ -137,10 +158,11 @@ struct RowSource {
 
 // to[depth][stride] = features [d, d + depth) of Rows rows, transposed: neighbouring threads take neighbouring rows,
 // and store without bank conflicts. The loads of a few steps are under way before the first is stored.
-template <int Rows, class T, class Real>
+template <int Threads, int Rows, class T, class Real>
 __device__ inline void fill_columns(const RowSource<T>& source, std::int64_t d, int depth, std::int64_t width, Real* to,
                                     int stride) {
-  constexpr int batch = 4, step = simt_threads / Rows == 0 ? 1 : simt_threads / Rows;
+  static_assert(Threads % Rows == 0);
+  constexpr int batch = 4, step = Threads / Rows;
   const int r = static_cast<int>(threadIdx.x) % Rows, begin = static_cast<int>(threadIdx.x) / Rows * 4;
 #pragma unroll 1
   for (int k = begin; k < depth; k += 4 * step * batch) {
@@ -164,9 +186,9 @@ __device__ inline void fill_columns(const RowSource<T>& source, std::int64_t d, 
 }
 
 // to[Rows][stride] = features [d, d + Cols) of Rows rows.
-template <int Rows, int Cols, class T, class Real>
+template <int Threads, int Rows, int Cols, class T, class Real>
 __device__ inline void fill_rows(const RowSource<T>& source, std::int64_t d, std::int64_t width, Real* to, int stride) {
-  constexpr int batch = 4, step = simt_threads / (Cols / 4);
+  constexpr int batch = 4, step = Threads / (Cols / 4);
   const int k = static_cast<int>(threadIdx.x) % (Cols / 4) * 4, begin = static_cast<int>(threadIdx.x) / (Cols / 4);
 #pragma unroll 1
   for (int r = begin; r < Rows; r += step * batch) {
@@ -183,39 +205,61 @@ __device__ inline void fill_rows(const RowSource<T>& source, std::int64_t d, std
 }
 
 // The same two fills begun now and finished by a later wait_for_copies, where no conversion is needed; else done at
-// once. A warp takes 8 features of 4 rows: whole sectors of global memory, and 32 banks of shared memory.
-template <int Rows, class T, class Real>
+// once. A warp takes 8 features of 4 rows: whole sectors of global memory, and 32 banks of shared memory. At most
+// `Most` features.
+template <int Threads, int Rows, int Most, class T, class Real>
 __device__ inline void start_columns(const RowSource<T>& source, int depth, std::int64_t width, Real* to, int stride) {
   if constexpr (std::is_same_v<T, Real>) {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     const int k_own = lane % 8, r_own = warp * 4 + lane / 8;
+    constexpr int step = Threads / 8;
     const T* from = source.data + (source.first + r_own) * source.row + k_own * source.feature;
+    if (width == Most && source.feature == 1 && source.first + Rows <= source.end) {  // nothing to choose or to add up
+      const std::uint32_t address = ptx::shared_address(to + k_own * stride + r_own);
+#pragma unroll
+      for (int r = 0; r < Rows; r += step) {
+#pragma unroll
+        for (int k = 0; k < Most; k += 8) {
+          ptx::copy_element<sizeof(T)>(address + (k * stride + r) * static_cast<int>(sizeof(T)), from + k, true);
+        }
+        from += step * source.row;
+      }
+      return;
+    }
 #pragma unroll 1
     for (int k = k_own; k < depth; k += 8) {
       const T* at = from;
 #pragma unroll
-      for (int r = r_own; r < Rows; r += 16) {
+      for (int r = r_own; r < Rows; r += step) {
         const bool any = k < width && source.first + r < source.end;
         ptx::copy_element<sizeof(T)>(ptx::shared_address(to + k * stride + r), any ? at : source.data, any);
-        at += 16 * source.row;
+        at += step * source.row;
       }
       from += 8 * source.feature;
     }
   } else {
-    fill_columns<Rows>(source, 0, depth, width, to, stride);
+    fill_columns<Threads, Rows>(source, 0, depth, width, to, stride);
   }
 }
 
-template <int Rows, int Cols, class T, class Real>
+template <int Threads, int Rows, int Cols, class T, class Real>
 __device__ inline void start_rows(const RowSource<T>& source, std::int64_t d, std::int64_t width, Real* to,
                                   int stride) {
   if constexpr (std::is_same_v<T, float>) {
     if (source.chunks) {
-      constexpr int step = simt_threads / (Cols / 4);
+      constexpr int step = Threads / (Cols / 4);
       const int k = static_cast<int>(threadIdx.x) % (Cols / 4) * 4, begin = static_cast<int>(threadIdx.x) / (Cols / 4);
       const std::int64_t left = width - d - k;
       const int bytes = left <= 0 ? 0 : left < 4 ? static_cast<int>(left) * 4 : 16;
       const T* from = source.data + (source.first + begin) * source.row + d + k;
+      if (width - d >= Cols && source.first + Rows <= source.end) {  // nothing to choose
+#pragma unroll
+        for (int r = begin; r < Rows; r += step) {
+          ptx::copy_16(ptx::shared_address(to + r * stride + k), from, 16);
+          from += step * source.row;
+        }
+        return;
+      }
 #pragma unroll
       for (int r = begin; r < Rows; r += step) {
         const bool any = bytes > 0 && source.first + r < source.end;
@@ -225,21 +269,7 @@ __device__ inline void start_rows(const RowSource<T>& source, std::int64_t d, st
       return;
     }
   }
-  fill_rows<Rows, Cols>(source, d, width, to, stride);
-}
-
-// Sums and maxima over the 8 threads that share rows.
-template <class Real>
-__device__ inline Real row_sum(Real value) {
-  value += __shfl_xor_sync(0xffffffffu, value, 1);
-  value += __shfl_xor_sync(0xffffffffu, value, 4);
-  return value + __shfl_xor_sync(0xffffffffu, value, 8);
-}
-template <class Real>
-__device__ inline Real row_maximum(Real value) {
-  value = fmax(value, __shfl_xor_sync(0xffffffffu, value, 1));
-  value = fmax(value, __shfl_xor_sync(0xffffffffu, value, 4));
-  return fmax(value, __shfl_xor_sync(0xffffffffu, value, 8));
+  fill_rows<Threads, Rows, Cols>(source, d, width, to, stride);
 }
 
 }  // namespace headway::cuda

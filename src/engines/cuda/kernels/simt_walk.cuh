@@ -14,7 +14,7 @@ class SimtWalk {
   using Shape = SimtShape<Real, 4>;
   static constexpr int M = Shape::M, N = Shape::N;
   using Scores = Real[M][N];
-  static constexpr int threads = simt_threads, rows = Shape::rows, keys = Shape::keys;
+  static constexpr int threads = Shape::threads, rows = Shape::rows, keys = Shape::keys;
   static constexpr int slots = M * N;  // scores of one thread
   static constexpr int own_rows = M;   // and the rows that they belong to
   static constexpr int scratch_bytes = Shape::keys * Shape::row_stride * static_cast<int>(sizeof(Real));
@@ -80,7 +80,7 @@ class SimtWalk {
   __device__ static Real& at(Scores& scores, int slot) { return scores[slot / N][slot % N]; }
 
   // Over the threads that share rows.
-  __device__ static double sum_over_row(double value) { return row_sum(value); }
+  __device__ static double sum_over_row(double value) { return Shape::Thread::row_sum(value); }
   __device__ bool leads_rows() const { return thread_.col == 0; }  // one of them
 
   __device__ void store_tile(const Real (&values)[slots], Real* tile, int stride) const {
@@ -133,20 +133,20 @@ class SimtWalk {
       for (int n = 0; n < N; ++n) {
         highest = higher(highest, scores[m][n]);
       }
-      softmax_[m].raise(row_maximum(highest));
+      softmax_[m].raise(thread_.row_maximum(highest));
       Real sum = 0;
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         sum += exponential(scores[m][n] - reference(softmax_[m].highest));
       }
-      softmax_[m].total += row_sum(sum);
+      softmax_[m].total += thread_.row_sum(sum);
     }
   }
 
   const Arguments& args_;
   SimtProduct<T, Shape> product_;
   Real* scratch_;
-  SimtThread thread_;
+  typename Shape::Thread thread_;
   std::int64_t b_ = 0, h_ = 0, first_ = 0;
   Sequence sequence_;
   TileRange range_;
