@@ -92,7 +92,7 @@ UnitArguments units_of(const Problem& problem, const HopperTile& tile) {
   }
   const ConstTensorView& matrix = problem.bias ? *problem.bias : *problem.mask;
   const auto element_bytes = static_cast<int>(size_of(matrix.dtype()));
-  units.each = element_bytes <= 2 ? 2 : 1;
+  units.each = 4 / element_bytes;
   units.bytes = tile.unit_bytes(element_bytes);
   units.mapped = is_mappable(matrix);
   if (units.mapped) {

@@ -82,7 +82,7 @@ struct UnitArguments {
   bool mapped;              // the copy engine reads them; else the guard does
   bool prepared;            // the guard has something to do before they are used
   bool one_row;             // every query row has the same one (mapped only)
-  int each;                 // units that a consumer has room for: 1 or 2
+  int each;                 // units that a consumer has room for: 4, 2 or 1
   std::uint32_t bytes;      // of a unit's place
   std::uint32_t box_bytes;  // that a box fills
   int boxes;                // of a unit

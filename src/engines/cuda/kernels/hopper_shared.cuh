@@ -56,8 +56,8 @@ template <int head_dim, HopperVariant variant>
 struct alignas(tile_alignment) HopperMemory {
   static constexpr HopperTile tile = hopper_tile(head_dim, variant);
   static constexpr bool masked = is_masked(variant);
-  static constexpr int unit_slots = masked ? 2 * tile.consumers : 1;
-  static constexpr std::uint32_t unit_area = masked ? unit_slots * tile.unit_bytes(2) : 16;
+  static constexpr int unit_slots = masked ? 4 * tile.consumers : 1;  // of bytes; of wider elements fewer fit
+  static constexpr std::uint32_t unit_area = masked ? unit_slots * tile.unit_bytes(1) : 16;
 
   std::uint8_t query[tile.query_slots][tile.query_bytes()];
   std::uint8_t ring[tile.slots][tile.block_bytes()];

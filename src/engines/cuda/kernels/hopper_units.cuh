@@ -2,11 +2,10 @@
 //
 // A unit is what one consumer needs for one block of keys: 64 rows of the bias or, without one, of the mask. The copy
 // engine brings it in boxes of 128 bytes a row, swizzled as the other tiles are (a mask of 64 keys has boxes of 64
-// bytes); a layout that it cannot read is copied by the guard. Each consumer has one or two places of its own. What a
+// bytes); a layout that it cannot read is copied by the guard. Each consumer has one to four places of its own. What a
 // unit holds when it is ready:
 // - a bias, as it lies in memory, with -inf where a mask forbids;
-// - a mask as bits: of each row four words in its first 16 bytes, one for each lane of the quad that holds the row's
-//   scores, whose bit 2 j + c is column 8 j + 2 q + c. So a thread reads one word for all of its columns.
+// - a mask as bits, in the first bytes of each row: byte j has columns 8 j to 8 j + 7.
 #pragma once
 
 #include "engines/cuda/elements.cuh"
@@ -53,51 +52,33 @@ __device__ __forceinline__ std::uint32_t as_bools(std::uint32_t bytes) {
   return (((bytes & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | bytes) >> 7 & 0x01010101u;
 }
 
-// Collects a row's bits, 32 columns at a time, in the order of the quad's lanes. Two lanes share a word while columns
-// below 64 are added, and another for those above.
-struct RowBits {
-  std::uint32_t lanes[2][2] = {};  // [columns >= 64][lanes 0 and 1, lanes 2 and 3]
-
-  // Columns 32 group to 32 group + 31, one byte each, 0 or 1. Words that are 8 columns apart go to neighbouring pairs
-  // of bits in each byte; then the bytes of two neighbouring columns are interleaved.
-  __device__ __forceinline__ void add(int group, const std::uint32_t (&words)[8]) {
-#pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
-      const std::uint32_t columns = words[pair] + words[pair + 2] * 4 + words[pair + 4] * 16 + words[pair + 6] * 64;
-      const std::uint32_t bits = (columns | columns >> 7) & 0x00FF00FFu;
-      lanes[group / 2][pair] += bits << (8 * (group % 2));
-    }
-  }
-
-  __device__ __forceinline__ uint4 words() const {
-    return {__byte_perm(lanes[0][0], lanes[1][0], 0x5410), __byte_perm(lanes[0][0], lanes[1][0], 0x7632),
-            __byte_perm(lanes[0][1], lanes[1][1], 0x5410), __byte_perm(lanes[0][1], lanes[1][1], 0x7632)};
-  }
-};
+// The bits of eight columns, whose bytes are 0 or 1.
+__device__ __forceinline__ std::uint32_t eight_bits(std::uint32_t low, std::uint32_t high) {
+  return __dp4a(high, 0x80402010u, __dp4a(low, 0x08040201u, 0u));
+}
 
 // A row of bytes in shared memory becomes its bits, in its own place.
 template <int keys>
 __device__ __forceinline__ void row_to_bits(std::uint8_t* unit, int row) {
-  RowBits bits;
+  const std::uint32_t begin = ptx::shared_address(unit) + chunk_offset<keys>(row, 0);
+  std::uint32_t bits[keys / 32];
 #pragma unroll
-  for (int group = 0; group < keys / 32; ++group) {
-    const uint4 low = *reinterpret_cast<const uint4*>(unit + chunk_offset<keys>(row, 2 * group));
-    const uint4 high = *reinterpret_cast<const uint4*>(unit + chunk_offset<keys>(row, 2 * group + 1));
-    std::uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    std::uint32_t all = 0;
+  for (int word = 0; word < keys / 32; ++word) {
+    uint4 chunks[2] = {ptx::load_chunk(begin ^ 32 * word), ptx::load_chunk(begin ^ (32 * word + 16))};
+    bits[word] = 0;
 #pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      all |= words[k];
-    }
-    if ((all & 0xFEFEFEFEu) != 0) {  // a true that is not 1
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        words[k] = as_bools(words[k]);
+    for (int k = 0; k < 2; ++k) {
+      uint4& chunk = chunks[k];
+      if (((chunk.x | chunk.y | chunk.z | chunk.w) & 0xFEFEFEFEu) != 0) [[unlikely]] {  // a true that is not 1
+        chunk = {as_bools(chunk.x), as_bools(chunk.y), as_bools(chunk.z), as_bools(chunk.w)};
       }
+      bits[word] += eight_bits(chunk.x, chunk.y) << (16 * k) | eight_bits(chunk.z, chunk.w) << (16 * k + 8);
     }
-    bits.add(group, words);
   }
-  *reinterpret_cast<uint4*>(unit + chunk_offset<keys>(row, 0)) = bits.words();
+#pragma unroll
+  for (int word = 0; word < keys / 32; ++word) {
+    ptx::store_shared(begin + 4 * word, bits[word]);
+  }
 }
 
 // ---- What the copy engine cannot read ----
@@ -119,22 +100,17 @@ __device__ __forceinline__ void read_mask_row(const HopperArguments& args, const
   const std::uint8_t* from = static_cast<const std::uint8_t*>(args.mask.data) +
                              matrix_offset(args.mask, origin.work, origin.tile_row + row, origin.first_key);
   const int columns = min(keys, origin.work.key_count - origin.first_key);
-  uint4 words = {0, 0, 0, 0};
+  std::uint8_t* bits = unit + chunk_offset<keys>(row, 0);
 #pragma unroll 1
-  for (int column = 0; column < columns; column += 8) {  // columns 8 j to 8 j + 7 have bits 2 j and 2 j + 1
+  for (int column = 0; column < keys; column += 8) {
     std::uint32_t eight = 0;
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       const bool there = column + e < columns;
       eight |= std::uint32_t{there && from[(column + e) * args.mask.key] != 0} << e;
     }
-    const int shift = column / 4;
-    words.x |= (eight & 3) << shift;
-    words.y |= (eight >> 2 & 3) << shift;
-    words.z |= (eight >> 4 & 3) << shift;
-    words.w |= (eight >> 6) << shift;
+    bits[column / 8] = static_cast<std::uint8_t>(eight);
   }
-  *reinterpret_cast<uint4*>(unit + chunk_offset<keys>(row, 0)) = words;
 }
 
 // Where a bias has one column of a row.
@@ -289,18 +265,29 @@ __device__ __forceinline__ void add_f32_bias(const UnitView& unit, float scale, 
   }
 }
 
+// A row's bits for lane q of its quad: column 8 j + 2 q + c has bit 8 (j % 4) + 2 (j / 4) + c.
+template <int keys>
+__device__ __forceinline__ std::uint32_t lane_bits(std::uint32_t row_bits, int q) {
+  std::uint32_t result = 0;
+#pragma unroll
+  for (int word = 0; word < keys / 32; ++word) {
+    result += (ptx::load_shared(row_bits + 4 * word) >> (2 * q) & 0x03030303u) << (2 * word);
+  }
+  return result;
+}
+
 template <int keys, int count>
 __device__ __forceinline__ void apply_mask(const UnitView& unit, float (&scores)[count]) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = unit.row(unit.lane / 4 + 8 * i);
-    const std::uint32_t bits = ptx::load_shared(unit.shared + chunk_offset<keys>(row, 0) + (unit.lane & 3) * 4);
+    const std::uint32_t bits = lane_bits<keys>(unit.shared + chunk_offset<keys>(row, 0), unit.lane & 3);
 #pragma unroll
     for (int j = 0; j < count / 4; ++j) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         float& score = scores[4 * j + 2 * i + c];
-        score = (bits & 1u << (2 * j + c)) != 0 ? score : minus_infinity;
+        score = (bits & 1u << (8 * (j % 4) + 2 * (j / 4) + c)) != 0 ? score : minus_infinity;
       }
     }
   }

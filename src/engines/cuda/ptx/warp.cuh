@@ -29,6 +29,19 @@ __device__ __forceinline__ std::uint32_t load_shared(std::uint32_t address) {
   return result;
 }
 
+__device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_t value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_chunk(std::uint32_t address) {
+  uint4 result;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(result.x), "=r"(result.y), "=r"(result.z), "=r"(result.w)
+               : "r"(address)
+               : "memory");
+  return result;
+}
+
 __device__ __forceinline__ float2 load_shared_pair(std::uint32_t address) {
   float2 result;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(result.x), "=f"(result.y) : "r"(address) : "memory");
