@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 #include <type_traits>
 
 #include "engines/cuda/ptx/warp.cuh"
@@ -17,21 +18,33 @@ inline constexpr float minus_infinity = -INFINITY;
 // Which of a block's columns a row sees: [begin, end), counted from the thread's own first column.
 struct ColumnRange {
   int begin, end;
+
+  // The same as a bit for each column that the thread holds: 2 j + c for column 8 j + c.
+  template <int columns>
+  __device__ __forceinline__ std::uint64_t bits() const {
+    return below<columns>(end) & ~below<columns>(begin);
+  }
+
+ private:
+  // Those in front of a column.
+  template <int columns>
+  static __device__ __forceinline__ std::uint64_t below(int column) {
+    const int within = max(0, min(column, 4 * columns));
+    return (std::uint64_t{1} << (within / 8 * 2 + min(within % 8, 2))) - 1;
+  }
 };
 
+// Tests of single bits, at known places, take one instruction for seven of them.
 template <int count>
 __device__ __forceinline__ void mask_columns(float (&scores)[count], const ColumnRange (&rows)[2]) {
 #pragma unroll
-  for (int j = 0; j < count / 4; ++j) {
+  for (int i = 0; i < 2; ++i) {
+    const std::uint64_t bits = rows[i].template bits<count / 2>();
+    const std::uint32_t words[2] = {static_cast<std::uint32_t>(bits), static_cast<std::uint32_t>(bits >> 32)};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int column = 8 * j + c;
-        if (column < rows[i].begin || column >= rows[i].end) {
-          scores[4 * j + 2 * i + c] = minus_infinity;
-        }
-      }
+    for (int k = 0; k < count / 2; ++k) {
+      float& score = scores[k / 2 * 4 + 2 * i + k % 2];
+      score = (words[k / 32] & 1u << (k % 32)) != 0 ? score : minus_infinity;
     }
   }
 }
