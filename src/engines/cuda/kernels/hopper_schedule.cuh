@@ -47,34 +47,73 @@ __device__ __forceinline__ HopperWork plain_work(const HopperArguments& args, in
   return work;
 }
 
+struct ShortRange {
+  int begin, end;
+};
+
+// One batch item or packed sequence in numbers of 32 bits (longer axes are refused), and key_range's rule for its rows:
+// row i sees keys [i + low, i + high), cut to those that exist. The scheduler has few registers, and what it says is
+// waited for.
+struct ShortSequence {
+  int query_begin, query_count, real_queries, key_begin, key_count;
+  int valid;  // keys that every row has at most
+  int offset, low, high;
+
+  __device__ __forceinline__ ShortSequence(const HopperArguments& args, int batch) {
+    const Sequence sequence = sequence_of(args, batch);
+    query_begin = static_cast<int>(sequence.query_begin);
+    query_count = static_cast<int>(sequence.query_count);
+    real_queries = static_cast<int>(sequence.real_queries);
+    key_begin = static_cast<int>(sequence.key_begin);
+    key_count = static_cast<int>(sequence.key_count);
+    valid = args.valid_lens_per_batch ? static_cast<int>(valid_len(args, sequence, batch, 0)) : key_count;
+    offset = static_cast<int>(sequence.offset);
+    low = near(sequence.offset - args.rule.left);
+    high = near(sequence.offset + args.rule.right + 1);
+  }
+
+  // The keys of a row that is not padding; `most` of them are valid.
+  __device__ __forceinline__ ShortRange row_range(int row, int most) const {
+    const ShortRange range{max(row + low, 0), min(row + high, most)};
+    return range.begin < range.end ? range : ShortRange{0, 0};
+  }
+
+ private:
+  // Further than any row is from any key.
+  static __device__ __forceinline__ int near(std::int64_t distance) {
+    constexpr std::int64_t far = std::int64_t{1} << 29;
+    return static_cast<int>(smaller(larger(distance, -far), far));
+  }
+};
+
 // Fills a post, by all lanes of a warp: each row's range, and from them the blocks to visit. False when the tile lies
 // behind the end of its sequence and there is nothing to do.
 template <int rows, int keys>
-__device__ __forceinline__ bool post_work(const HopperArguments& args, int index, int lane, HopperPost<rows>& post) {
-  const TileIndex tile = grouped_tile(args, index);
-  const Sequence sequence = sequence_of(args, tile.batch);
+__device__ __forceinline__ bool post_work(const HopperArguments& args, const TileIndex& tile,
+                                          const ShortSequence& sequence, int lane, HopperPost<rows>& post) {
   const int row = tile.query_tile * rows;
   if (row >= sequence.query_count) {
     return false;
   }
+  const bool own_ends = args.valid_lens.data != nullptr && !args.valid_lens_per_batch;
   int lowest = INT_MAX, highest = 0, full_begin = 0, full_end = INT_MAX;
 #pragma unroll 1
   for (int consumer = 0; consumer < rows / 64; ++consumer) {
     int consumer_end = 0;
 #pragma unroll 1
     for (int i = 64 * consumer + lane; i < 64 * (consumer + 1); i += 32) {
-      int begin = 0, end = 0;
+      ShortRange range{0, 0};
       if (row + i < sequence.real_queries) {
-        const KeyRange range = row_range(args, sequence, tile.batch, row + i);
-        begin = static_cast<int>(range.begin);
-        end = static_cast<int>(range.end);
-        full_begin = max(full_begin, begin);
-        full_end = min(full_end, end);
+        range = sequence.row_range(
+            row + i, own_ends ? static_cast<int>(length_at(args.valid_lens, tile.batch, row + i, sequence.key_count))
+                              : sequence.valid);
+        full_begin = max(full_begin, range.begin);
+        full_end = min(full_end, range.end);
       }
-      post.begin[i] = begin;
-      post.end[i] = end;
-      lowest = begin < end ? min(lowest, begin) : lowest;
-      consumer_end = max(consumer_end, end);
+      post.begin[i] = range.begin;
+      post.end[i] = range.end;
+      lowest = range.begin < range.end ? min(lowest, range.begin) : lowest;
+      consumer_end = max(consumer_end, range.end);
     }
     consumer_end = __reduce_max_sync(~0u, consumer_end);
     highest = max(highest, consumer_end);
@@ -90,12 +129,12 @@ __device__ __forceinline__ bool post_work(const HopperArguments& args, int index
     work.batch = tile.batch;
     work.head = tile.head;
     work.row = row;
-    work.query_begin = static_cast<int>(sequence.query_begin);
-    work.key_begin = static_cast<int>(sequence.key_begin);
-    work.stored_rows = static_cast<int>(smaller(sequence.query_count - row, rows));
-    work.real_rows = static_cast<int>(smaller(sequence.real_queries - row, rows));
-    work.key_count = static_cast<int>(sequence.key_count);
-    work.offset = static_cast<int>(sequence.offset);
+    work.query_begin = sequence.query_begin;
+    work.key_begin = sequence.key_begin;
+    work.stored_rows = min(sequence.query_count - row, rows);
+    work.real_rows = min(sequence.real_queries - row, rows);
+    work.key_count = sequence.key_count;
+    work.offset = sequence.offset;
     work.careful = false;
     // Where no row sees a key one block is visited all the same, every score masked: the rows then end as empty sums
     // do.
@@ -127,15 +166,42 @@ class TileSource {
   int next_;
 };
 
+// What the scheduler knows of the sequence that its last tile belonged to.
+class KnownSequence {
+ public:
+  __device__ __forceinline__ explicit KnownSequence(const HopperArguments& args)
+      : args_(args),
+        alike_(args.cu_seqlens_q.data == nullptr && args.query_lens.data == nullptr && !args.valid_lens_per_batch),
+        sequence_(args, 0) {}
+
+  __device__ __forceinline__ const ShortSequence& of(int batch) {
+    if (batch != batch_ && !alike_) {
+      batch_ = batch;
+      sequence_ = ShortSequence(args_, batch);
+    }
+    return sequence_;
+  }
+
+ private:
+  const HopperArguments& args_;
+  const bool alike_;  // those of all batch items
+  int batch_ = 0;
+  ShortSequence sequence_;
+};
+
 // Fills the post with the next tile that has work; false when there is none left.
 template <class Memory, class Post>
-__device__ __forceinline__ bool post_next(const HopperArguments& args, TileSource& source, int lane, Post& post) {
-  constexpr HopperTile tile = Memory::tile;
-  int index = source.next(lane);
-  while (index < args.tiles && !post_work<tile.rows(), tile.keys>(args, index, lane, post)) {
-    index = source.next(lane);
+__device__ __forceinline__ bool post_next(const HopperArguments& args, TileSource& source, KnownSequence& sequences,
+                                          int lane, Post& post) {
+  constexpr HopperTile shape = Memory::tile;
+#pragma unroll 1
+  for (int index = source.next(lane); index < args.tiles; index = source.next(lane)) {
+    const TileIndex tile = grouped_tile(args, index);
+    if (post_work<shape.rows(), shape.keys>(args, tile, sequences.of(tile.batch), lane, post)) {
+      return true;
+    }
   }
-  return index < args.tiles;
+  return false;
 }
 
 // A tile that was done is posted again, possibly in the other post.
@@ -162,6 +228,7 @@ __device__ __forceinline__ void schedule(const HopperArguments& args, Memory& me
     ptx::barrier_wait(ptx::shared_address(&memory.post_empty[position.slot]), position.parity ^ 1);
   };
   TileSource source(args);
+  KnownSequence sequences(args);
   PostPosition position;
   bool finished = false;
   while (!finished) {
@@ -169,7 +236,7 @@ __device__ __forceinline__ void schedule(const HopperArguments& args, Memory& me
     auto& post = memory.posts[position.slot];
     if (post.again) {
       post_again(post, post, lane);
-    } else if (!post_next<Memory>(args, source, lane, post)) {
+    } else if (!post_next<Memory>(args, source, sequences, lane, post)) {
       PostPosition other = position;  // the last tile may be one to be done again
       other.advance();
       wait_until_done(other);
