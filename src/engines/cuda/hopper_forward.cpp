@@ -250,15 +250,11 @@ std::size_t hopper_bytes(const Problem& problem) {
 cudaError_t queue_hopper(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
                          Workspace& workspace) {
   HopperArguments all = arguments_of(problem, kernel_of(problem).tile, arguments);
-  auto* stream = static_cast<cudaStream_t>(problem.stream);
   if (!has_equal_tiles(problem)) {
     all.next_tile = workspace.take_as<int>(1);
-    check(cudaMemsetAsync(all.next_tile, 0, sizeof(int), stream), problem.operation, "clearing the tile counter");
   }
   const int blocks = std::min(all.tiles, device_properties(problem.query.device().index).multiprocessors);
-  void* parameters[] = {&all};
-  return cudaLaunchKernel(launch.kernel, dim3(static_cast<unsigned>(blocks)),
-                          dim3(static_cast<unsigned>(launch.threads)), parameters, launch.shared_bytes, stream);
+  return launch_hopper(launch, blocks, all, static_cast<cudaStream_t>(problem.stream));
 }
 
 }  // namespace headway::cuda

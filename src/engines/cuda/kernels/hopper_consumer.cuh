@@ -11,6 +11,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
   using Base = ConsumerParts<Half, head_dim, variant>;
   using Base::address;
   using Base::args_;
+  using Base::begun_;
   using Base::blocks_;
   using Base::careful_;
   using Base::drops;
@@ -19,6 +20,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
   using Base::group_;
   using Base::hand_over;
   using Base::keys_;
+  using Base::lane_;
   using Base::masked;
   using Base::memory_;
   using Base::modified;
@@ -26,23 +28,27 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
   using Base::multiply_values;
   using Base::out_;
   using Base::pack_weights;
+  using Base::pass_last_block;
   using Base::poisoned_;
   using Base::post_;
   using Base::posted;
   using Base::queries_;
+  using Base::query_;
   using Base::release;
   using Base::scores_;
   using Base::skip_blocks;
   using Base::skipped_;
   using Base::slope_;
   using Base::softmax_;
-  using Base::take_query;
   using Base::tile;
+  using Base::tile_row_;
   using Base::values_;
+  using Base::wait_for_query;
   using Base::wait_for_turn;
   using Base::wait_for_values;
   using Base::weights_;
   using typename Base::Memory;
+  using typename Base::Position;
 
  public:
   using Base::Base;
@@ -54,29 +60,53 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     if constexpr (posted) {
       run_posted();
     } else {
-#pragma unroll 1
-      for (int index = blockIdx.x; index < args_.tiles; index += gridDim.x) {
-        attend(plain_work<tile.rows(), tile.keys>(args_, index));
-      }
+      run_plain();
     }
   }
 
  private:
+  __device__ __forceinline__ void run_plain() {
+#pragma unroll 1
+    for (int index = blockIdx.x; index < args_.tiles; index += gridDim.x) {
+      const HopperWork work = plain_work<tile.rows(), tile.keys>(args_, index);
+      attend(work, group_ * 64 < work.stored_rows, [&] {
+        const int next = index + static_cast<int>(gridDim.x);
+        return next < args_.tiles && group_ * 64 < plain_work<tile.rows(), tile.keys>(args_, next).stored_rows;
+      });
+    }
+  }
+
   __device__ __forceinline__ void run_posted() {
 #pragma unroll 1
     while (true) {
       ptx::barrier_wait(address(offsetof(Memory, post_full), post_.slot), post_.parity);
-      if (memory_.posts[post_.slot].finished) {
+      const auto& post = memory_.posts[post_.slot];
+      const int kind = __shfl_sync(~0u, static_cast<int>(post.kind), 0);
+      if (kind == static_cast<int>(PostKind::finished)) {
         return;
       }
-      attend(memory_.posts[post_.slot].work);
+      if (kind == static_cast<int>(PostKind::tile)) {
+        attend(post.work, __shfl_sync(~0u, post.consumer_last[group_], 0) > 0, [&] { return can_begin_next_post(); });
+      }
       __syncwarp();
       release(offsetof(Memory, post_empty), post_.slot);
       post_.advance();
     }
   }
 
-  __device__ __forceinline__ void attend(const HopperWork& work) {
+  // Whether the next post is a tile whose first block in the ring is also the first for this consumer's rows.
+  __device__ __forceinline__ bool can_begin_next_post() {
+    PostPosition next = post_;
+    next.advance();
+    ptx::barrier_wait(address(offsetof(Memory, post_full), next.slot), next.parity);
+    const auto& post = memory_.posts[next.slot];
+    return __shfl_sync(~0u, post.kind == PostKind::tile && post.consumer_last[group_] == post.work.blocks.last, 0);
+  }
+
+  // One tile, of which this consumer's rows see a key or not. Its first scores may be there already (begun_); those of
+  // the next tile are begun early if next_can_begin().
+  template <class NextCanBegin>
+  __device__ __forceinline__ void attend(const HopperWork& work, bool seeing, const NextCanBegin& next_can_begin) {
     blocks_ = posted ? work.blocks.uniform() : work.blocks;
     softmax_.start();
     poisoned_ = 0;
@@ -88,9 +118,19 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     for (int i = 0; i < head_dim / 2; ++i) {
       out_[i] = 0.0f;
     }
-    take_query();
-    if constexpr (posted) {
-      skip_blocks();
+    if (!begun_) {
+      wait_for_query();
+      skip_blocks(seeing);
+      if (!seeing) {
+        pass_last_block();
+        release(offsetof(Memory, query_empty), queries_.slot);
+        queries_.advance();
+        finish(work);
+        return;
+      }
+      begin_tile();
+      ptx::wgmma_wait<0>();
+      ptx::touch(scores_);
     }
     first_block(work);
     later_blocks(work);
@@ -98,8 +138,12 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
       release(offsetof(Memory, query_empty), queries_.slot);
     }
     queries_.advance();
-    last_values();
-    finish(work);
+    begun_ = tile.begins_early() && next_can_begin();
+    if (begun_) {
+      last_values<true>(work);
+    } else {
+      last_values<false>(work);
+    }
   }
 
   __device__ __forceinline__ void later_blocks(const HopperWork& work) {
@@ -152,15 +196,28 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     }
   }
 
-  __device__ __forceinline__ void first_block(const HopperWork& work) {
+  // The scores of a tile's first block are on their way. Its queries are there.
+  __device__ __forceinline__ void begin_tile() {
+    if constexpr (tile.query_in_registers) {
+      const int row = tile_row_ - lane_ / 4 + (lane_ & 15);
+      const std::uint32_t shared = address(offsetof(Memory, query)) + row * 128;
+#pragma unroll
+      for (int k = 0; k < head_dim / 16; ++k) {
+        const int chunk = 2 * (k % 4) + lane_ / 16;
+        ptx::load_matrices(query_[k], shared + k / 4 * tile.rows() * 128 + ((chunk ^ (row & 7)) << 4));
+      }
+      __syncwarp();
+      release(offsetof(Memory, query_empty), queries_.slot);
+    }
     ptx::barrier_wait(address(offsetof(Memory, full), keys_.slot), keys_.parity);
     ptx::wgmma_fence();
     multiply_keys();
-    ptx::wgmma_wait<0>();
-    ptx::touch(scores_);
+  }
+
+  __device__ __forceinline__ void first_block(const HopperWork& work) {
     release(offsetof(Memory, empty), keys_.slot);
     // The next blocks in the ring are keys and then values; after a skip the values before them have been let go of.
-    keys_.advance(posted && skipped_ ? 2 : 1);
+    keys_.advance(skipped_ ? 2 : 1);
     values_ = keys_;
     values_.advance();
     skipped_ = false;
@@ -220,17 +277,29 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     rescale_rows(out_, older);
   }
 
-  __device__ __forceinline__ void last_values() {
+  // The output of the last block, and the end of the tile; the next one's first scores may be found meanwhile.
+  template <bool begins_next>
+  __device__ __forceinline__ void last_values(const HopperWork& work) {
     wait_for_values(blocks_.first, keys_);
     ptx::touch(out_);
     ptx::touch(weights_);
     ptx::wgmma_fence();
     multiply_values(keys_);
-    softmax_.join_quad();
-    ptx::wgmma_wait<0>();
-    ptx::touch(out_);
-    release(offsetof(Memory, empty), keys_.slot);
+    const std::uint32_t slot = keys_.slot;
     keys_.advance();
+    softmax_.join_quad();
+    if constexpr (begins_next) {
+      wait_for_query();
+      begin_tile();
+    }
+    ptx::wgmma_wait<begins_next ? 1 : 0>();
+    ptx::touch(out_);
+    release(offsetof(Memory, empty), slot);
+    finish(work);
+    if constexpr (begins_next) {
+      ptx::wgmma_wait<0>();
+      ptx::touch(scores_);
+    }
   }
 };
 

@@ -48,21 +48,6 @@ class ConsumerParts {
  protected:
   using Position = RingPosition<tile.slots>;
 
-  __device__ __forceinline__ void take_query() {
-    ptx::barrier_wait(address(offsetof(Memory, query_full), queries_.slot), queries_.parity);
-    if constexpr (tile.query_in_registers) {
-      const int row = tile_row_ - lane_ / 4 + (lane_ & 15);
-      const std::uint32_t shared = address(offsetof(Memory, query)) + row * 128;
-#pragma unroll
-      for (int k = 0; k < head_dim / 16; ++k) {
-        const int chunk = 2 * (k % 4) + lane_ / 16;
-        ptx::load_matrices(query_[k], shared + k / 4 * tile.rows() * 128 + ((chunk ^ (row & 7)) << 4));
-      }
-      __syncwarp();
-      release(offsetof(Memory, query_empty), queries_.slot);
-    }
-  }
-
   // ---- Products ----
 
   // S = Q K^T  [64, keys]
@@ -214,9 +199,14 @@ class ConsumerParts {
   // ---- Blocks that this consumer's rows do not see ----
 
   // Passes over the blocks from which this consumer's rows see no key (others' rows do): lets go of them and of its
-  // turns, in the order in which the others use them.
-  __device__ __forceinline__ void skip_blocks() {
-    const int own_last = max(__shfl_sync(~0u, memory_.posts[post_.slot].consumer_last[group_], 0), blocks_.first + 1);
+  // turns, in the order in which the others use them. One is left.
+  __device__ __forceinline__ void skip_blocks(bool seeing) {
+    int own_last = blocks_.last;
+    if constexpr (posted) {
+      own_last = max(__shfl_sync(~0u, memory_.posts[post_.slot].consumer_last[group_], 0), blocks_.first + 1);
+    } else if (!seeing) {
+      own_last = blocks_.first + 1;
+    }
     const int skipped = blocks_.last - own_last;
     if (skipped == 0) {
       return;
@@ -227,25 +217,43 @@ class ConsumerParts {
     for (int k = 0; k < skipped; ++k) {
       pass_over(keys_);
       keys_.advance(k == 0 ? 1 : 2);
-      if (has_units()) {
-        wait_for_unit();
-        release_unit();
-      }
+      pass_unit();
       wait_for_turn();
       hand_over();
-      if (is_checked(args_, careful_, blocks_, blocks_.last - 1 - k)) {
-        wait_for_check(values_);
-      }
-      pass_over(values_);
+      pass_values(blocks_.last - 1 - k, values_);
       values_.advance(2);
     }
     blocks_.last = own_last;
     skipped_ = true;
   }
 
+  // The one that is left, where the rows see no key at all.
+  __device__ __forceinline__ void pass_last_block() {
+    pass_over(keys_);
+    keys_.advance(skipped_ ? 2 : 1);
+    skipped_ = false;
+    pass_unit();
+    pass_values(blocks_.first, keys_);
+    keys_.advance();
+  }
+
   __device__ __forceinline__ void pass_over(Position position) {
     ptx::barrier_wait(address(offsetof(Memory, full), position.slot), position.parity);
     release(offsetof(Memory, empty), position.slot);
+  }
+
+  __device__ __forceinline__ void pass_values(int n, Position position) {
+    if (posted && is_checked(args_, careful_, blocks_, n)) {
+      wait_for_check(position);
+    }
+    pass_over(position);
+  }
+
+  __device__ __forceinline__ void pass_unit() {
+    if (has_units()) {
+      wait_for_unit();
+      release_unit();
+    }
   }
 
   // ---- Barriers ----
@@ -254,6 +262,10 @@ class ConsumerParts {
     if (lane_ == 0) {
       ptx::barrier_arrive(address(offset, index));
     }
+  }
+
+  __device__ __forceinline__ void wait_for_query() {
+    ptx::barrier_wait(address(offsetof(Memory, query_full), queries_.slot), queries_.parity);
   }
 
   // The guard's barriers have phases of their own: few blocks are checked.
@@ -290,6 +302,7 @@ class ConsumerParts {
   }
 
   __device__ __forceinline__ void wait_for_turn() { ptx::named_barrier_sync(1 + group_, 256); }
+
   __device__ __forceinline__ void hand_over() { ptx::named_barrier_arrive(static_cast<int>(next_turn_), 256); }
 
   // A field's address in shared memory, or that of a barrier in an array; from a base that is kept, since to find it
@@ -321,7 +334,8 @@ class ConsumerParts {
   RingPosition<tile.query_slots> queries_;
   PostPosition post_;
   UnitPosition unit_;
-  bool skipped_ = false;
+  bool begun_ = false;    // the tile's first scores are there
+  bool skipped_ = false;  // the tile's first blocks have been passed over
   bool careful_ = false;
   std::uint32_t checked_parities_ = 0;  // by slot of the ring
   int poisoned_ = 0;                    // a value that is not finite was taken out of an edge block

@@ -37,7 +37,7 @@ __device__ __forceinline__ void init_barriers(Memory& memory) {
     init(memory.unit_ready[slot], guard_warps);
     init(memory.unit_empty[slot], 4);  // the warps of one consumer
   }
-  for (int post = 0; post < 2; ++post) {
+  for (int post = 0; post < post_slots; ++post) {
     init(memory.post_full[post], 1);
     init(memory.post_empty[post], consumer_warps + 1 + guard_warps);  // the producer is one
     memory.posts[post].again = false;
@@ -57,14 +57,17 @@ class HopperGuard {
     PostPosition post;
     while (true) {
       ptx::barrier_wait(ptx::shared_address(&memory_.post_full[post.slot]), post.parity);
-      if (memory_.posts[post.slot].finished) {
+      const PostKind kind = memory_.posts[post.slot].kind;
+      if (kind == PostKind::finished) {
         return;
       }
-      const HopperWork& work = memory_.posts[post.slot].work;
-      if (prepares_ || work.careful) {
-        follow(work);
+      if (kind == PostKind::tile) {
+        const HopperWork& work = memory_.posts[post.slot].work;
+        if (prepares_ || work.careful) {
+          follow(work);
+        }
+        position_.skip(2 * (work.blocks.last - work.blocks.first));
       }
-      position_.skip(2 * (work.blocks.last - work.blocks.first));
       arrive(memory_.post_empty[post.slot]);
       post.advance();
     }
@@ -131,6 +134,9 @@ __global__ __launch_bounds__(hopper_tile(head_dim, variant).threads(),
   const int warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
   const int lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
+    ptx::prefetch_map(&args.query_map);
+    ptx::prefetch_map(&args.key_map);
+    ptx::prefetch_map(&args.value_map);
     init_barriers(memory);
   }
   __syncthreads();

@@ -16,4 +16,7 @@ HopperKernel hopper_kernel_64(DType dtype, HopperVariant variant);
 HopperKernel hopper_kernel_128(DType dtype, HopperVariant variant);
 HopperKernel hopper_kernel_256(DType dtype, HopperVariant variant);
 
+// As many blocks of threads as are given take all tiles.
+cudaError_t launch_hopper(const Launch& launch, int blocks, const HopperArguments& arguments, cudaStream_t stream);
+
 }  // namespace headway::cuda

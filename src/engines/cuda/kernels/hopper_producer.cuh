@@ -37,10 +37,13 @@ class HopperProducer {
 #pragma unroll 1
     while (true) {
       ptx::barrier_wait(ptx::shared_address(&memory_.post_full[post.slot]), post.parity);
-      if (memory_.posts[post.slot].finished) {
+      const PostKind kind = memory_.posts[post.slot].kind;
+      if (kind == PostKind::finished) {
         return;
       }
-      load_tile(memory_.posts[post.slot].work);
+      if (kind == PostKind::tile) {
+        load_tile(memory_.posts[post.slot].work);
+      }
       ptx::barrier_arrive(ptx::shared_address(&memory_.post_empty[post.slot]));
       post.advance();
     }

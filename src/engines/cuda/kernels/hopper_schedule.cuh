@@ -5,6 +5,7 @@
 
 #include "engines/cuda/kernels/hopper_shared.cuh"
 #include "engines/cuda/key_range.cuh"
+#include "engines/cuda/ptx/dependent_launch.cuh"
 
 namespace headway::cuda {
 
@@ -146,24 +147,27 @@ __device__ __forceinline__ bool post_work(const HopperArguments& args, const Til
   return true;
 }
 
-// The tiles that one block of threads takes, one after another, for all lanes of a warp.
+// The tiles that one block of threads takes, one after another, for all lanes of a warp. The first needs no counter,
+// which may be cleared only now (hopper_forward.cpp).
 class TileSource {
  public:
-  __device__ __forceinline__ explicit TileSource(const HopperArguments& args) : args_(args), next_(blockIdx.x) {}
+  __device__ __forceinline__ explicit TileSource(const HopperArguments& args) : args_(args) {}
 
   __device__ __forceinline__ int next(int lane) {
-    if (args_.next_tile != nullptr) {
-      const int taken = lane == 0 ? atomicAdd(args_.next_tile, 1) : 0;
-      return __shfl_sync(~0u, taken, 0);
+    const int before = taken_++;
+    if (args_.next_tile == nullptr || before == 0) {
+      return static_cast<int>(blockIdx.x + before * gridDim.x);
     }
-    const int taken = next_;
-    next_ += gridDim.x;
-    return taken;
+    if (before == 1) {
+      ptx::wait_for_kernel_before();
+    }
+    const int next = lane == 0 ? static_cast<int>(gridDim.x) + atomicAdd(args_.next_tile, 1) : 0;
+    return __shfl_sync(~0u, next, 0);
   }
 
  private:
   const HopperArguments& args_;
-  int next_;
+  int taken_ = 0;
 };
 
 // What the scheduler knows of the sequence that its last tile belonged to.
@@ -204,49 +208,31 @@ __device__ __forceinline__ bool post_next(const HopperArguments& args, TileSourc
   return false;
 }
 
-// A tile that was done is posted again, possibly in the other post.
-template <class Post>
-__device__ __forceinline__ void post_again(Post& from, Post& to, int lane) {
-  static_assert(sizeof(Post) % sizeof(int) == 0);
-  if (&from != &to) {
-    for (int i = lane; i < static_cast<int>(sizeof(Post) / sizeof(int)); i += 32) {
-      reinterpret_cast<int*>(&to)[i] = reinterpret_cast<const int*>(&from)[i];
-    }
-  }
-  __syncwarp();
-  if (lane == 0) {
-    from.again = to.again = false;
-    to.work.careful = true;
-  }
-}
-
 // The scheduler, one warp: posts the work of tiles one ahead of those who do it. Where tiles differ they are taken from
-// a counter, so that a block of threads that is done early takes more of them.
+// a counter, so that a block of threads that is done early takes more of them. Behind the last tile come pauses: those
+// that are not done yet may have to be done again, and who does them looks ahead.
 template <class Memory>
 __device__ __forceinline__ void schedule(const HopperArguments& args, Memory& memory, int lane) {
-  const auto wait_until_done = [&](PostPosition position) {
-    ptx::barrier_wait(ptx::shared_address(&memory.post_empty[position.slot]), position.parity ^ 1);
-  };
   TileSource source(args);
   KnownSequence sequences(args);
   PostPosition position;
-  bool finished = false;
-  while (!finished) {
-    wait_until_done(position);
+  int pauses = post_slots - 1;
+  PostKind kind = PostKind::tile;
+  while (kind != PostKind::finished) {
+    ptx::barrier_wait(ptx::shared_address(&memory.post_empty[position.slot]), position.parity ^ 1);
     auto& post = memory.posts[position.slot];
-    if (post.again) {
-      post_again(post, post, lane);
-    } else if (!post_next<Memory>(args, source, sequences, lane, post)) {
-      PostPosition other = position;  // the last tile may be one to be done again
-      other.advance();
-      wait_until_done(other);
-      finished = !memory.posts[other.slot].again;
-      if (!finished) {
-        post_again(memory.posts[other.slot], post, lane);
+    const bool again = post.again;
+    __syncwarp();
+    if (again) {
+      if (lane == 0) {
+        post.again = false;
+        post.work.careful = true;
       }
+    } else if (kind == PostKind::pause || !post_next<Memory>(args, source, sequences, lane, post)) {
+      kind = pauses-- > 0 ? PostKind::pause : PostKind::finished;
     }
     if (lane == 0) {
-      post.finished = finished;
+      post.kind = again ? PostKind::tile : kind;
     }
     __syncwarp();
     if (lane == 0) {

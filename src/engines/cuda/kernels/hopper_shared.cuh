@@ -34,13 +34,22 @@ struct HopperWork {
   HopperBlocks blocks;
 };
 
+enum class PostKind : std::uint8_t {
+  tile,
+  pause,     // nothing; the tile before may have to be done again
+  finished,  // there is no more work
+};
+
+// Two tiles are known: the current one and the next. To take more ahead would leave others without work at the end.
+inline constexpr int post_slots = 2;
+
 // What the scheduler tells the producer and the consumers about a tile.
 template <int rows>
 struct HopperPost {
   HopperWork work;
-  bool finished;               // there is no more work
+  PostKind kind;
   bool again;                  // set by consumers: the tile has to be done again, carefully
-  int consumer_last[3];        // for each consumer's 64 rows: from here on they see no key
+  int consumer_last[4];        // for each consumer's 64 rows: from here on they see no key
   int begin[rows], end[rows];  // the keys that each row may see
 };
 
@@ -65,10 +74,10 @@ struct alignas(tile_alignment) HopperMemory {
   std::uint64_t query_full[tile.query_slots], query_empty[tile.query_slots];
   std::uint64_t full[tile.slots], empty[tile.slots], checked[tile.slots];
   std::uint64_t unit_full[unit_slots], unit_ready[unit_slots], unit_empty[unit_slots];
-  std::uint64_t post_full[2], post_empty[2];
+  std::uint64_t post_full[post_slots], post_empty[post_slots];
   int guard_found[tile.slots][2];  // by warp of the guard
   float never_written;
-  HopperPost<is_plain(variant) ? 1 : tile.rows()> posts[2];
+  HopperPost<is_plain(variant) ? 1 : tile.rows()> posts[post_slots];
 };
 
 // A position in the ring: the slot, and the parity of its phase.
@@ -93,7 +102,6 @@ struct RingPosition {
   }
 };
 
-// Two tiles are known: the current one and the next. To take more ahead would leave others without work at the end.
-using PostPosition = RingPosition<2>;
+using PostPosition = RingPosition<post_slots>;
 
 }  // namespace headway::cuda
