@@ -31,16 +31,19 @@ HopperVariant variant_of(const Problem& problem) {
   if (problem.softcap || problem.alibi_slopes || !scale_is_ordinary(problem)) {
     return HopperVariant::modified;
   }
+  constexpr std::int64_t few_keys = 768, many_keys = 8192;
   if (has_ranges(problem)) {
-    return HopperVariant::ranged;
+    return problem.key_len <= few_keys ? HopperVariant::ranged_short : HopperVariant::ranged;
   }
-  constexpr std::int64_t many_keys = 8192;
-  return problem.key_len >= many_keys ? HopperVariant::plain_long : HopperVariant::plain;
+  return problem.key_len <= few_keys    ? HopperVariant::plain_short
+         : problem.key_len >= many_keys ? HopperVariant::plain_long
+                                        : HopperVariant::plain;
 }
 
 const char* name_of(HopperVariant variant) {
   switch (variant) {
-    case HopperVariant::ranged: return "hopper_forward (key ranges)";
+    case HopperVariant::ranged:
+    case HopperVariant::ranged_short: return "hopper_forward (key ranges)";
     case HopperVariant::modified: return "hopper_forward (modified scores)";
     case HopperVariant::masked: return "hopper_forward (mask or bias)";
     case HopperVariant::dropped: return "hopper_forward (dropout)";

@@ -12,16 +12,19 @@ namespace headway::cuda {
 
 // Which work a kernel is compiled for; each can do what the ones before it can.
 enum class HopperVariant : std::uint8_t {
-  plain,       // every row sees all keys
-  plain_long,  // the same in longer key blocks, for long sequences
-  ranged,      // each row has its range of keys; sinks
-  modified,    // and scores change on the way: softcap, ALiBi, a scale that is not positive
-  masked,      // and a mask or bias [B,H,Sq,Sk] is read
-  dropped,     // and weights are dropped; the mask or bias may be missing
+  plain,         // every row sees all keys
+  plain_long,    // the same in longer key blocks, for long sequences
+  plain_short,   // the same in shorter key blocks and higher tiles, for short sequences
+  ranged,        // each row has its range of keys; sinks
+  ranged_short,  // the same in the blocks of plain_short
+  modified,      // and scores change on the way: softcap, ALiBi, a scale that is not positive
+  masked,        // and a mask or bias [B,H,Sq,Sk] is read
+  dropped,       // and weights are dropped; the mask or bias may be missing
 };
 
 HEADWAY_HOST_DEVICE constexpr bool is_plain(HopperVariant variant) {
-  return variant == HopperVariant::plain || variant == HopperVariant::plain_long;
+  return variant == HopperVariant::plain || variant == HopperVariant::plain_long ||
+         variant == HopperVariant::plain_short;
 }
 
 // Whether it can read a mask or bias.
@@ -30,7 +33,8 @@ HEADWAY_HOST_DEVICE constexpr bool is_masked(HopperVariant variant) {
 }
 
 // When a warpgroup lets the next one issue its products: right after its own are issued, or when its scores are there.
-enum class HandOver : std::uint8_t { issued, scored };
+// Four of them need no order.
+enum class HandOver : std::uint8_t { issued, scored, never };
 
 struct HopperTile {
   int head_dim;     // of Q, K and V alike, padded
@@ -58,6 +62,9 @@ struct HopperTile {
 HEADWAY_HOST_DEVICE constexpr HopperTile hopper_tile(int head_dim, HopperVariant variant) {
   using enum HopperVariant;
   if (head_dim == 64) {
+    if (variant == plain_short || variant == ranged_short) {
+      return {64, 4, 64, 10, 2, false, true, HandOver::never, 32, 112};
+    }
     return {64, 3, 128, 6, is_masked(variant) ? 1 : 2, false, true, HandOver::scored, 32, 160};
   }
   const int producer = is_plain(variant) ? 24 : 40;

@@ -301,9 +301,17 @@ class ConsumerParts {
     unit_.advance(args_.units.each);
   }
 
-  __device__ __forceinline__ void wait_for_turn() { ptx::named_barrier_sync(1 + group_, 256); }
+  __device__ __forceinline__ void wait_for_turn() {
+    if constexpr (tile.hand_over != HandOver::never) {
+      ptx::named_barrier_sync(1 + group_, 256);
+    }
+  }
 
-  __device__ __forceinline__ void hand_over() { ptx::named_barrier_arrive(static_cast<int>(next_turn_), 256); }
+  __device__ __forceinline__ void hand_over() {
+    if constexpr (tile.hand_over != HandOver::never) {
+      ptx::named_barrier_arrive(static_cast<int>(next_turn_), 256);
+    }
+  }
 
   // A field's address in shared memory, or that of a barrier in an array; from a base that is kept, since to find it
   // takes a slow instruction.

@@ -1,4 +1,4 @@
-// Forward attention on Hopper: one thread feeds tiles by the bulk copy engine, two or three warpgroups of 64 query rows
+// Forward attention on Hopper: one thread feeds tiles by the bulk copy engine, two to four warpgroups of 64 query rows
 // consume them on the tensor cores. Blocks of threads stay and take tiles until none is left; beside the producer a
 // scheduler posts what is to be done (hopper_schedule.cuh) and a guard keeps what may not be seen out of the sums
 // (hopper_guard.cuh).

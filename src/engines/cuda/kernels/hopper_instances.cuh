@@ -18,11 +18,12 @@ HopperKernel hopper_instance(DType dtype) {
                               : hopper_instance<float16, head_dim, variant>();
 }
 
-// Every head dim has these; a plain_long that has no kernel of its own is plain.
+// Every head dim has these; where long or short sequences have no kernel of their own they take the common one.
 template <int head_dim>
 HopperKernel hopper_instance(DType dtype, HopperVariant variant) {
   switch (variant) {
-    case HopperVariant::ranged: return hopper_instance<head_dim, HopperVariant::ranged>(dtype);
+    case HopperVariant::ranged:
+    case HopperVariant::ranged_short: return hopper_instance<head_dim, HopperVariant::ranged>(dtype);
     case HopperVariant::modified: return hopper_instance<head_dim, HopperVariant::modified>(dtype);
     case HopperVariant::masked: return hopper_instance<head_dim, HopperVariant::masked>(dtype);
     case HopperVariant::dropped: return hopper_instance<head_dim, HopperVariant::dropped>(dtype);
