@@ -4,11 +4,11 @@
 //   - what belongs to a row, in registers: entropy, distance, near; over a tile in Real, over tiles in f64;
 //   - what belongs to a key or a cell, from the tile in shared memory: sums down the columns of each piece of a cell,
 //     in place, then along the columns of a cell; they join f64 sums in global memory that only this block has;
-//   - the largest weights of a row: one thread a row reads its tile again, if any of it is above the row's last one.
+//   - the largest weights of a row: a warp reads the row's tile again, if any of it is above the row's last one.
 // Every sum is made in one fixed order by one owner, so the bits repeat; the chunks depend on the shape alone.
 //
 // Q is read once, K twice a tile of queries, mostly from L2; of a pair nothing else reaches global memory. A pair costs
-// two products, two exponentials and about thirty instructions, which bound it: three to four times a forward pass.
+// two products, two exponentials and about thirty instructions, which bound it.
 #pragma once
 
 #include "engines/cuda/kernels/analysis_kernels.h"
@@ -81,7 +81,8 @@ class TileAnalysis : Walk {
 
   // The list of a row's largest weights, in global memory.
   struct TopRow {
-    Real least;  // its last weight, 0 while there is room
+    Real least;   // its last weight, 0 while there is room
+    bool raised;  // the tile has a weight above it
     std::int64_t filled;
   };
   __device__ static TopRow* top_rows() {
@@ -99,7 +100,7 @@ class TileAnalysis : Walk {
                  tile_pieces(tile, count, args_.row_cell)};
     }
     if (args_.top > 0 && static_cast<int>(threadIdx.x) < rows) {
-      top_rows()[threadIdx.x] = {0, 0};
+      top_rows()[threadIdx.x] = {};
     }
     __syncthreads();
     if (args_.given_lse.data == nullptr) {
@@ -153,7 +154,7 @@ class TileAnalysis : Walk {
     if (args_.first != nullptr && static_cast<int>(threadIdx.x) < tile_rows()) {
       pick_single_weights(key, width);
     }
-    if (any_above && static_cast<int>(threadIdx.x) < tile_rows()) {
+    if (any_above) {
       raise_top(key, width);
     }
     if (args_.weights != nullptr) {
@@ -186,10 +187,14 @@ class TileAnalysis : Walk {
     if (args_.top > 0) {
 #pragma unroll
       for (int m = 0; m < own_rows; ++m) {
-        const Real least = top_rows()[this->row_of(m)].least;
+        TopRow& list = top_rows()[this->row_of(m)];
+        bool raised = false;
 #pragma unroll
         for (int slot = 0; slot < slots; ++slot) {
-          above = above || (Walk::own_row(slot) == m && weights[slot] > least);
+          raised = raised || (Walk::own_row(slot) == m && weights[slot] > list.least);
+        }
+        if (raised) {
+          list.raised = above = true;
         }
       }
     }
@@ -223,7 +228,7 @@ class TileAnalysis : Walk {
   // A key's place in the tile, cut to it.
   __device__ static int column(std::int64_t ahead) { return static_cast<int>(smaller(larger(ahead, 0), keys)); }
 
-  // One thread a row from here.
+  // One thread a row.
   __device__ void pick_single_weights(std::int64_t key, int width) {
     const int r = static_cast<int>(threadIdx.x);
     if (key == 0) {
@@ -235,29 +240,54 @@ class TileAnalysis : Walk {
     }
   }
 
-  // The list is in order, the smaller key first where weights are equal. Equal ones further on stay behind.
+  // The warps share the rows that have something to list. The lanes of one look at the row together; what is above the
+  // row's last one enters in the order of the keys. The list is in order, the smaller key first where weights are
+  // equal: equal ones further on stay behind.
   __device__ void raise_top(std::int64_t key, int width) {
-    const int r = static_cast<int>(threadIdx.x);
-    TopRow list = top_rows()[r];
-    Real* listed = static_cast<Real*>(args_.top_weights) + (place().result + r) * args_.top;
-    std::int64_t* listed_keys = args_.top_keys + (place().result + r) * args_.top;
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
 #pragma unroll 1
-    for (int c = 0; c < width; ++c) {
-      const Real weight = tile_[r * stride + c];
-      if (!(weight > list.least)) {
+    for (int r = warp; r < tile_rows(); r += threads / 32) {
+      TopRow list = top_rows()[r];
+      if (!list.raised) {
         continue;
       }
-      std::int64_t at = list.filled < args_.top ? list.filled++ : args_.top - 1;
 #pragma unroll 1
-      for (; at > 0 && listed[at - 1] < weight; --at) {
-        listed[at] = listed[at - 1];
-        listed_keys[at] = listed_keys[at - 1];
+      for (int c = 0; c < width; c += 32) {
+        const Real weight = c + lane < width ? tile_[r * stride + c + lane] : Real(0);
+        std::uint32_t left = __ballot_sync(0xffffffffu, weight > list.least);
+#pragma unroll 1
+        for (; left != 0; left &= left - 1) {
+          const int from = __ffs(static_cast<int>(left)) - 1;
+          const Real next = __shfl_sync(0xffffffffu, weight, from);
+          if (lane == 0) {
+            insert(list, r, next, key + c + from);
+          }
+        }
+        list.least = __shfl_sync(0xffffffffu, list.least, 0);
       }
-      listed[at] = weight;
-      listed_keys[at] = key + c;
-      list.least = list.filled < args_.top ? Real(0) : listed[args_.top - 1];
+      if (lane == 0) {
+        list.raised = false;
+        top_rows()[r] = list;
+      }
     }
-    top_rows()[r] = list;
+  }
+
+  // One more weight, if it is above the last one still.
+  __device__ void insert(TopRow& list, int r, Real weight, std::int64_t key) const {
+    if (!(weight > list.least)) {
+      return;
+    }
+    Real* listed = static_cast<Real*>(args_.top_weights) + (place().result + r) * args_.top;
+    std::int64_t* listed_keys = args_.top_keys + (place().result + r) * args_.top;
+    std::int64_t at = list.filled < args_.top ? list.filled++ : args_.top - 1;
+#pragma unroll 1
+    for (; at > 0 && listed[at - 1] < weight; --at) {
+      listed[at] = listed[at - 1];
+      listed_keys[at] = listed_keys[at - 1];
+    }
+    listed[at] = weight;
+    listed_keys[at] = key;
+    list.least = list.filled < args_.top ? Real(0) : listed[args_.top - 1];
   }
 
   __device__ void store_weights(std::int64_t key, int width) {
