@@ -61,13 +61,15 @@ class ProductTile {
  private:
   // For all threads alike.
   __device__ bool holds_nan() const {
+    const T* product = static_cast<const T*>(args_.product.data);
     bool found = false;
 #pragma unroll
     for (int x = 0; x < tile * tile / threads; ++x) {
       const int at = static_cast<int>(threadIdx.x) + x * threads;
       const std::int64_t row = first_row_ + at / tile, column = first_column_ + at % tile;
       const bool inside = row < args_.rows && column < args_.columns;
-      found |= is_nan(inside ? *element_of<T>(args_.product, row, column) : T{});
+      // Weights have one axis of rows.
+      found |= is_nan(inside ? product[row * args_.product.row + column * args_.product.column] : T{});
     }
     return __syncthreads_or(found) != 0;
   }
@@ -179,9 +181,17 @@ __global__ void __launch_bounds__(threads)
     const std::int64_t begin = chunk * chunk_rows;
     const std::int64_t end = begin + chunk_rows < rows ? begin + chunk_rows : rows;
     Real sum = 0;
+    const std::int64_t last = c < columns ? end : begin;
+    if (rows <= matrix.inner) {  // one axis of rows: no division between a load and the next
+      const T* column = static_cast<const T*>(matrix.data) + c * matrix.column;
 #pragma unroll 8
-    for (std::int64_t r = begin + lane; r < (c < columns ? end : begin); r += lanes) {
-      sum += number<Real>(*element_of<T>(matrix, r, c));
+      for (std::int64_t r = begin + lane; r < last; r += lanes) {
+        sum += number<Real>(column[r * matrix.row]);
+      }
+    } else {
+      for (std::int64_t r = begin + lane; r < last; r += lanes) {
+        sum += number<Real>(*element_of<T>(matrix, r, c));
+      }
     }
     shared[lane][at] = sum;
     __syncthreads();
