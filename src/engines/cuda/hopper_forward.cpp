@@ -31,11 +31,13 @@ HopperVariant variant_of(const Problem& problem) {
   if (problem.softcap || problem.alibi_slopes || !scale_is_ordinary(problem)) {
     return HopperVariant::modified;
   }
+  // A pack's sequences have their bits in any pack, and in an invariant batch those of the pack: one shape of tiles.
   constexpr std::int64_t few_keys = 768, many_keys = 8192;
+  const bool is_short = problem.key_len <= few_keys && !problem.packed() && !problem.batch_invariant;
   if (has_ranges(problem)) {
-    return problem.key_len <= few_keys ? HopperVariant::ranged_short : HopperVariant::ranged;
+    return is_short ? HopperVariant::ranged_short : HopperVariant::ranged;
   }
-  return problem.key_len <= few_keys    ? HopperVariant::plain_short
+  return is_short                       ? HopperVariant::plain_short
          : problem.key_len >= many_keys ? HopperVariant::plain_long
                                         : HopperVariant::plain;
 }
