@@ -84,7 +84,7 @@ class Headway:
                 raise RuntimeError(error.decode())
             return kept[3]
 
-        run.kernel = self._native.headway_gpu_kernel(ctypes.byref(described)).decode()  # type: ignore[attr-defined]
+        run.kernel, run.tile = self._kernel(described)  # type: ignore[attr-defined]
         run.described = described  # type: ignore[attr-defined]
         return run
 
@@ -102,8 +102,14 @@ class Headway:
             kept[0]()
             return kept[2]
 
-        run.kernel = self._native.headway_gpu_kernel(ctypes.byref(described)).decode()  # type: ignore[attr-defined]
+        run.kernel, run.tile = self._kernel(described)  # type: ignore[attr-defined]
         return run
+
+    def _kernel(self, described: GpuCall) -> tuple[str, tuple[int, int]]:
+        """The name of a call's kernel, and the queries and keys of its tiles."""
+        queries, keys = ctypes.c_int64(1), ctypes.c_int64(1)
+        name = self._native.headway_gpu_kernel(ctypes.byref(described), ctypes.byref(queries), ctypes.byref(keys))
+        return name.decode(), (queries.value, keys.value)
 
 
 def peer(backend: SDPBackend, q: Any, k: Any, v: Any, **options: Any) -> Call:
@@ -168,6 +174,16 @@ def pairs_of(length: int, *, causal: bool = False, window: int = -1) -> float:
         return float(length) * length
     wide = min(window + 1, length) if window >= 0 else length
     return wide * (wide + 1) / 2 + float(length - wide) * wide
+
+
+def visited_pairs(length: int, window: int, tile: tuple[int, int]) -> float:
+    """The pairs of one head that lie in tiles with a pair of a causal window."""
+    queries, keys = tile
+    visited = 0.0
+    for first in range(0, length, queries):
+        last = min(first + queries, length)
+        visited += (last - first) * (-(-last // keys) - max(0, first - window) // keys) * keys
+    return visited
 
 
 FORWARD, BACKWARD = 4.0, 10.0  # operations for each pair and feature
@@ -297,8 +313,12 @@ def option_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
         group = f"options, hd{dim} s{TOKENS}"
         if wanted(group, "window 1024"):
             q, k, v = inputs(1, heads, heads, TOKENS, dim, torch.bfloat16)
+            rows.append(measure(group, "plain", headway.call(q, k, v), {}, work_of(q, pairs_of(TOKENS))))
             ours = headway.call(q, k, v, causal=True, window=1024)
             rows.append(measure(group, "window 1024", ours, {}, work_of(q, pairs_of(TOKENS, window=1024))))
+            tile = ours.tile  # type: ignore[attr-defined]
+            work = work_of(q, visited_pairs(TOKENS, 1024, tile))
+            rows.append(measure(group, f"window 1024, whole tiles of {tile[0]} x {tile[1]}", ours, {}, work))
     return rows
 
 
@@ -341,13 +361,16 @@ def tables(results: list[dict[str, Any]], about: dict[str, str]) -> str:
     text = f"{datetime.date.today()}, {said}.\n\n"
     for group in dict.fromkeys(r["group"] for r in results):
         rows = [r for r in results if r["group"] == group]
-        peers = any(len(r["rates"]) > 1 for r in rows)
-        text += f"### {group}\n\n| | Headway |{' PyTorch | to the best |' if peers else ''}\n"
-        text += f"|---|---|{'---|---|' if peers else ''}\n"
+        plain = next((r["rates"]["headway"] for r in rows if r["name"] == "plain"), None)
+        text += f"### {group}\n\n| | Headway |{' of plain |' if plain else ' PyTorch | to the best |'}\n"
+        text += f"|---|---|{'---|' if plain else '---|---|'}\n"
         for r in rows:
             text += f"| {r['name']} | {r['rates']['headway']:.3g} {r['unit']} |"
             others = [f"{NAMES[who]} {rate:.3g}" for who, rate in r["rates"].items() if who != "headway"]
-            text += f" {', '.join(others)} | {r['ratio']:.2f}x |\n" if peers else "\n"
+            if plain:
+                text += f" {r['rates']['headway'] / plain:.0%} |\n"
+            else:
+                text += f" {', '.join(others)} | {r['ratio']:.2f}x |\n"
         text += "\n"
     return text
 

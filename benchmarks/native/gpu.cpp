@@ -79,15 +79,17 @@ extern "C" const char* headway_gpu_attention(const GpuCall* call) {
   }
 }
 
-// The kernel's name in the plan.
-extern "C" const char* headway_gpu_kernel(const GpuCall* call) {
+// The kernel's name, and the queries and keys of one of its tiles.
+extern "C" const char* headway_gpu_kernel(const GpuCall* call, std::int64_t* tile_queries, std::int64_t* tile_keys) {
   try {
     const Device device{DeviceType::cuda, 0};
     const auto dtype = static_cast<DType>(call->dtype);
     const Views views = views_of(*call, dtype, device);
-    last_error = explain(views.query, views.key, views.value, options_of(*call, dtype, device),
-                         {.backward = call->grad_out != nullptr})
-                     .kernel;
+    const Plan plan = explain(views.query, views.key, views.value, options_of(*call, dtype, device),
+                              {.backward = call->grad_out != nullptr});
+    *tile_queries = plan.query_block;
+    *tile_keys = plan.key_block;
+    last_error = plan.kernel;
   } catch (const std::exception& error) {
     last_error = error.what();
   }

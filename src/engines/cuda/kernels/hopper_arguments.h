@@ -48,8 +48,6 @@ struct HopperTile {
   int producer_registers;
   int consumer_registers;
 
-  // Whether the next tile's first products can be begun while the current tile ends: its queries are there by then.
-  HEADWAY_HOST_DEVICE constexpr bool begins_early() const { return query_in_registers || query_slots > 1; }
   HEADWAY_HOST_DEVICE constexpr int rows() const { return 64 * consumers; }
   HEADWAY_HOST_DEVICE constexpr int threads() const { return 128 * (consumers + 1); }
   HEADWAY_HOST_DEVICE constexpr int panels() const { return head_dim / 64; }

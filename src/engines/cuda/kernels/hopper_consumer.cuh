@@ -50,6 +50,10 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
   using typename Base::Memory;
   using typename Base::Position;
 
+  // While a tile ends the next one's first scores are found, if its queries can be there by then. (Where tiles are
+  // posted, waiting for the next post costs more than that wins.)
+  static constexpr bool begins_early = !posted && (tile.query_in_registers || tile.query_slots > 1);
+
  public:
   using Base::Base;
 
@@ -86,21 +90,12 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
         return;
       }
       if (kind == static_cast<int>(PostKind::tile)) {
-        attend(post.work, __shfl_sync(~0u, post.consumer_last[group_], 0) > 0, [&] { return can_begin_next_post(); });
+        attend(post.work, __shfl_sync(~0u, post.consumer_last[group_], 0) > 0, [] { return false; });
       }
       __syncwarp();
       release(offsetof(Memory, post_empty), post_.slot);
       post_.advance();
     }
-  }
-
-  // Whether the next post is a tile whose first block in the ring is also the first for this consumer's rows.
-  __device__ __forceinline__ bool can_begin_next_post() {
-    PostPosition next = post_;
-    next.advance();
-    ptx::barrier_wait(address(offsetof(Memory, post_full), next.slot), next.parity);
-    const auto& post = memory_.posts[next.slot];
-    return __shfl_sync(~0u, post.kind == PostKind::tile && post.consumer_last[group_] == post.work.blocks.last, 0);
   }
 
   // One tile, of which this consumer's rows see a key or not. Its first scores may be there already (begun_); those of
@@ -118,7 +113,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     for (int i = 0; i < head_dim / 2; ++i) {
       out_[i] = 0.0f;
     }
-    if (!begun_) {
+    if (!begins_early || !begun_) {
       wait_for_query();
       skip_blocks(seeing);
       if (!seeing) {
@@ -138,8 +133,8 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
       release(offsetof(Memory, query_empty), queries_.slot);
     }
     queries_.advance();
-    begun_ = tile.begins_early() && next_can_begin();
-    if (begun_) {
+    begun_ = begins_early && next_can_begin();
+    if (begins_early && begun_) {
       last_values<true>(work);
     } else {
       last_values<false>(work);
