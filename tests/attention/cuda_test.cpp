@@ -164,6 +164,25 @@ TEST_F(CudaEngine, leaves_out_what_is_not_finite_in_many_tiles) {
   }
 }
 
+// Every tile is done twice, and every block of threads has several: nobody may lose count of the key blocks.
+TEST_F(CudaEngine, does_many_tiles_again_whose_output_is_not_finite) {
+  for (std::int64_t head_dim : {64, 128, 256}) {
+    const Inputs inputs = random_inputs({.batch = 1,
+                                         .heads = 400,
+                                         .kv_heads = 400,
+                                         .queries = 70,
+                                         .keys = 900,
+                                         .head_dim = head_dim,
+                                         .value_dim = head_dim},
+                                        DType::bf16);
+    Random random(9);
+    Tensor bias = normal({1, 1, 70, 900}, DType::bf16, random);
+    for (std::int64_t i = 0; i < 70; i += 3) set(bias, {0, 0, i, 11 * i}, i % 2 == 0 ? NAN : INFINITY);
+    const Call call = inputs.call({.bias = bias, .engine = Engine::cuda});
+    expect_forward(call, call.run());
+  }
+}
+
 TEST_F(CudaEngine, decodes_with_the_same_bits_in_any_batch_when_asked_to) {
   const Inputs inputs = random_inputs({.batch = 5, .heads = 8, .kv_heads = 2, .queries = 2, .keys = 3000}, DType::bf16);
   const Call whole = inputs.call({.causal = Causal::bottom_right, .engine = Engine::cuda, .batch_invariant = true});

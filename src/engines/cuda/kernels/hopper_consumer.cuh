@@ -106,6 +106,9 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     softmax_.start();
     poisoned_ = 0;
     careful_ = posted && __shfl_sync(~0u, work.careful, 0);
+    if (careful_ && tile_row_ == 0) {
+      release(offsetof(Memory, careful_begun));
+    }
     if constexpr (modified) {
       slope_ = args_.slopes.data != nullptr ? args_.slope_factor * load_per_head(args_.slopes, work.head) : 0.0f;
     }

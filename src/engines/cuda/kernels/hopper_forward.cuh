@@ -42,6 +42,7 @@ __device__ __forceinline__ void init_barriers(Memory& memory) {
     init(memory.post_empty[post], consumer_warps + 1 + guard_warps);  // the producer is one
     memory.posts[post].again = false;
   }
+  init(memory.careful_begun, 1);
   ptx::barrier_init_fence();
 }
 
@@ -63,6 +64,11 @@ class HopperGuard {
       }
       if (kind == PostKind::tile) {
         const HopperWork& work = memory_.posts[post.slot].work;
+        if (work.careful) {
+          // The ring is then where the tile begins: a barrier's parity is the same two phases earlier.
+          ptx::barrier_wait(ptx::shared_address(&memory_.careful_begun), careful_parity_);
+          careful_parity_ ^= 1;
+        }
         if (prepares_ || work.careful) {
           follow(work);
         }
@@ -122,6 +128,7 @@ class HopperGuard {
   const bool prepares_;
   Position position_;  // of the tile's first keys
   UnitPosition unit_;
+  std::uint32_t careful_parity_ = 0;
 };
 
 template <class Half, int head_dim, HopperVariant variant>

@@ -75,6 +75,7 @@ struct alignas(tile_alignment) HopperMemory {
   std::uint64_t full[tile.slots], empty[tile.slots], checked[tile.slots];
   std::uint64_t unit_full[unit_slots], unit_ready[unit_slots], unit_empty[unit_slots];
   std::uint64_t post_full[post_slots], post_empty[post_slots];
+  std::uint64_t careful_begun;     // by the consumers, at a tile that the guard follows
   int guard_found[tile.slots][2];  // by warp of the guard
   float never_written;
   HopperPost<is_plain(variant) ? 1 : tile.rows()> posts[post_slots];
