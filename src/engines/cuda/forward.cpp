@@ -16,12 +16,12 @@ bool takes_hopper(const Problem& problem, const TensorView* out) {
   return !is_decoding(problem) && !hopper_refusal(problem) && (out == nullptr || !hopper_refusal(*out));
 }
 
-// Whether a running sum over the keys could drift, or avoiding it costs nothing. Lengths of a pack depend on the
-// others.
+// Whether a running sum over the keys could drift, or avoiding it costs nothing. An invariant call has one kernel for
+// all lengths: those of a pack depend on the others.
 bool needs_compensation(const Problem& problem) {
   constexpr std::int64_t many_keys = 16384, few_queries = 64;
-  return problem.dtype() == DType::f32 && (problem.key_len > many_keys || problem.query_len <= few_queries ||
-                                           (problem.batch_invariant && problem.packed()));
+  return problem.dtype() == DType::f32 &&
+         (problem.key_len > many_keys || problem.query_len <= few_queries || problem.batch_invariant);
 }
 
 Launch choose_launch(const Problem& problem, const ForwardArguments& arguments, const TensorView* out) {
