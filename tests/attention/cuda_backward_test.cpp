@@ -56,6 +56,8 @@ class CudaBackward : public CudaEngine {
   }
 };
 
+void set_infinite(Tensor& tensor, const Dims& index) { set(tensor, index, -INFINITY); }
+
 // Tiles are of 64 or 128 queries and keys; head dims that are padded up to 64, 128 and 256.
 TEST_F(CudaBackward, is_within_the_contracts_bounds_with_every_option) {
   expect_all_kinds(
@@ -89,6 +91,109 @@ TEST_F(CudaBackward, is_within_the_contracts_bounds_over_many_tiles) {
         if (causal != Causal::none && window.right.value_or(0) > 0) continue;
         checks.add(on_cuda(inputs, {.causal = causal, .window = window}), std::to_string(dim));
       }
+  }
+}
+
+// Modifiers that have kernels of their own when they come alone: a mask whose rows can be read in pieces of 16 bytes, a
+// bias of the inputs' type, softcap far below the cap and near to it, ALiBi. Each under several ranges of keys.
+std::vector<OptionSet> single_kinds(const Shape& shape, DType dtype) {
+  const auto mask = [&](OptionSet& set, Random& random) {
+    Tensor values({shape.batch, 1, shape.queries, shape.keys}, DType::b8);
+    fill_bool(values, random, 0.7);
+    set.options.mask = set.keep(std::move(values));
+  };
+  const auto bias = [&](OptionSet& set, Random& random, bool forbids) {
+    Tensor values = normal({1, shape.heads, shape.queries, shape.keys}, dtype, random);
+    // All of one query, and of another's tile a few here and there.
+    for (std::int64_t h = 0; forbids && h < shape.heads; ++h)
+      for (std::int64_t j = 0; j < shape.keys; ++j) {
+        set_infinite(values, {0, h, 3, j});
+        if (random() % 3 == 0) set_infinite(values, {0, h, shape.queries / 2 + j % 7, j});
+      }
+    set.options.bias = set.keep(std::move(values));
+  };
+  std::vector<OptionSet> kinds;
+  for (const char* kind : {"mask", "bias", "bias with -inf", "softcap 1.5", "softcap 50", "alibi"})
+    for (const char* range : {"all keys", "bottom_right", "window"}) {
+      Random random(17);
+      const std::string name = kind;
+      OptionSet set{name + ", " + range, {}, {}};
+      if (name == "mask") mask(set, random);
+      if (name == "bias") bias(set, random, false);
+      if (name == "bias with -inf") bias(set, random, true);
+      if (name == "softcap 1.5") set.options.softcap = 1.5;
+      if (name == "softcap 50") set.options.softcap = 50.0;
+      if (name == "alibi") set.options.alibi_slopes = set.keep(normal({shape.heads}, DType::f32, random, 0.1));
+      if (range == std::string("bottom_right")) set.options.causal = Causal::bottom_right;
+      if (range == std::string("window")) {
+        Tensor lens({shape.batch}, DType::i64);
+        for (std::int64_t b = 0; b < shape.batch; ++b) lens.at<std::int64_t>({b}) = shape.keys - 40 * b - 10;
+        set.options.valid_lens = set.keep(std::move(lens));
+        set.options.window = Window{90, 30};
+      }
+      kinds.push_back(std::move(set));
+    }
+  return kinds;
+}
+
+// Whole tiles, those that reach over the end, and packs, where a matrix counts inside of its sequence.
+TEST_F(CudaBackward, is_within_the_contracts_bounds_with_one_modifier_alone) {
+  for (const auto& [dim, dtype] : {std::pair{64, DType::bf16}, {128, DType::bf16}, {64, DType::f16}}) {
+    const Shape shape{
+        .batch = 1, .heads = 2, .kv_heads = 1, .queries = 200, .keys = 304, .head_dim = dim, .value_dim = dim};
+    const Inputs inputs = random_inputs(shape, dtype);
+    const std::vector<OptionSet> kinds = single_kinds(shape, dtype);
+    Checks checks;
+    for (const OptionSet& kind : kinds)
+      checks.add(on_cuda(inputs, kind.options), kind.name + " " + std::to_string(dim));
+  }
+  Random random(4);
+  const Packing packing{{0, 130, 131, 200}, {0, 5, 145, 289}};
+  for (std::int64_t dim : {64, 128}) {
+    const Tensor q = normal({200, 2, dim}, DType::bf16, random), k = normal({289, 2, dim}, DType::bf16, random),
+                 v = normal({289, 2, dim}, DType::bf16, random);
+    const std::vector<OptionSet> kinds = single_kinds({3, 2, 2, 130, 144, dim, dim}, DType::bf16);
+    Checks checks;
+    for (const OptionSet& kind : kinds) {
+      if (kind.options.valid_lens) continue;
+      AttentionOptions options = kind.options;
+      options.engine = Engine::cuda;
+      checks.add(Call{q, k, v, options, packing}, "packed, " + kind.name + " " + std::to_string(dim));
+    }
+  }
+}
+
+TEST_F(CudaBackward, leaves_the_same_bits_whether_a_mask_or_a_bias_forbids) {
+  for (std::int64_t dim : {64, 128}) {
+    const Shape shape{
+        .batch = 2, .heads = 2, .kv_heads = 1, .queries = 200, .keys = 304, .head_dim = dim, .value_dim = dim};
+    const Inputs inputs = random_inputs(shape, DType::bf16);
+    Random random(12);
+    const Dims sizes{2, 1, 200, 304};
+    Tensor mask(sizes, DType::b8), wide(Dims{2, 1, 200, 305}, DType::b8);
+    fill_bool(mask, random, 0.6);
+    fill_bool(wide, random, 0.5);
+    Tensor bias = normal(sizes, DType::bf16, random), forbidding = bias.clone(), zero = filled(sizes, DType::bf16, 0.0),
+           zero_forbidding = zero.clone();
+    for (std::int64_t n = 0; n < mask.elements(); ++n) {
+      const Dims index = index_of(n, sizes);
+      wide.at<bool>(index) = mask.at<bool>(index);
+      if (mask.at<bool>(index)) continue;
+      set_infinite(forbidding, index);
+      set_infinite(zero_forbidding, index);
+    }
+    const Call call = on_cuda(inputs, {.mask = mask});
+    const Tensor grad_out = grad_out_of(call);
+    const Results results = call.run();
+    const auto expect_same = [&](const AttentionOptions& one, const AttentionOptions& other, const char* what) {
+      const GradientTensors a = on_cuda(inputs, one).gradients(grad_out, results);
+      const GradientTensors b = on_cuda(inputs, other).gradients(grad_out, results);
+      EXPECT_TRUE(same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv)) << what << ' ' << dim;
+    };
+    expect_same({.mask = mask}, {.bias = zero_forbidding}, "mask and bias");
+    expect_same({.mask = mask}, {.mask = mask, .bias = zero}, "mask and both");
+    expect_same({.mask = mask}, {.mask = wide.view().slice(3, 0, 304)}, "mask in other places");
+    expect_same({.mask = mask, .bias = bias}, {.bias = forbidding}, "bias and both");
   }
 }
 
@@ -133,13 +238,36 @@ TEST_F(CudaBackward, gives_the_same_bits_every_time_and_in_any_batch) {
     }
 }
 
+// The kinds of single_kinds that forbid a key or a query altogether.
+std::vector<OptionSet> forbidding_kinds(const Shape& shape) {
+  std::vector<OptionSet> kinds;
+  for (OptionSet& kind : single_kinds(shape, DType::bf16)) {
+    if (kind.options.mask) {
+      Tensor values({1, 1, shape.queries, shape.keys}, DType::b8);
+      for (std::int64_t n = 0; n < values.elements(); ++n) {
+        const Dims index = index_of(n, values.sizes());
+        values.at<bool>(index) = index[2] != 70 && index[3] % 5 != 3 && (index[2] + index[3]) % 4 != 0;
+      }
+      kind.options.mask = kind.keep(std::move(values));
+    }
+    if (kind.options.mask || kind.options.valid_lens || kind.name.find("-inf") != std::string::npos)
+      kinds.push_back(std::move(kind));
+  }
+  return kinds;
+}
+
 // Keys and values that no row sees, and rows of padding.
 TEST_F(CudaBackward, does_not_see_what_is_forbidden) {
   const double bad[] = {NAN, INFINITY, -INFINITY};
-  for (const auto& [dim, modifiers] : {std::pair{64, false}, {64, true}, {256, false}, {256, true}}) {
+  struct Case {
+    int dim;
+    bool modifiers = false, single = false;
+  };
+  for (const auto& [dim, modifiers, single] :
+       {Case{64}, Case{64, true}, Case{256}, Case{256, true}, Case{64, false, true}, Case{128, false, true}}) {
     const Shape shape{
-        .batch = 2, .heads = 2, .kv_heads = 1, .queries = 140, .keys = 300, .head_dim = dim, .value_dim = dim};
-    for (OptionSet& kind : mask_kinds(shape)) {
+        .batch = 2, .heads = 2, .kv_heads = 1, .queries = 140, .keys = 304, .head_dim = dim, .value_dim = dim};
+    for (OptionSet& kind : single ? forbidding_kinds(shape) : mask_kinds(shape)) {
       SCOPED_TRACE(kind.name + " " + std::to_string(dim));
       if (modifiers) {
         kind.options.softcap = 3.0;
@@ -195,13 +323,32 @@ void expect_nan_where(const Tensor& now, const Tensor& before, const char* what,
 
 // The pairs of a causal mask, by tile: NaN in grad_out reaches exactly the rows and features that it should.
 TEST_F(CudaBackward, carries_a_nan_exactly_where_it_belongs) {
-  for (const auto& [dim, masked] : {std::pair{64, false}, {64, true}, {256, false}, {256, true}}) {
+  enum class Also { nothing, mask, mask_in_pieces, bias, softcap, alibi };
+  using enum Also;
+  for (const auto& [dim, also] : {std::pair{64, nothing},
+                                  {64, mask},
+                                  {64, mask_in_pieces},
+                                  {64, bias},
+                                  {64, softcap},
+                                  {64, alibi},
+                                  {128, mask_in_pieces},
+                                  {128, bias},
+                                  {128, softcap},
+                                  {128, alibi},
+                                  {256, nothing},
+                                  {256, mask}}) {
+    SCOPED_TRACE(dim * 10 + static_cast<int>(also));
+    const std::int64_t length = also == mask_in_pieces ? 304 : 300;
     const Shape shape{
-        .batch = 1, .heads = 1, .kv_heads = 1, .queries = 300, .keys = 300, .head_dim = dim, .value_dim = dim};
+        .batch = 1, .heads = 1, .kv_heads = 1, .queries = length, .keys = length, .head_dim = dim, .value_dim = dim};
     const Inputs inputs = random_inputs(shape, DType::bf16);
-    const Tensor mask = filled({1, 1, 300, 300}, DType::b8, 1.0);
+    const Tensor ones = filled({1, 1, length, length}, DType::b8, 1.0), slope = filled({1}, DType::f32, 0.01),
+                 zeros = filled({1, 1, length, length}, DType::bf16, 0.0);
     AttentionOptions options{.causal = Causal::top_left};
-    if (masked) options.mask = mask;
+    if (also == mask || also == mask_in_pieces) options.mask = ones;
+    if (also == bias) options.bias = zeros;
+    if (also == softcap) options.softcap = 4.0;
+    if (also == alibi) options.alibi_slopes = slope;
     const Call call = on_cuda(inputs, options);
     Tensor grad_out = grad_out_of(call);
     const Results results = call.run();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "core/text.h"
@@ -21,7 +22,51 @@ bool has_own_ends(const Problem& problem) { return problem.valid_lens && !proble
 // Weights are 2^(this * product - lse) where nothing else changes scores.
 float weight_unit(const Problem& problem) { return static_cast<float>(problem.scale * log2_e); }
 
+// Above head dim 128 dQ has a kernel of its own, and nobody waits for another's turn.
+bool has_two_kernels(const Problem& problem) { return std::max(problem.head_dim, problem.value_dim) > 128; }
+
+// Whether so many bytes of a row along the keys can be read at once, from every such place.
+bool in_pieces_of(const ConstTensorView& matrix, std::int64_t bytes) {
+  const auto size = static_cast<std::int64_t>(size_of(matrix.dtype()));
+  const auto fits = [&](int axis) { return matrix.stride(axis) * size % bytes == 0; };
+  return matrix.stride(3) == 1 && reinterpret_cast<std::uintptr_t>(matrix.data()) % bytes == 0 && fits(0) && fits(1) &&
+         fits(2);
+}
+
+bool mask_in_pieces(const Problem& problem) { return problem.mask && in_pieces_of(*problem.mask, 16); }
+
+bool bias_in_pairs(const Problem& problem) {
+  return problem.bias && is_half_type(problem.bias->dtype()) && in_pieces_of(*problem.bias, 4);
+}
+
+// The kernel for one modifier by itself, if that is what a call has and it is such that the kernel takes it.
+std::optional<HopperBackwardVariant> single_variant(const Problem& problem) {
+  const int modifiers = int{problem.softcap.has_value()} + int{problem.alibi_slopes.has_value()} +
+                        int{problem.mask.has_value()} + int{problem.bias.has_value()};
+  if (modifiers != 1 || problem.dropout.active() || has_own_ends(problem) || has_two_kernels(problem)) {
+    return std::nullopt;
+  }
+  using enum HopperBackwardVariant;
+  if (problem.softcap) {
+    // Such that products with log2(e) and quotients by it stay far from the ends of f32.
+    constexpr double largest = 1e6;
+    const bool moderate = *problem.softcap<largest&& * problem.softcap> 1 / largest;
+    return moderate ? std::optional(capped) : std::nullopt;
+  }
+  if (problem.alibi_slopes) {
+    return sloped;
+  }
+  if (problem.mask) {
+    return mask_in_pieces(problem) ? std::optional(bit_masked) : std::nullopt;
+  }
+  return problem.bias->dtype() == problem.dtype() && in_pieces_of(*problem.bias, 16) ? std::optional(biased)
+                                                                                     : std::nullopt;
+}
+
 HopperBackwardVariant variant_of(const Problem& problem) {
+  if (const auto single = single_variant(problem)) {
+    return *single;
+  }
   if (problem.bias || problem.mask || has_own_ends(problem)) {
     return HopperBackwardVariant::masked;
   }
@@ -30,9 +75,6 @@ HopperBackwardVariant variant_of(const Problem& problem) {
              ? HopperBackwardVariant::modified
              : HopperBackwardVariant::ranged;
 }
-
-// Above head dim 128 dQ has a kernel of its own, and nobody waits for another's turn.
-bool has_two_kernels(const Problem& problem) { return std::max(problem.head_dim, problem.value_dim) > 128; }
 
 HopperBackwardKernel kernel_of(const Problem& problem) {
   const HopperBackwardVariant variant = variant_of(problem);
@@ -93,30 +135,25 @@ unsigned grid_blocks(const Problem& problem, std::int64_t tasks) {
   return static_cast<unsigned>(std::min(tasks, multiprocessors));
 }
 
-// Scores in natural units where modifiers are applied to them; else weights come from products in one step.
+// Scores in natural units where a bias may be added to them, or several modifiers are applied; else weights come from
+// products in one step. The kernel for softcap alone works on score / cap.
 void place_scale(const Problem& problem, HopperBackwardArguments& arguments) {
-  const bool modified = variant_of(problem) != HopperBackwardVariant::ranged;
+  const HopperBackwardVariant variant = variant_of(problem);
+  const bool capped = variant == HopperBackwardVariant::capped;
+  const bool natural = variant == HopperBackwardVariant::modified || has_matrix(variant);
   const double unit = problem.scale / problem.softcap.value_or(1.0);
   arguments.unit = static_cast<float>(unit);
   arguments.multiply = true;
-  arguments.weight_unit = weight_unit(problem);
-  arguments.lse_unit = modified ? 1.0f : static_cast<float>(log2_e);
+  arguments.weight_unit = capped ? static_cast<float>(*problem.softcap * log2_e) : weight_unit(problem);
+  arguments.lse_unit = natural ? 1.0f : static_cast<float>(log2_e);
   if (problem.softcap) {
     arguments.inverse_cap = static_cast<float>(1.0 / *problem.softcap);
-    place_softcap(*problem.softcap, unit, arguments);
+    place_softcap(capped ? 1.0 : *problem.softcap, unit, arguments);
   }
 }
 
 int bounded_distance(std::int64_t distance) {
   return static_cast<int>(std::min<std::int64_t>(distance, std::int64_t{1} << 29));
-}
-
-// Whether so many bytes of a row along the keys can be read at once, from every such place.
-bool in_pieces_of(const Matrix& matrix, std::int64_t bytes) {
-  const auto size = static_cast<std::int64_t>(size_of(matrix.dtype));
-  const auto fits = [&](std::int64_t stride) { return stride * size % bytes == 0; };
-  return matrix.data != nullptr && matrix.key == 1 && reinterpret_cast<std::uintptr_t>(matrix.data) % bytes == 0 &&
-         fits(matrix.batch) && fits(matrix.head) && fits(matrix.query);
 }
 
 HopperBackwardArguments arguments_of(const BackwardProblem& problem, const HopperBackwardTile& tile,
@@ -150,8 +187,8 @@ HopperBackwardArguments arguments_of(const BackwardProblem& problem, const Hoppe
   result.items = static_cast<int>(items(problem));
   result.chunk = std::min(largest_chunk, device_properties(problem.query.device().index).multiprocessors);
   result.own_ends = has_own_ends(problem);
-  result.mask_in_pieces = in_pieces_of(arguments.mask, 16);
-  result.bias_in_pairs = size_of(arguments.bias.dtype) == 2 && in_pieces_of(arguments.bias, 4);
+  result.mask_in_pieces = mask_in_pieces(problem);
+  result.bias_in_pairs = bias_in_pairs(problem);
   result.tiles_a_head = tiles_a_head(problem, tile);
   if (has_two_kernels(problem)) {
     result.query_tiles = static_cast<int>(query_tiles(problem));
@@ -232,7 +269,12 @@ std::optional<std::string> hopper_backward_refusal(const BackwardProblem& proble
 }
 
 Launch hopper_backward_launch(const Problem& problem) {
-  constexpr const char* names[] = {"hopper_backward", "hopper_backward (modified scores)",
+  constexpr const char* names[] = {"hopper_backward",
+                                   "hopper_backward (softcap)",
+                                   "hopper_backward (ALiBi)",
+                                   "hopper_backward (modified scores)",
+                                   "hopper_backward (mask)",
+                                   "hopper_backward (bias)",
                                    "hopper_backward (mask or bias)"};
   const HopperBackwardKernel kernel = kernel_of(problem);
   Launch launch;

@@ -6,12 +6,23 @@
 
 namespace headway::cuda {
 
-// Which work a kernel is compiled for; each can do what the ones before it can.
+// Which work a kernel is compiled for. All do the range rule; up to head dim 128 a modifier that comes by itself has a
+// kernel of its own.
 enum class HopperBackwardVariant : std::uint8_t {
-  ranged,    // each row has its range of keys
-  modified,  // and scores change on the way: softcap, ALiBi, dropout
-  masked,    // and each pair is asked for: a mask or bias [B,H,Sq,Sk], or an end of its own for each row
+  ranged,      // each row has its range of keys
+  capped,      // and scores a softcap
+  sloped,      // or ALiBi
+  modified,    // or any of softcap, ALiBi and dropout together
+  bit_masked,  // a mask [B,H,Sq,Sk] whose rows can be read in pieces
+  biased,      // a bias [B,H,Sq,Sk] of the inputs' type whose rows can be
+  masked,      // any mask or bias, an end of its own for each row, and all of the above
 };
+
+// Any pair may be forbidden.
+HEADWAY_HOST_DEVICE constexpr bool has_matrix(HopperBackwardVariant variant) {
+  using enum HopperBackwardVariant;
+  return variant == bit_masked || variant == biased || variant == masked;
+}
 
 struct HopperBackwardTile {
   int head_dim;                        // of Q, K and V alike, padded
@@ -42,9 +53,10 @@ HEADWAY_HOST_DEVICE constexpr HopperBackwardTile hopper_backward_tile(int head_d
   if (head_dim == 256) {
     return {.head_dim = 256, .queries = 64, .keys = 64};
   }
-  const bool masked = variant == HopperBackwardVariant::masked;
-  const int queries = head_dim == 64 && !masked ? 128 : 64;
-  const bool room = head_dim == 64 ? queries == 64 : variant == HopperBackwardVariant::ranged;
+  // All that read a matrix have the same tiles: a pair that a mask or a bias forbids leaves the same bits.
+  const int queries = head_dim == 64 && !has_matrix(variant) ? 128 : 64;
+  const bool general = variant == HopperBackwardVariant::modified || variant == HopperBackwardVariant::masked;
+  const bool room = head_dim == 64 ? queries == 64 : !general;
   return {head_dim, queries, room, head_dim == 128};
 }
 

@@ -16,11 +16,15 @@ HopperBackwardKernel hopper_backward_instance(DType dtype) {
 
 template <int head_dim>
 HopperBackwardKernel hopper_backward_instance(DType dtype, HopperBackwardVariant variant) {
+  using enum HopperBackwardVariant;
   switch (variant) {
-    case HopperBackwardVariant::modified:
-      return hopper_backward_instance<head_dim, HopperBackwardVariant::modified>(dtype);
-    case HopperBackwardVariant::masked: return hopper_backward_instance<head_dim, HopperBackwardVariant::masked>(dtype);
-    default: return hopper_backward_instance<head_dim, HopperBackwardVariant::ranged>(dtype);
+    case capped: return hopper_backward_instance<head_dim, capped>(dtype);
+    case sloped: return hopper_backward_instance<head_dim, sloped>(dtype);
+    case modified: return hopper_backward_instance<head_dim, modified>(dtype);
+    case bit_masked: return hopper_backward_instance<head_dim, bit_masked>(dtype);
+    case biased: return hopper_backward_instance<head_dim, biased>(dtype);
+    case masked: return hopper_backward_instance<head_dim, masked>(dtype);
+    default: return hopper_backward_instance<head_dim, ranged>(dtype);
   }
 }
 

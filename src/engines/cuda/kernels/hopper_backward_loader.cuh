@@ -82,9 +82,9 @@ class BackwardLoader {
   __device__ __forceinline__ BackwardStep step_at(const BackwardPost& post, int key_tile, BackwardPosition at,
                                                   bool first, bool last) const {
     const int head = post.kv_head * post.sequence.group + at.head;
-    const bool edge = Memory::edges_everywhere || post.sequence.is_edge(at.tile, key_tile);
-    const int flags =
-        (edge ? BackwardStep::edge : 0) | (first ? BackwardStep::first : 0) | (last ? BackwardStep::last : 0);
+    const bool cut = post.sequence.is_edge(at.tile, key_tile);
+    const int flags = (cut ? BackwardStep::cut : 0) | (cut || Memory::edges_everywhere ? BackwardStep::edge : 0) |
+                      (first ? BackwardStep::first : 0) | (last ? BackwardStep::last : 0);
     return {head, at.tile * tile.queries, flags,
             post.first_tile + head * static_cast<int>(args_.tiles_a_head) + at.tile};
   }

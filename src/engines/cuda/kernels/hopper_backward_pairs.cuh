@@ -148,10 +148,16 @@ __device__ __forceinline__ const T* warp_corner(const Matrix& matrix, const Back
          (pairs.first_query - 2 * (lane & 3)) * matrix.query + pairs.first_key - lane / 4;
 }
 
-// A bit for each of 16 bytes that is not 0.
+// A bit for each of 16 bytes that is not 0. A byte's sign becomes set where it is not, and a weighted sum gathers eight
+// of them, 7 places too high.
 __device__ __forceinline__ std::uint32_t bits_of_bytes(const uint4& bytes) {
-  const auto four = [](std::uint32_t word) { return (__vcmpne4(word, 0) & 0x08040201u) * 0x01010101u >> 24; };
-  return four(bytes.x) | four(bytes.y) << 4 | four(bytes.z) << 8 | four(bytes.w) << 12;
+  const auto add_four = [](std::uint32_t word, std::uint32_t places, std::uint32_t sum) {
+    return __dp4a((((word & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | word) & 0x80808080u, places, sum);
+  };
+  const auto eight = [&](std::uint32_t low, std::uint32_t high) {
+    return add_four(high, 0x80402010u, add_four(low, 0x08040201u, 0u));
+  };
+  return eight(bytes.x, bytes.y) >> 7 | eight(bytes.z, bytes.w) << 1;
 }
 
 // The same as forbid_by_mask for 64 queries, where rows of the mask can be read in pieces: each lane reads 16 keys of

@@ -31,6 +31,7 @@ struct alignas(16) BackwardStep {
   static constexpr int edge = 1;             // some pair is forbidden
   static constexpr int first = 2, last = 4;  // of its key tile
   static constexpr int stop = 8;             // no step: there are no more
+  static constexpr int cut = 16;             // the range rule forbids some pair
 };
 
 // More than the steps between the newest that is loaded and the oldest that is not yet added: three.
@@ -45,8 +46,10 @@ template <int head_dim, HopperBackwardVariant variant>
 struct alignas(tile_alignment) HopperBackwardMemory {
   static constexpr HopperBackwardTile tile = hopper_backward_tile(head_dim, variant);
   static constexpr int stages = HopperBackwardTile::stages;
-  static constexpr bool edges_everywhere = variant == HopperBackwardVariant::masked;
+  static constexpr bool edges_everywhere = has_matrix(variant);
   static constexpr bool sums_over_keys = true;  // dQ
+  // Where there is no room for a bias, it waits in the place of the score gradients.
+  static constexpr bool has_bias = variant == HopperBackwardVariant::biased && head_dim == 64;
 
   std::uint8_t keys[tile.key_bytes()];
   std::uint8_t values[tile.key_bytes()];
@@ -56,6 +59,7 @@ struct alignas(tile_alignment) HopperBackwardMemory {
   float query_gradients[stages][tile.gradient_numbers()];
   float lse[stages][tile.queries];
   float delta[stages][tile.queries];
+  alignas(16) std::uint8_t bias[stages][has_bias ? tile.score_bytes() : 16];
   std::uint64_t keys_full, keys_empty;
   std::uint64_t queries_full[stages], queries_empty[stages];
   std::uint64_t grad_outs_full[stages], grad_outs_empty[stages];
@@ -83,6 +87,11 @@ struct BackwardAddresses {
     return base + static_cast<std::uint32_t>(offset) + index * bytes;
   }
 };
+
+// Where a tile of score gradients [keys][queries] has a key's eight queries: half of block k of 16.
+__device__ __forceinline__ std::uint32_t score_chunk(std::uint32_t tile, int key, int k, int half) {
+  return tile + key * 128 + k / 4 * (backward_keys * 128) + (((2 * (k % 4) + half) ^ (key & 7)) << 4);
+}
 
 using StagePosition = RingPosition<HopperBackwardTile::stages>;
 using TurnPosition = RingPosition<backward_turns>;

@@ -134,15 +134,15 @@ __device__ __forceinline__ void find_modifiers(const HopperBackwardArguments& ar
   }
 }
 
-// Products of one part of a tile become scores; all at once would take more registers than there are.
-template <int part_count, int count>
-__device__ __forceinline__ void scale_part(const HopperBackwardArguments& args, int part, float (&scores)[count]) {
+// Does something to one part of a tile's scores; with all at once it would take more registers than there are.
+template <int part_count, int count, class Change>
+__device__ __forceinline__ void in_part(int part, float (&scores)[count], const Change& change) {
   float own[part_count];
 #pragma unroll
   for (int e = 0; e < part_count; ++e) {
     own[e] = scores[part * part_count + e];
   }
-  scale_scores(args, own);
+  change(own);
 #pragma unroll
   for (int e = 0; e < part_count; ++e) {
     scores[part * part_count + e] = own[e];

@@ -1,0 +1,120 @@
+// Which pairs of a thread are allowed, in a form that costs little for each pair: packed weights and score gradients
+// are cut down to the allowed ones by an AND, whatever was computed for the others (NaN too). Elements as in
+// hopper_backward_pairs.cuh.
+#pragma once
+
+#include "engines/cuda/kernels/hopper_backward_pairs.cuh"
+#include "engines/cuda/ptx/bytes.cuh"
+
+namespace headway::cuda {
+
+// Of each 32 elements a word: element 4 j + 2 r + c has bit 7 - j of byte 2 c + r, which is the byte's sign when j bits
+// have been shifted out.
+template <int count>
+struct AllowedPairs {
+  std::uint32_t words[count / 32];
+  bool all;  // nothing is forbidden, and nobody needs the words
+
+  __device__ __forceinline__ void set_all() {
+    all = true;
+#pragma unroll
+    for (int w = 0; w < count / 32; ++w) {
+      words[w] = ~0u;
+    }
+  }
+
+  // Ones in the halves of packed elements 2 x and 2 x + 1 that are allowed.
+  __device__ __forceinline__ std::uint32_t halves(int x) const {
+    const std::uint32_t shifted = words[x / 16] << (x % 16 / 2);
+    return x % 2 == 0 ? ptx::signs_of_bytes<0, 2>(shifted) : ptx::signs_of_bytes<1, 3>(shifted);
+  }
+
+  // Of packed elements 2 x and 2 x + 1, those whose halves are ones.
+  __device__ __forceinline__ void keep_halves(int x, std::uint32_t ones) {
+    words[x / 16] &= ones | ~(0x00010001u << (8 * (x % 2) + 7 - x % 16 / 2));
+  }
+
+  // Those that the range rule allows.
+  __device__ __forceinline__ void keep_range(const BackwardSequence& sequence, const BackwardPairs& pairs) {
+    all = false;
+    const int offset = sequence.offset + pairs.first_query;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      // The columns that see this row's key.
+      const int key = pairs.first_key + 8 * r;
+      const int begin = key - sequence.right - offset;
+      int end = min(key + sequence.left - offset + 1, sequence.real_queries - pairs.first_query);
+      end = key < sequence.valid_keys ? end : begin;
+#pragma unroll
+      for (int w = 0; w < count / 32; ++w) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const auto from = [&](int column) {  // the bits of columns from this one on
+            return 0xFFu >> min(max((column - c - 64 * w + 7) >> 3, 0), 8);
+          };
+          const std::uint32_t byte = from(begin) & ~from(end);
+          words[w] &= byte << (8 * (2 * c + r)) | ~(0xFFu << (8 * (2 * c + r)));
+        }
+      }
+    }
+  }
+};
+
+// A mask whose rows can be read in pieces: of each 64 queries a lane reads 16 keys of two, and hands their bits to the
+// lanes that have them.
+template <int count>
+struct MaskPieces {
+  uint4 even[count / 32], odd[count / 32];
+
+  __device__ __forceinline__ void load(const Matrix& mask, const BackwardPairs& pairs, int lane) {
+    const auto* rows = warp_corner<std::uint8_t>(mask, pairs, lane) + 2 * lane * mask.query;
+#pragma unroll
+    for (int w = 0; w < count / 32; ++w) {
+      even[w] = *reinterpret_cast<const uint4*>(rows);
+      odd[w] = *reinterpret_cast<const uint4*>(rows + mask.query);
+      rows += 64 * mask.query;
+    }
+  }
+
+  __device__ __forceinline__ void forbid(int lane, AllowedPairs<count>& allowed) const {
+#pragma unroll
+    for (int w = 0; w < count / 32; ++w) {
+      const std::uint32_t own = bits_of_bytes(even[w]) | bits_of_bytes(odd[w]) << 16;
+      std::uint32_t word = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        // Of the lane's first key: bits 0 and 16; of the second, 8 keys on: bits 8 and 24.
+        word = word << 1 | (__shfl_sync(~0u, own, 4 * j + (lane & 3)) >> (lane / 4) & 0x01010101u);
+      }
+      allowed.words[w] &= word;
+    }
+    allowed.all = false;
+  }
+};
+
+// The same from any place of a mask: the bytes of allowed pairs, of a few columns at a time.
+template <int count>
+__device__ __forceinline__ void forbid_by_bytes(const Matrix& mask, const BackwardPairs& pairs,
+                                                AllowedPairs<count>& allowed) {
+  const auto* column = static_cast<const std::uint8_t*>(mask.data) + pairs.batch * mask.batch + pairs.head * mask.head +
+                       pairs.first_query * mask.query + pairs.first_key * mask.key;
+#pragma unroll
+  for (int w = 0; w < count / 32; ++w) {
+    std::uint32_t word = 0;
+#pragma unroll 1
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {  // 2 r + c
+        const std::uint32_t bit = 1u << (8 * (e % 2 * 2 + e / 2) + 7);
+        const bool may = (allowed.words[w] << j & bit) != 0;
+        const bool kept = may && column[e % 2 * mask.query + e / 2 * 8 * mask.key] != 0;
+        word |= kept ? bit >> j : 0;
+      }
+      column += 8 * mask.query;
+    }
+    allowed.words[w] = word;
+  }
+  allowed.all = false;
+}
+
+}  // namespace headway::cuda
