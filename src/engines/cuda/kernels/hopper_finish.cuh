@@ -24,25 +24,32 @@ __device__ __forceinline__ void transpose_quad(std::uint32_t (&words)[4], int q)
   }
 }
 
-// One row of the tile, of which this lane of a quad holds every fourth pair of columns: 16 bytes a store. A row that is
-// empty (padding, or without a key) is 0 whatever the sums hold. False if something else is not finite.
+// Two neighbouring lanes exchange words: the even one ends with the first words of both, the odd one with the second.
+__device__ __forceinline__ void transpose_pair(std::uint32_t (&words)[2], bool odd) {
+  const std::uint32_t other = __shfl_xor_sync(~0u, odd ? words[0] : words[1], 1);
+  (odd ? words[0] : words[1]) = other;
+}
+
+// One row of the tile, of which this lane of a quad holds every fourth pair of columns: 8 bytes a store, 32 of a row
+// together. (16 bytes a store take more exchanges than they save.) A row that is empty (padding, or without a key) is 0
+// whatever the sums hold. False if something else is not finite.
 template <class Half, int count>
 __device__ __forceinline__ bool store_row(Half* row, const float (&out)[count], int i, float factor, int q, int columns,
                                           bool stored, bool empty) {
   std::uint32_t not_finite[2] = {0, 0};
 #pragma unroll
-  for (int group = 0; group < count / 16; ++group) {
-    std::uint32_t words[4];
+  for (int group = 0; group < count / 8; ++group) {
+    std::uint32_t words[2];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int at = (4 * group + k) * 4 + 2 * i;
+    for (int k = 0; k < 2; ++k) {
+      const int at = (2 * group + k) * 4 + 2 * i;
       words[k] = empty ? 0 : ptx::packed_pair<Half>(out[at] * factor, out[at + 1] * factor);
-      not_finite[k % 2] = ptx::add_not_finite<Half>(words[k], not_finite[k % 2]);
+      not_finite[k] = ptx::add_not_finite<Half>(words[k], not_finite[k]);
     }
-    transpose_quad(words, q);
-    const int column = group * 32 + q * 8;
+    transpose_pair(words, q & 1);
+    const int column = group * 16 + (q & 1) * 8 + (q & 2) * 2;
     if (stored && column < columns) {
-      *reinterpret_cast<uint4*>(row + column) = make_uint4(words[0], words[1], words[2], words[3]);
+      *reinterpret_cast<uint2*>(row + column) = make_uint2(words[0], words[1]);
     }
   }
   return ((not_finite[0] | not_finite[1]) & 0x7FFF7FFFu) == 0;
