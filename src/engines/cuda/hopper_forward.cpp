@@ -114,33 +114,47 @@ UnitArguments units_of(const Problem& problem, const HopperTile& tile) {
     units.boxes = tile.keys / box.columns;
     units.box_columns = box.columns;
   }
-  units.prepared = !units.mapped || problem.mask;  // a bias that the copy engine brings is ready as it is
+  units.prepared = !units.mapped || (problem.bias && problem.mask);  // what the copy engine brings is ready as it is
   return units;
 }
+
+constexpr double small_limit = 0.16;
 
 // cap * tanh(unit * product) = product * (a polynomial in product^2) while |unit * product| is at most `limit`.
 // `factors` are those of tanh(y) / y in y^2, and become those of the former in product^2. Returns the largest product.
 template <std::size_t terms>
 float place_polynomial(const double (&factors)[terms], double limit, double cap, double unit, float (&to)[terms]) {
+  constexpr double highest_factor = 1e37, highest_product = 1e18;  // whose square is finite
   double power = cap * unit;
+  bool finite = true;
   for (std::size_t k = 0; k < terms; ++k) {
-    to[k] = static_cast<float>(factors[k] * power);
+    const double factor = factors[k] * power;
+    finite = finite && std::abs(factor) < highest_factor;
+    to[k] = finite ? static_cast<float>(factor) : 0.0f;
     power *= unit * unit;
   }
-  return static_cast<float>(limit / std::abs(unit));
+  return finite ? static_cast<float>(std::min(limit / std::abs(unit), highest_product)) : 0.0f;
 }
 
 // Where the scale is applied: to products on their way to scores, or by the softmax, which saves a multiplication.
 void place_scale(const Problem& problem, HopperArguments& arguments) {
   constexpr double log2_e = 1.4426950408889634;
-  const bool by_softmax = !problem.softcap && scale_is_ordinary(problem) && !is_masked(variant_of(problem));
+  const bool by_softmax = !problem.softcap && !problem.bias && scale_is_ordinary(problem);
+  // A cap gives scores any unit for nothing; a bias is natural, and a mask's softmax ends in natural units.
+  const bool in_log2 = problem.softcap && !is_masked(variant_of(problem));
   const double unit = problem.scale / problem.softcap.value_or(1.0);
+  const double natural_scale = by_softmax ? problem.scale : in_log2 ? 1.0 / log2_e : 1.0;
   arguments.unit = static_cast<float>(unit);
   arguments.multiply = !by_softmax;
-  arguments.softmax_unit = static_cast<float>(by_softmax ? problem.scale * log2_e : log2_e);
-  arguments.slope_factor = static_cast<float>(by_softmax ? 1.0 / problem.scale : 1.0);
+  arguments.softmax_unit = static_cast<float>(natural_scale * log2_e);
+  arguments.slope_factor = static_cast<float>(1.0 / natural_scale);
+  arguments.natural_scale = static_cast<float>(natural_scale);
   if (problem.softcap) {
-    place_softcap(*problem.softcap, unit, arguments);
+    constexpr double highest_cap = 1e18;  // whose square is finite
+    place_softcap(*problem.softcap / natural_scale, unit, arguments);
+    arguments.folds_cap = unit > 0 && *problem.softcap < highest_cap;
+    constexpr double highest_exponent = 30;  // of weights whose sums with V up to 1e18 do not overflow
+    arguments.lowest_reference = static_cast<float>(arguments.cap * small_limit - highest_exponent);
   }
 }
 
@@ -184,11 +198,11 @@ MapSteps steps_of(const ConstTensorView& view) {
 }
 
 void place_softcap(double cap, double unit, HopperArguments& arguments) {
-  constexpr double small[] = {0.9999999722, -0.3333137413, 0.1312851963};  // to 3e-8 up to 0.16
+  constexpr double small[] = {0.9999999722, -0.3333137413, 0.1312851963};  // to 3e-8 up to small_limit
   constexpr double medium[] = {0.9999999975,  -0.3333328327, 0.1333168913,
                                -0.0537687123, 0.0207536409,  -0.0058521718};  // to 3e-9 up to 0.6
   arguments.cap = static_cast<float>(cap);
-  arguments.small_product = place_polynomial(small, 0.16, cap, unit, arguments.small_factors);
+  arguments.small_product = place_polynomial(small, small_limit, cap, unit, arguments.small_factors);
   arguments.medium_product = place_polynomial(medium, 0.6, cap, unit, arguments.medium_factors);
 }
 

@@ -100,16 +100,20 @@ struct HopperArguments : ForwardArguments {
   CUtensorMap query_map, key_map, value_map;  // boxes of 64 columns: a query tile's or a key block's rows
   MapSteps query_steps, key_steps, value_steps;
   UnitArguments units;
-  float unit;          // scale, or scale / softcap
-  bool multiply;       // products become scores by unit; else softmax_unit holds it
-  float softmax_unit;  // log2(e), times scale unless it has been applied
-  float slope_factor;  // 1, or 1 / scale where scores are still products
-  float cap;           // softcap, 0: none
+  float unit;           // scale, or scale / softcap
+  bool multiply;        // products become scores by unit; else softmax_unit holds it
+  float softmax_unit;   // log2(e), times scale unless it has been applied; 1 for scores in units of log2
+  float slope_factor;   // what makes a natural number a score: 1, 1 / scale where scores are still products, or log2(e)
+  float natural_scale;  // what makes a score natural
+  float cap;            // softcap, 0: none; in the scores' units
+  bool folds_cap;       // the softmax's exponents can apply the cap
+  float lowest_reference;  // from which on a row's reference may stay while products are at most small_product
   // cap * tanh(unit * product) is product * (a polynomial in product^2): a short one up to small_product, a
   // longer one up to medium_product.
   float small_product, medium_product;
   float small_factors[3], medium_factors[6];
   float kept;       // 1 / (1 - p) of dropout
+  bool never;       // false, which the compiler does not know: a branch on it keeps instructions behind it
   int query_tiles;  // of a head
   int head_group;   // heads (of all batch items) whose tiles run together
   int tiles;

@@ -68,13 +68,7 @@ struct SingleModifier<Half, count, HopperBackwardVariant::capped> : SingleBase<c
 
   // Which polynomial does for all of the warp's products, if one does.
   __device__ __forceinline__ void look(const HopperBackwardArguments& args, const float (&products)[count]) {
-    float highest[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // apart: each waits for its predecessor
-#pragma unroll
-    for (int e = 0; e < count; ++e) {
-      highest[e % 4] = fmaxf(highest[e % 4], fabsf(products[e]));
-    }
-    const float all = fmaxf(fmaxf(highest[0], highest[1]), fmaxf(highest[2], highest[3]));
-    small = __all_sync(~0u, all <= args.small_product);
+    small = __all_sync(~0u, largest_magnitude(products) <= args.small_product);
   }
 
   template <int some>
@@ -82,12 +76,12 @@ struct SingleModifier<Half, count, HopperBackwardVariant::capped> : SingleBase<c
     if (small) [[likely]] {
 #pragma unroll
       for (int e = 0; e < some; ++e) {
-        products[e] = capped(args.small_factors, products[e]);
+        products[e] = capped<CapRange::small>(args, products[e]);
       }
     } else {
 #pragma unroll
       for (int e = 0; e < some; ++e) {
-        products[e] = capped_any(args, products[e]);
+        products[e] = capped<CapRange::any>(args, products[e]);
       }
     }
   }

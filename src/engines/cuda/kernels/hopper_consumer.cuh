@@ -21,6 +21,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
   using Base::hand_over;
   using Base::keys_;
   using Base::lane_;
+  using Base::load_mask_bits;
   using Base::masked;
   using Base::memory_;
   using Base::modified;
@@ -157,7 +158,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
         walk<Change::any, Edge::perhaps>(work);
       }
     } else if constexpr (modified) {
-      if (args_.slopes.data == nullptr && args_.cap != 0.0f) {
+      if (args_.folds_cap && args_.slopes.data == nullptr) {
         walk<Change::softcap>(work);
       } else if (args_.slopes.data != nullptr && args_.cap == 0.0f && !args_.multiply) {
         walk<Change::alibi>(work);
@@ -246,6 +247,9 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     if constexpr (tile.hand_over == HandOver::issued) {
       hand_over();
     }
+    if constexpr (change == Change::mask) {
+      load_mask_bits();
+    }
     ptx::wgmma_wait<1>();
     ptx::touch(scores_);
     if constexpr (tile.hand_over == HandOver::scored) {
@@ -253,6 +257,10 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     }
     release(offsetof(Memory, empty), keys_.slot);
     keys_.advance(2);
+    if constexpr (edge == Edge::no && change == Change::softcap) {
+      finish_capped_step(work, n);
+      return;
+    }
     this->template modify<edge, change>(work, n);
     float older[2] = {softmax_.raise(scores_, 0, this->template rest<change>(0)), 0.0f};
     if constexpr (tile.pinned_maximum) {
@@ -262,10 +270,13 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
       softmax_.bases_in_log2(scores_, bases);
       ptx::pin(softmax_.reference[0] + softmax_.reference[1], address(offsetof(Memory, never_written)));
       finish_values();
+      if (change == Change::alibi && args_.never) {  // else the exponentials move away from the work beside them
+        return;
+      }
       softmax_.exponentials(scores_, 0, older[0], bases[0]);
       softmax_.exponentials(scores_, 1, older[1], bases[1]);
     } else {
-      static_assert(!masked, "natural bases are for both rows");
+      static_assert(!masked, "bases in the scores' own units are for both rows");
       softmax_.exponentials(scores_, 0, older[0], softmax_.base(0, this->template rest<change>(0)) - softmax_.shift);
       older[1] = softmax_.raise(scores_, 1, this->template rest<change>(1));
       softmax_.exponentials(scores_, 1, older[1], softmax_.base(1, this->template rest<change>(1)) - softmax_.shift);
@@ -273,6 +284,38 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     }
     pack_weights(work, n);
     rescale_rows(out_, older);
+  }
+
+  // The softmax of a block whose scores are still products. While they are small their scores lie so near to each other
+  // that the rows' references can stay where they are: there is no maximum to be found and no older sum to be
+  // multiplied (f16 has no room for that).
+  __device__ __forceinline__ void finish_capped_step(const HopperWork& work, int n) {
+    constexpr bool may_stay = std::is_same_v<Half, bfloat16>;
+    const float largest = largest_magnitude(scores_);
+    const bool stays = !may_stay || fminf(softmax_.reference[0], softmax_.reference[1]) >= args_.lowest_reference;
+    with_cap_range(args_, largest, stays && largest <= args_.small_product, [&](auto range) {
+      constexpr bool raises = !may_stay || range() != CapRange::small;
+      float older[2] = {1.0f, 1.0f}, bases[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if constexpr (raises) {
+          older[i] = softmax_.raise_to(capped<range()>(args_, highest_score(scores_, i)), i, 1.0f);
+        }
+        bases[i] = softmax_.base(i, NoRest{}) - softmax_.shift;
+      }
+      if constexpr (tile.pinned_maximum) {
+        finish_values();
+      }
+      this->template weigh_capped<range()>(0, older[0], bases[0]);
+      this->template weigh_capped<range()>(1, older[1], bases[1]);
+      if constexpr (!tile.pinned_maximum) {
+        finish_values();
+      }
+      pack_weights(work, n);
+      if constexpr (raises) {
+        rescale_rows(out_, older);
+      }
+    });
   }
 
   // The output of the last block, and the end of the tile; the next one's first scores may be found meanwhile.
@@ -285,7 +328,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     multiply_values(keys_);
     const std::uint32_t slot = keys_.slot;
     keys_.advance();
-    softmax_.join_quad();
+    softmax_.join_quad(args_.natural_scale);
     if constexpr (begins_next) {
       wait_for_query();
       begin_tile();

@@ -110,6 +110,13 @@ class ConsumerParts {
     }
   }
 
+  // The mask's bits of a block, before its scores are there.
+  __device__ __forceinline__ void load_mask_bits() {
+    wait_for_unit();
+    load_mask<tile.keys>(unit_view(), mask_bits_);
+    release_unit();
+  }
+
   // Products become scores, in the order of the definition.
   template <Change change>
   __device__ __forceinline__ void modify_scores(const HopperWork& work, int n) {
@@ -117,8 +124,6 @@ class ConsumerParts {
     const bool biased = change == Change::bias || (any && masked && args_.bias.data != nullptr);
     if (change == Change::softcap) {
       cap_scores(args_, scores_);
-    } else if (change == Change::mask) {
-      multiply_scores(args_.unit, scores_);
     } else if (any && (!biased || args_.cap != 0.0f)) {  // else the bias is added to the scaled product in one step
       scale_scores(args_, scores_);
     }
@@ -131,12 +136,13 @@ class ConsumerParts {
       add_alibi(slope_, work, tile_row_, n * tile.keys + 2 * quad_lane_, scores_, rest_);
     }
     if constexpr (masked) {
-      if (!biased && has_units()) {
-        wait_for_unit();
-        apply_mask<tile.keys>(unit_view(), scores_);
-      }
-      if (has_units()) {
+      if (biased) {
         release_unit();
+      } else if (change == Change::mask || has_units()) {
+        if constexpr (change != Change::mask) {
+          load_mask_bits();
+        }
+        apply_mask(mask_bits_, scores_);
       }
     }
   }
@@ -170,6 +176,18 @@ class ConsumerParts {
       }
       mask_columns(scores_, rows);
     }
+  }
+
+  // Row i's products become weights: their exponents apply the cap.
+  template <CapRange range>
+  __device__ __forceinline__ void weigh_capped(int i, float older, float base) {
+    softmax_.exponentials(scores_, i, older, [&](float product) {
+      if constexpr (range == CapRange::small) {
+        return fmaf(product, cap_factor(args_.small_factors, product), -base);
+      } else {
+        return capped<range>(args_, product) - base;
+      }
+    });
   }
 
   __device__ __forceinline__ void pack_weights(const HopperWork& work, int n) {
@@ -336,6 +354,7 @@ class ConsumerParts {
   RowSoftmax<Half, masked> softmax_;
   float slope_;
   float rest_[2] = {0.0f, 0.0f};
+  std::uint32_t mask_bits_[2];
 
   HopperBlocks blocks_;
   Position keys_, values_;

@@ -15,49 +15,68 @@ __device__ __forceinline__ float load_per_head(const PerHead& values, std::int64
 
 // ---- softcap ----
 
-// cap * tanh(unit * product) by a polynomial, to half a unit in the last place of f32.
+// How large a block's products are: most stay far below the cap, where a short polynomial does. The exponential unit is
+// the softmax's bottleneck.
+enum class CapRange : std::uint8_t { small, medium, any };
+
+// cap * tanh(unit * product) is the product times this polynomial in its square, to half a unit in the last place of
+// f32.
 template <int terms>
-__device__ __forceinline__ float capped(const float (&factors)[terms], float product) {
+__device__ __forceinline__ float cap_factor(const float (&factors)[terms], float product) {
   const float square = product * product;
   float factor = factors[terms - 1];
 #pragma unroll
   for (int k = terms - 2; k >= 0; --k) {
     factor = fmaf(square, factor, factors[k]);
   }
-  return product * factor;
+  return factor;
 }
 
-__device__ __forceinline__ float capped_any(const HopperArguments& args, float product) {
-  const float power = ptx::exp2_fast(fabsf(product) * (2 * log2_e) * fabsf(args.unit));
-  const float large = copysignf(args.cap - 2.0f * args.cap * ptx::reciprocal_fast(power + 1.0f), product * args.unit);
-  return fabsf(product) <= args.medium_product ? capped(args.medium_factors, product) : large;
+template <CapRange range>
+__device__ __forceinline__ float capped(const HopperArguments& args, float product) {
+  if constexpr (range == CapRange::small) {
+    return product * cap_factor(args.small_factors, product);
+  } else if constexpr (range == CapRange::medium) {
+    return product * cap_factor(args.medium_factors, product);
+  } else {
+    const float power = ptx::exp2_fast(fabsf(product) * (2 * log2_e) * fabsf(args.unit));
+    const float large = copysignf(args.cap - 2.0f * args.cap * ptx::reciprocal_fast(power + 1.0f), product * args.unit);
+    return fabsf(product) <= args.medium_product ? product * cap_factor(args.medium_factors, product) : large;
+  }
 }
 
-// Most blocks stay far below the cap, where a polynomial does: the exponential unit is the softmax's bottleneck.
 template <int count>
-__device__ __forceinline__ void cap_scores(const HopperArguments& args, float (&scores)[count]) {
-  float highest[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // apart: each waits for its predecessor
+__device__ __forceinline__ float largest_magnitude(const float (&products)[count]) {
+  float largest[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // apart: each waits for its predecessor
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    highest[i % 4] = fmaxf(highest[i % 4], fabsf(scores[i]));
+    largest[i % 4] = fmaxf(largest[i % 4], fabsf(products[i]));
   }
-  const float all = fmaxf(fmaxf(highest[0], highest[1]), fmaxf(highest[2], highest[3]));
-  if (__all_sync(~0u, all <= args.small_product)) [[likely]] {
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      scores[i] = capped(args.small_factors, scores[i]);
-    }
-  } else if (__all_sync(~0u, all <= args.medium_product)) {
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      scores[i] = capped(args.medium_factors, scores[i]);
-    }
+  return fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
+}
+
+// visit(the warp's range as a constant), for products up to `largest`, which are taken for small ones if `small`.
+template <class Visit>
+__device__ __forceinline__ void with_cap_range(const HopperArguments& args, float largest, bool small,
+                                               const Visit& visit) {
+  if (__all_sync(~0u, small)) [[likely]] {
+    visit(std::integral_constant<CapRange, CapRange::small>());
+  } else if (__all_sync(~0u, largest <= args.medium_product)) {
+    visit(std::integral_constant<CapRange, CapRange::medium>());
   } else {
+    visit(std::integral_constant<CapRange, CapRange::any>());
+  }
+}
+
+template <int count>
+__device__ __forceinline__ void cap_scores(const HopperArguments& args, float (&scores)[count]) {
+  const float largest = largest_magnitude(scores);
+  with_cap_range(args, largest, largest <= args.small_product, [&](auto range) {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      scores[i] = capped_any(args, scores[i]);
+      scores[i] = capped<range()>(args, scores[i]);
     }
-  }
+  });
 }
 
 // ---- ALiBi ----

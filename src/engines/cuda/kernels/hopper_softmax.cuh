@@ -58,24 +58,36 @@ __device__ __forceinline__ void rescale_rows(float (&out)[count], const float (&
   }
 }
 
+// The highest of a thread's scores of row i.
+template <int count>
+__device__ __forceinline__ float highest_score(const float (&scores)[count], int i) {
+  float even = scores[2 * i], odd = scores[2 * i + 1];
+#pragma unroll
+  for (int j = 1; j < count / 4; ++j) {
+    even = fmaxf(even, scores[4 * j + 2 * i]);
+    odd = fmaxf(odd, scores[4 * j + 2 * i + 1]);
+  }
+  return fmaxf(even, odd);
+}
+
 // What a row's scores have in common and do not hold yet: a float, or nothing.
 struct NoRest {};
 template <class Rest>
 inline constexpr bool has_rest = !std::is_same_v<Rest, NoRest>;
 
 // Weights are 2^(unit * score - reference + shift) with reference = unit * (the highest score so far); unit is log2(e),
-// times the scale where scores are still products. With a bias the reference is kept in natural units, the scores' own,
-// in which a bias of -3e38 does not overflow.
+// times the scale where scores are still products. Where there may be a bias the reference is kept in the scores' own
+// units, in which a bias of -3e38 does not overflow.
 //
 // shift lifts the weights of f16 to 2^14 at most: its smallest number is 2^-24, and many small weights may matter
 // together.
-template <class Half, bool natural>
+template <class Half, bool own_units>
 struct RowSoftmax {
   static constexpr float shift = std::is_same_v<Half, float16> ? 14.0f : 0.0f;
 
-  float reference[2];  // the highest score so far: in units of log2, or natural ones
+  float reference[2];  // the highest score so far: in units of log2, or the scores' own
   float sum[2];        // this thread's share
-  float unit;          // unused when natural
+  float unit;
 
   __device__ __forceinline__ void start() {
 #pragma unroll
@@ -89,38 +101,37 @@ struct RowSoftmax {
   // without `rest`, which all that a thread has of the row have in common.
   template <class Rest, int count>
   __device__ __forceinline__ float raise(const float (&scores)[count], int i, Rest rest) {
-    float even = scores[2 * i], odd = scores[2 * i + 1];
-#pragma unroll
-    for (int j = 1; j < count / 4; ++j) {
-      even = fmaxf(even, scores[4 * j + 2 * i]);
-      odd = fmaxf(odd, scores[4 * j + 2 * i + 1]);
-    }
-    float highest = fmaxf(even, odd);
+    float highest = highest_score(scores, i);
     if constexpr (has_rest<Rest>) {
       highest += rest;  // lanes of a quad have their own
     }
+    return raise_to(highest, i, own_units ? 1.0f : unit);
+  }
+
+  // The same for a thread's highest score, which has this unit.
+  __device__ __forceinline__ float raise_to(float highest, int i, float highest_unit) {
     highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
     highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
     const float old = reference[i];
-    reference[i] = fmaxf(old, natural ? highest : highest * unit);
-    return ptx::exp2_fast(natural ? (old - finite_reference(i)) * log2_e : old - finite_reference(i));
+    reference[i] = fmaxf(old, highest * highest_unit);
+    return ptx::exp2_fast(own_units ? (old - finite_reference(i)) * unit : old - finite_reference(i));
   }
 
   // What row i's exponents are relative to.
   template <class Rest>
   __device__ __forceinline__ float base(int i, Rest rest) const {
     if constexpr (has_rest<Rest>) {
-      return finite_reference(i) - (natural ? rest : rest * unit);
+      return finite_reference(i) - (own_units ? rest : rest * unit);
     } else {
       return finite_reference(i);
     }
   }
 
-  // The same for both rows in units of log2. A natural base so large that it would overflow there is taken from the
-  // scores instead.
+  // The same for both rows in units of log2. A base so large that it would overflow there is taken from the scores
+  // instead.
   template <int count>
   __device__ __forceinline__ void bases_in_log2(float (&scores)[count], float (&bases)[2]) const {
-    if constexpr (natural) {
+    if constexpr (own_units) {
       constexpr float huge = 1e38f;
       if (fmaxf(fabsf(bases[0]), fabsf(bases[1])) > huge) {
 #pragma unroll
@@ -132,29 +143,38 @@ struct RowSoftmax {
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      bases[i] = (natural ? bases[i] * log2_e : bases[i]) - shift;
+      bases[i] = (own_units ? bases[i] * unit : bases[i]) - shift;
     }
   }
 
   // Scores become weights and join the sum.
   template <int count>
   __device__ __forceinline__ void exponentials(float (&scores)[count], int i, float older, float base) {
+    exponentials(scores, i, older, [&](float score) { return fmaf(score, unit, -base); });
+  }
+
+  // The same with an exponent(score) of the caller's.
+  template <int count, class Exponent>
+  __device__ __forceinline__ void exponentials(float (&scores)[count], int i, float older, const Exponent& exponent) {
     float even = 0.0f, odd = 0.0f;
 #pragma unroll
     for (int j = 0; j < count / 4; ++j) {
       float& first = scores[4 * j + 2 * i];
       float& second = scores[4 * j + 2 * i + 1];
-      first = ptx::exp2_fast(exponent(first, base));
-      second = ptx::exp2_fast(exponent(second, base));
+      first = ptx::exp2_fast(exponent(first));
+      second = ptx::exp2_fast(exponent(second));
       even += first;
       odd += second;
     }
     sum[i] = sum[i] * older + (even + odd);
   }
 
-  __device__ __forceinline__ void join_quad() {
+  // The end of a row's keys. From here on a reference in the scores' own units is in natural ones: `scale` is what
+  // makes a score natural.
+  __device__ __forceinline__ void join_quad(float scale) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      reference[i] = own_units ? reference[i] * scale : reference[i];
       sum[i] += __shfl_xor_sync(~0u, sum[i], 1);
       sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
     }
@@ -162,7 +182,7 @@ struct RowSoftmax {
 
   // A sink takes part in the sum like a key without value; returns what the output is multiplied with for it.
   __device__ __forceinline__ float add_sink(int i, float sink) {
-    const float scale = natural ? 1.0f : log2_e;
+    const float scale = own_units ? 1.0f : log2_e;
     const float old = reference[i];
     reference[i] = fmaxf(old, sink * scale);
     const float base = finite_reference(i);
@@ -172,7 +192,7 @@ struct RowSoftmax {
   }
 
   __device__ __forceinline__ float lse(int i) const {
-    const float base = natural ? reference[i] : reference[i] * ln_2;
+    const float base = own_units ? reference[i] : reference[i] * ln_2;
     return sum[i] == 0.0f ? minus_infinity : base + (ptx::log2_fast(sum[i]) - shift) * ln_2;
   }
 
@@ -180,10 +200,6 @@ struct RowSoftmax {
   // While a row has seen no key its reference is -inf, and every exponent is -inf - 0.
   __device__ __forceinline__ float finite_reference(int i) const {
     return reference[i] == minus_infinity ? 0.0f : reference[i];
-  }
-
-  __device__ __forceinline__ float exponent(float score, float base) const {
-    return fmaf(score, natural ? log2_e : unit, -base);
   }
 };
 

@@ -5,7 +5,7 @@
 // bytes); a layout that it cannot read is copied by the guard. Each consumer has one to four places of its own. What a
 // unit holds when it is ready:
 // - a bias, as it lies in memory, with -inf where a mask forbids;
-// - a mask as bits, in the first bytes of each row: byte j has columns 8 j to 8 j + 7.
+// - a mask, as it lies in memory: the consumer turns bytes into bits while its products are on their way.
 #pragma once
 
 #include "engines/cuda/elements.cuh"
@@ -57,28 +57,8 @@ __device__ __forceinline__ std::uint32_t eight_bits(std::uint32_t low, std::uint
   return __dp4a(high, 0x80402010u, __dp4a(low, 0x08040201u, 0u));
 }
 
-// A row of bytes in shared memory becomes its bits, in its own place.
-template <int keys>
-__device__ __forceinline__ void row_to_bits(std::uint8_t* unit, int row) {
-  const std::uint32_t begin = ptx::shared_address(unit) + chunk_offset<keys>(row, 0);
-  std::uint32_t bits[keys / 32];
-#pragma unroll
-  for (int word = 0; word < keys / 32; ++word) {
-    uint4 chunks[2] = {ptx::load_chunk(begin ^ 32 * word), ptx::load_chunk(begin ^ (32 * word + 16))};
-    bits[word] = 0;
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      uint4& chunk = chunks[k];
-      if (((chunk.x | chunk.y | chunk.z | chunk.w) & 0xFEFEFEFEu) != 0) [[unlikely]] {  // a true that is not 1
-        chunk = {as_bools(chunk.x), as_bools(chunk.y), as_bools(chunk.z), as_bools(chunk.w)};
-      }
-      bits[word] += eight_bits(chunk.x, chunk.y) << (16 * k) | eight_bits(chunk.z, chunk.w) << (16 * k + 8);
-    }
-  }
-#pragma unroll
-  for (int word = 0; word < keys / 32; ++word) {
-    ptx::store_shared(begin + 4 * word, bits[word]);
-  }
+__device__ __forceinline__ std::uint32_t sixteen_bits(const uint4& chunk) {
+  return eight_bits(chunk.x, chunk.y) | eight_bits(chunk.z, chunk.w) << 8;
 }
 
 // ---- What the copy engine cannot read ----
@@ -100,16 +80,9 @@ __device__ __forceinline__ void read_mask_row(const HopperArguments& args, const
   const std::uint8_t* from = static_cast<const std::uint8_t*>(args.mask.data) +
                              matrix_offset(args.mask, origin.work, origin.tile_row + row, origin.first_key);
   const int columns = min(keys, origin.work.key_count - origin.first_key);
-  std::uint8_t* bits = unit + chunk_offset<keys>(row, 0);
-#pragma unroll 1
-  for (int column = 0; column < keys; column += 8) {
-    std::uint32_t eight = 0;
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const bool there = column + e < columns;
-      eight |= std::uint32_t{there && from[(column + e) * args.mask.key] != 0} << e;
-    }
-    bits[column / 8] = static_cast<std::uint8_t>(eight);
+#pragma unroll 4
+  for (int column = 0; column < columns; ++column) {
+    unit[chunk_offset<keys>(row, column / 16) + column % 16] = from[column * args.mask.key];
   }
 }
 
@@ -164,11 +137,7 @@ template <int keys>
 __device__ __forceinline__ void prepare_row(const HopperArguments& args, const UnitOrigin& origin, std::uint8_t* unit,
                                             int row) {
   if (args.bias.data == nullptr) {
-    if (!args.units.mapped) {
-      read_mask_row<keys>(args, origin, unit, row);
-    } else if (!args.units.one_row || row == 0) {
-      row_to_bits<keys>(unit, row);
-    }
+    read_mask_row<keys>(args, origin, unit, row);
   } else if (args.bias.dtype == DType::f32) {
     prepare_bias_row<std::uint32_t, keys>(args, origin, unit, row, 0xFF800000u);
   } else {
@@ -265,29 +234,63 @@ __device__ __forceinline__ void add_f32_bias(const UnitView& unit, float scale, 
   }
 }
 
-// A row's bits for lane q of its quad: column 8 j + 2 q + c has bit 8 (j % 4) + 2 (j / 4) + c.
-template <int keys>
-__device__ __forceinline__ std::uint32_t lane_bits(std::uint32_t row_bits, int q) {
-  std::uint32_t result = 0;
-#pragma unroll
-  for (int word = 0; word < keys / 32; ++word) {
-    result += (ptx::load_shared(row_bits + 4 * word) >> (2 * q) & 0x03030303u) << (2 * word);
-  }
-  return result;
-}
+// The bits of a thread's two rows: column 8 j + 2 q + c of quad lane q has mask_bit(j, c). Each lane turns a quarter of
+// its rows' bytes into bits; those that it needs are two of every eight, from all four lanes.
+__device__ constexpr int mask_bit(int j, int c) { return 8 * (j / 8 * 2 + j % 2) + 2 * (j / 2 % 4) + c; }
 
-template <int keys, int count>
-__device__ __forceinline__ void apply_mask(const UnitView& unit, float (&scores)[count]) {
+template <int keys>
+__device__ __forceinline__ void load_mask(const UnitView& unit, std::uint32_t (&bits)[2]) {
+  constexpr int each = keys / 64;  // chunks of 16 columns for a lane
+  const int q = unit.lane & 3;
+  // Neighbouring rows begin at different chunks, which lie in different banks.
+  const int first = unit.row(unit.lane / 4) % each;
+  uint4 chunks[2][each];
+  std::uint32_t all = 0;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = unit.row(unit.lane / 4 + 8 * i);
-    const std::uint32_t bits = lane_bits<keys>(unit.shared + chunk_offset<keys>(row, 0), unit.lane & 3);
+#pragma unroll
+    for (int k = 0; k < each; ++k) {
+      uint4& chunk = chunks[i][k];
+      chunk = ptx::load_chunk(unit.shared + chunk_offset<keys>(row, 4 * (k ^ first) + q));
+      all |= chunk.x | chunk.y | chunk.z | chunk.w;
+    }
+  }
+  if (__any_sync(~0u, (all & 0xFEFEFEFEu) != 0)) [[unlikely]] {  // a true that is not 1
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int k = 0; k < each; ++k) {
+        uint4& chunk = chunks[i][k];
+        chunk = {as_bools(chunk.x), as_bools(chunk.y), as_bools(chunk.z), as_bools(chunk.w)};
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    std::uint32_t own = sixteen_bits(chunks[i][0]);
+    if constexpr (each == 2) {
+      own += sixteen_bits(chunks[i][1]) << 16;
+      own = __funnelshift_l(own, own, 16 * first);
+    }
+    bits[i] = 0;
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+      bits[i] += (__shfl_sync(~0u, own, p, 4) >> (2 * q) & 0x03030303u) << (2 * p);
+    }
+  }
+}
+
+template <int count>
+__device__ __forceinline__ void apply_mask(const std::uint32_t (&bits)[2], float (&scores)[count]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
 #pragma unroll
     for (int j = 0; j < count / 4; ++j) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         float& score = scores[4 * j + 2 * i + c];
-        score = (bits & 1u << (8 * (j % 4) + 2 * (j / 4) + c)) != 0 ? score : minus_infinity;
+        score = (bits[i] & 1u << mask_bit(j, c)) != 0 ? score : minus_infinity;
       }
     }
   }

@@ -23,16 +23,6 @@ __device__ __forceinline__ void load_matrices(std::uint32_t (&result)[4], std::u
                : "memory");
 }
 
-__device__ __forceinline__ std::uint32_t load_shared(std::uint32_t address) {
-  std::uint32_t result;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(result) : "r"(address) : "memory");
-  return result;
-}
-
-__device__ __forceinline__ void store_shared(std::uint32_t address, std::uint32_t value) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
 __device__ __forceinline__ uint4 load_chunk(std::uint32_t address) {
   uint4 result;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
