@@ -111,28 +111,55 @@ Tensor random_mask(const Dims& sizes, Random& random) {
   return mask;
 }
 
-// More than one tile of queries, and enough blocks of keys for the place of one to be used again. 277 keys leave rows
-// that bulk copies cannot read.
-TEST_F(CudaEngine, reads_masks_and_biases_of_every_layout) {
+// More than one tile of queries, and enough blocks of keys for the place of one to be used again.
+void expect_masks_and_biases(std::int64_t keys) {
   Random random(5);
-  const Shape shape{.batch = 2, .heads = 2, .kv_heads = 1, .queries = 130, .head_dim = 64, .value_dim = 32};
-  for (std::int64_t keys : {400, 277})
-    for (std::int64_t head_dim : {64, 128, 256})
-      for (const Dims& sizes : {Dims{2, 2, 130, keys}, Dims{130, keys}, Dims{2, 1, 1, keys}}) {
-        Shape own = shape;
-        own.keys = keys, own.head_dim = head_dim;
-        const Inputs inputs = random_inputs(own, DType::bf16);
-        const Tensor mask = random_mask(sizes, random);
-        const Tensor half = normal(sizes, DType::bf16, random), single = normal(sizes, DType::f32, random);
-        for (AttentionOptions options :
-             {AttentionOptions{.mask = mask}, AttentionOptions{.bias = half}, AttentionOptions{.bias = single},
-              AttentionOptions{.mask = mask, .bias = half, .causal = Causal::bottom_right},
-              AttentionOptions{.mask = mask, .bias = single, .softcap = 5.0}}) {
-          options.engine = Engine::cuda;
-          const Call call = inputs.call(options);
-          expect_forward(call, call.run());
-        }
+  for (std::int64_t head_dim : {64, 128, 256})
+    for (const Dims& sizes : {Dims{2, 2, 130, keys}, Dims{130, keys}, Dims{2, 1, 1, keys}}) {
+      const Shape shape{
+          .batch = 2, .heads = 2, .kv_heads = 1, .queries = 130, .keys = keys, .head_dim = head_dim, .value_dim = 32};
+      const Inputs inputs = random_inputs(shape, DType::bf16);
+      const Tensor mask = random_mask(sizes, random);
+      const Tensor half = normal(sizes, DType::bf16, random), single = normal(sizes, DType::f32, random);
+      for (AttentionOptions options :
+           {AttentionOptions{.mask = mask}, AttentionOptions{.bias = half}, AttentionOptions{.bias = single},
+            AttentionOptions{.mask = mask, .bias = half, .causal = Causal::bottom_right},
+            AttentionOptions{.mask = mask, .bias = single, .softcap = 5.0}}) {
+        options.engine = Engine::cuda;
+        const Call call = inputs.call(options);
+        expect_forward(call, call.run());
       }
+    }
+}
+
+TEST_F(CudaEngine, reads_masks_and_biases_by_bulk_copies) { expect_masks_and_biases(400); }
+
+TEST_F(CudaEngine, reads_masks_and_biases_with_rows_that_bulk_copies_cannot_read) { expect_masks_and_biases(277); }
+
+// Many blocks of keys, of which the last is visited first: far below the cap, near it and beyond; and scores of the
+// last keys that are much lower or much higher than all others.
+TEST_F(CudaEngine, caps_scores_of_every_size_over_many_blocks) {
+  for (DType dtype : {DType::bf16, DType::f16})
+    for (std::int64_t dim : {64, 128, 256}) {
+      Inputs inputs = random_inputs(
+          {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 20, .keys = 420, .head_dim = dim, .value_dim = dim},
+          dtype);
+      const Tensor slopes = Tensor::of<float>({2}, {0.5f, 0.01f});
+      for (const AttentionOptions& options :
+           {AttentionOptions{.softcap = 50.0}, AttentionOptions{.softcap = 8.0}, AttentionOptions{.softcap = 0.5},
+            AttentionOptions{.softcap = 500.0}, AttentionOptions{.scale = -0.2, .softcap = 50.0},
+            AttentionOptions{.softcap = 50.0, .alibi_slopes = slopes}, AttentionOptions{.alibi_slopes = slopes}}) {
+        Call call = inputs.call(options);
+        call.options.engine = Engine::cuda;
+        expect_forward(call, call.run());
+      }
+      for (double last : {-100.0, 100.0}) {
+        for (std::int64_t i = 0; i < 40; ++i) set(inputs.q, {0, i / 20, i % 20, 0}, 4.0);
+        for (std::int64_t j = 0; j < 420; ++j) set(inputs.k, {0, 0, j, 0}, j < 300 ? 0.0 : last);
+        const Call call = inputs.call({.softcap = 50.0, .engine = Engine::cuda});
+        expect_forward(call, call.run());
+      }
+    }
 }
 
 // Masked values that are not finite make a tile be done a second time.
