@@ -80,12 +80,16 @@ TEST_P(Magnitudes, numbers_that_no_allowed_pair_sees_change_no_bit) {
   const Tensor valid_lens = Tensor::of<std::int64_t>({1}, {250}), query_lens = Tensor::of<std::int64_t>({1}, {101});
   const std::vector<double> odd{NAN, 1e-39, -INFINITY, 1e30, 0.0, 1e-20};
   for (DType type : {DType::f32, DType::bf16})
-    for (const std::int64_t dim : {64, 7}) {
-      SCOPED_TRACE(std::string(name(type)) + " D " + std::to_string(dim));
+    for (const auto& [dim, softcap] : std::vector<std::pair<std::int64_t, std::optional<double>>>{
+             {64, std::nullopt}, {64, 50.0}, {7, std::nullopt}}) {
+      SCOPED_TRACE(std::string(name(type)) + " D " + std::to_string(dim) + (softcap ? " softcap" : ""));
       Inputs inputs = random_inputs(
           {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 130, .keys = 300, .head_dim = dim, .value_dim = dim},
           type);
-      const Call call = inputs.call(on_engine({.valid_lens = valid_lens, .query_lens = query_lens}));
+      AttentionOptions options{.softcap = softcap};
+      options.valid_lens = valid_lens;
+      options.query_lens = query_lens;
+      const Call call = inputs.call(on_engine(options));
       Random random(3);
       Tensor grad_out = normal(call.out_sizes(), type, random);
       const Results clean = call.run(true);

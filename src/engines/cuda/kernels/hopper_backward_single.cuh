@@ -81,7 +81,7 @@ struct SingleModifier<Half, count, HopperBackwardVariant::capped> : SingleBase<c
     } else {
 #pragma unroll
       for (int e = 0; e < some; ++e) {
-        products[e] = capped<CapRange::any>(args, products[e]);
+        products[e] = capped_alone<CapRange::any>(args, products[e]);
       }
     }
   }

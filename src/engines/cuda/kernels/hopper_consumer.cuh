@@ -93,8 +93,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
       if (kind == static_cast<int>(PostKind::tile)) {
         attend(post.work, __shfl_sync(~0u, post.consumer_last[group_], 0) > 0, [] { return false; });
       }
-      __syncwarp();
-      release(offsetof(Memory, post_empty), post_.slot);
+      ptx::barrier_arrive(address(offsetof(Memory, post_empty), post_.slot));
       post_.advance();
     }
   }
@@ -158,7 +157,9 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
         walk<Change::any, Edge::perhaps>(work);
       }
     } else if constexpr (modified) {
-      if (args_.folds_cap && args_.slopes.data == nullptr) {
+      // What padding and other sequences of a pack hold must not choose how the cap is applied to a warp's rows.
+      const bool real = __shfl_sync(~0u, 64 * (group_ + 1) <= work.real_rows, 0);
+      if (args_.folds_cap && args_.slopes.data == nullptr && real) {
         walk<Change::softcap>(work);
       } else if (args_.slopes.data != nullptr && args_.cap == 0.0f && !args_.multiply) {
         walk<Change::alibi>(work);

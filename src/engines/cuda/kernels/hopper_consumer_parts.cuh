@@ -296,10 +296,8 @@ class ConsumerParts {
     if constexpr (posted) {
       if (is_checked(args_, careful_, blocks_, n)) {
         wait_for_check(position);
-#pragma unroll
-        for (int warp = 0; warp < guard_warps; ++warp) {
-          poisoned_ |= memory_.guard_found[position.slot][warp];
-        }
+        const int* found = memory_.guard_found[position.slot];
+        poisoned_ |= __shfl_sync(~0u, lane_ == 0 ? found[0] | found[1] : 0, 0);  // lane 0 lets go of the slot
         return;
       }
     }
@@ -314,8 +312,7 @@ class ConsumerParts {
   }
 
   __device__ __forceinline__ void release_unit() {
-    __syncwarp();  // all lanes have read it
-    release(offsetof(Memory, unit_empty), unit_slot(args_.units, group_, unit_));
+    ptx::barrier_arrive(address(offsetof(Memory, unit_empty), unit_slot(args_.units, group_, unit_)));
     unit_.advance(args_.units.each);
   }
 

@@ -17,6 +17,8 @@
 
 namespace headway::cuda {
 
+// Places that the copy engine fills and the tensor cores read are let go of by one lane of each warp; what ordinary
+// instructions read or write is by every thread that did.
 template <class Memory>
 __device__ __forceinline__ void init_barriers(Memory& memory) {
   constexpr int consumer_warps = 4 * Memory::tile.consumers;
@@ -34,12 +36,12 @@ __device__ __forceinline__ void init_barriers(Memory& memory) {
   }
   for (int slot = 0; slot < Memory::unit_slots; ++slot) {
     init(memory.unit_full[slot], 1);
-    init(memory.unit_ready[slot], guard_warps);
-    init(memory.unit_empty[slot], 4);  // the warps of one consumer
+    init(memory.unit_ready[slot], guard_threads);
+    init(memory.unit_empty[slot], 128);  // one consumer
   }
   for (int post = 0; post < post_slots; ++post) {
-    init(memory.post_full[post], 1);
-    init(memory.post_empty[post], consumer_warps + 1 + guard_warps);  // the producer is one
+    init(memory.post_full[post], 32);                                        // the scheduler
+    init(memory.post_empty[post], 32 * consumer_warps + 1 + guard_threads);  // the producer is one
     memory.posts[post].again = false;
   }
   init(memory.careful_begun, 1);
@@ -74,7 +76,7 @@ class HopperGuard {
         }
         position_.skip(2 * (work.blocks.last - work.blocks.first));
       }
-      arrive(memory_.post_empty[post.slot]);
+      ptx::barrier_arrive(ptx::shared_address(&memory_.post_empty[post.slot]));
       post.advance();
     }
   }

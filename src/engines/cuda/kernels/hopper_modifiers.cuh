@@ -45,6 +45,13 @@ __device__ __forceinline__ float capped(const HopperArguments& args, float produ
   }
 }
 
+// The same for a score that may stand beside forbidden ones: those choose the range too, but must not change it.
+template <CapRange range>
+__device__ __forceinline__ float capped_alone(const HopperArguments& args, float product) {
+  const float score = capped<range>(args, product);
+  return fabsf(product) <= args.small_product ? capped<CapRange::small>(args, product) : score;
+}
+
 template <int count>
 __device__ __forceinline__ float largest_magnitude(const float (&products)[count]) {
   float largest[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // apart: each waits for its predecessor
@@ -74,7 +81,7 @@ __device__ __forceinline__ void cap_scores(const HopperArguments& args, float (&
   with_cap_range(args, largest, largest <= args.small_product, [&](auto range) {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      scores[i] = capped<range()>(args, scores[i]);
+      scores[i] = capped_alone<range()>(args, scores[i]);
     }
   });
 }

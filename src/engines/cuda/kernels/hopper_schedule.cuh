@@ -234,10 +234,7 @@ __device__ __forceinline__ void schedule(const HopperArguments& args, Memory& me
     if (lane == 0) {
       post.kind = again ? PostKind::tile : kind;
     }
-    __syncwarp();
-    if (lane == 0) {
-      ptx::barrier_arrive(ptx::shared_address(&memory.post_full[position.slot]));
-    }
+    ptx::barrier_arrive(ptx::shared_address(&memory.post_full[position.slot]));
     position.advance();
   }
 }

@@ -159,10 +159,7 @@ __device__ __forceinline__ void prepare_units(const HopperArguments& args, Memor
     prepare_row<tile.keys>(args, {work, unit_rows * consumer, block * tile.keys},
                            memory.units + slot * args.units.bytes, 32 * warp + lane);
     ptx::shared_writes_to_async_fence();  // the copy engine writes there next
-    __syncwarp();
-    if (lane == 0) {
-      ptx::barrier_arrive(ptx::shared_address(&memory.unit_ready[slot]));
-    }
+    ptx::barrier_arrive(ptx::shared_address(&memory.unit_ready[slot]));
   }
 }
 
