@@ -196,7 +196,7 @@ TEST_F(CudaEngine, does_many_tiles_again_whose_output_is_not_finite) {
   for (std::int64_t head_dim : {64, 128, 256}) {
     const Inputs inputs = random_inputs({.batch = 1,
                                          .heads = 300,
-                                         .kv_heads = 300,
+                                         .kv_heads = 1,
                                          .queries = 70,
                                          .keys = 900,
                                          .head_dim = head_dim,
@@ -209,7 +209,7 @@ TEST_F(CudaEngine, does_many_tiles_again_whose_output_is_not_finite) {
     const Results all = call.run();
     for (std::int64_t h : {0, 131, 132, 299}) {
       const auto head = [h](const Tensor& tensor) { return tensor.view().slice(1, h, h + 1); };
-      const Call one{head(inputs.q), head(inputs.k), head(inputs.v), call.options, {}};
+      const Call one{head(inputs.q), inputs.k, inputs.v, call.options, {}};
       const Results results = one.run();
       expect_forward(one, results);
       EXPECT_TRUE(same_bits(results.out, head(all.out)) && same_bits(results.lse, head(all.lse)));
