@@ -64,6 +64,8 @@ Matrix matrix_of(const ConstTensorView& view) {
   return {address(view), view.stride(0), view.stride(1), view.stride(2), view.stride(3), view.dtype()};
 }
 
+const DeviceProperties& device_of(const Problem& problem) { return device_properties(problem.query.device().index); }
+
 bool is_half_type(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
 
 bool fits_tensor_cores(const Problem& problem) {

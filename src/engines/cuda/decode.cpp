@@ -33,8 +33,6 @@ std::int64_t balanced_splits(std::int64_t heads, std::int64_t tiles, std::int64_
   return splits;
 }
 
-const DeviceProperties& device_of(const Problem& problem) { return device_properties(problem.query.device().index); }
-
 std::int64_t splits_of(const Problem& problem) {
   if (problem.batch_invariant) {
     return std::max<std::int64_t>(1, (problem.key_len + invariant_split - 1) / invariant_split);
@@ -50,7 +48,6 @@ std::int64_t splits_of(const Problem& problem) {
 
 // Whether the copy engine can read keys and values.
 bool reads_boxes(const Problem& problem) {
-  constexpr std::int64_t longest_axis = std::int64_t{1} << 28;  // positions are 32-bit numbers
   return device_of(problem).major == 9 && problem.head_dim > 0 && problem.value_dim > 0 && problem.key_len > 0 &&
          problem.key.size(2) <= longest_axis && problem.batch * problem.heads <= longest_axis &&
          !map_refusal("key", problem.key) && !map_refusal("value", problem.value);

@@ -3,7 +3,6 @@
 #include "core/text.h"
 #include "engines/cuda/decode.h"
 #include "engines/cuda/hopper_forward.h"
-#include "engines/cuda/kernels/simt_kernels.h"
 #include "engines/cuda/plan_text.h"
 #include "engines/cuda/problem_arguments.h"
 #include "engines/cuda/scores.h"

@@ -49,9 +49,9 @@ std::optional<HopperBackwardVariant> single_variant(const Problem& problem) {
   using enum HopperBackwardVariant;
   if (problem.softcap) {
     // Such that products with log2(e) and quotients by it stay far from the ends of f32.
-    constexpr double largest = 1e6;
-    const bool moderate = *problem.softcap<largest&& * problem.softcap> 1 / largest;
-    return moderate ? std::optional(capped) : std::nullopt;
+    constexpr double smallest = 1e-6, largest = 1e6;
+    const double cap = *problem.softcap;
+    return smallest < cap && cap < largest ? std::optional(capped) : std::nullopt;
   }
   if (problem.alibi_slopes) {
     return sloped;
@@ -74,6 +74,19 @@ HopperBackwardVariant variant_of(const Problem& problem) {
   return problem.softcap || problem.alibi_slopes || problem.dropout.active() || weight_unit(problem) == 0.0f
              ? HopperBackwardVariant::modified
              : HopperBackwardVariant::ranged;
+}
+
+const char* name_of(HopperBackwardVariant variant) {
+  using enum HopperBackwardVariant;
+  switch (variant) {
+    case capped: return "hopper_backward (softcap)";
+    case sloped: return "hopper_backward (ALiBi)";
+    case modified: return "hopper_backward (modified scores)";
+    case bit_masked: return "hopper_backward (mask)";
+    case biased: return "hopper_backward (bias)";
+    case masked: return "hopper_backward (mask or bias)";
+    default: return "hopper_backward";
+  }
 }
 
 HopperBackwardKernel kernel_of(const Problem& problem) {
@@ -119,7 +132,7 @@ std::int64_t query_tiles(const Problem& problem) {
 
 // Heads whose tiles run together, where dQ has a kernel of its own: like the forward's, with a smaller part of L2.
 int head_group(const Problem& problem) {
-  const std::int64_t multiprocessors = device_properties(problem.query.device().index).multiprocessors;
+  const std::int64_t multiprocessors = device_of(problem).multiprocessors;
   if (problem.causal == Causal::none) {
     return static_cast<int>(multiprocessors / query_tiles(problem) + 1);
   }
@@ -131,7 +144,7 @@ int head_group(const Problem& problem) {
 
 // One for each multiprocessor, but no more than there is work for.
 unsigned grid_blocks(const Problem& problem, std::int64_t tasks) {
-  const std::int64_t multiprocessors = device_properties(problem.query.device().index).multiprocessors;
+  const std::int64_t multiprocessors = device_of(problem).multiprocessors;
   return static_cast<unsigned>(std::min(tasks, multiprocessors));
 }
 
@@ -185,7 +198,7 @@ HopperBackwardArguments arguments_of(const BackwardProblem& problem, const Hoppe
   result.right = bounded_distance(arguments.rule.right);
   result.members = static_cast<int>(members(problem, result.shape));
   result.items = static_cast<int>(items(problem));
-  result.chunk = std::min(largest_chunk, device_properties(problem.query.device().index).multiprocessors);
+  result.chunk = std::min(largest_chunk, device_of(problem).multiprocessors);
   result.own_ends = has_own_ends(problem);
   result.mask_in_pieces = mask_in_pieces(problem);
   result.bias_in_pairs = bias_in_pairs(problem);
@@ -269,16 +282,9 @@ std::optional<std::string> hopper_backward_refusal(const BackwardProblem& proble
 }
 
 Launch hopper_backward_launch(const Problem& problem) {
-  constexpr const char* names[] = {"hopper_backward",
-                                   "hopper_backward (softcap)",
-                                   "hopper_backward (ALiBi)",
-                                   "hopper_backward (modified scores)",
-                                   "hopper_backward (mask)",
-                                   "hopper_backward (bias)",
-                                   "hopper_backward (mask or bias)"};
   const HopperBackwardKernel kernel = kernel_of(problem);
   Launch launch;
-  launch.name = names[static_cast<int>(variant_of(problem))];
+  launch.name = name_of(variant_of(problem));
   launch.kernel = kernel.function;
   launch.threads = HopperBackwardTile::threads;
   launch.shared_bytes = kernel.shared_bytes;

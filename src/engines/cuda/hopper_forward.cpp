@@ -6,12 +6,11 @@
 #include "core/text.h"
 #include "engines/cuda/device.h"
 #include "engines/cuda/kernels/hopper_kernels.h"
+#include "engines/cuda/problem_arguments.h"
 #include "engines/cuda/tensor_map.h"
 
 namespace headway::cuda {
 namespace {
-
-constexpr std::int64_t longest_axis = std::int64_t{1} << 28;  // positions and their sums are 32-bit numbers
 
 bool has_ranges(const Problem& problem) {
   return problem.causal != Causal::none || problem.window_left || problem.window_right || problem.valid_lens ||
@@ -81,7 +80,7 @@ std::int64_t tiles(const Problem& problem, const HopperTile& tile) {
 // device.
 int head_group(const Problem& problem, const HopperTile& tile) {
   if (problem.causal == Causal::none) {
-    const std::int64_t multiprocessors = device_properties(problem.query.device().index).multiprocessors;
+    const std::int64_t multiprocessors = device_of(problem).multiprocessors;
     return static_cast<int>(multiprocessors / query_tiles(problem, tile) + 1);
   }
   constexpr std::int64_t cached_bytes = std::int64_t{64} << 20;
@@ -210,7 +209,7 @@ std::optional<std::string> kind_refusal(const Problem& problem) {
   if (problem.dtype() != DType::bf16 && problem.dtype() != DType::f16) {
     return text("type ", problem.dtype(), ", expected bf16 or f16");
   }
-  const DeviceProperties& device = device_properties(problem.query.device().index);
+  const DeviceProperties& device = device_of(problem);
   if (device.major != 9) {
     return text("compute capability ", device.major, ".", device.minor, ", expected 9.0");
   }
@@ -272,7 +271,7 @@ cudaError_t queue_hopper(const ForwardProblem& problem, const Launch& launch, co
   if (!has_equal_tiles(problem)) {
     all.next_tile = workspace.take_as<int>(1);
   }
-  const int blocks = std::min(all.tiles, device_properties(problem.query.device().index).multiprocessors);
+  const int blocks = std::min(all.tiles, device_of(problem).multiprocessors);
   return launch_hopper(launch, blocks, all, static_cast<cudaStream_t>(problem.stream));
 }
 

@@ -12,6 +12,9 @@
 
 namespace headway::cuda {
 
+// The copy engine's positions, and sums of them, are 32-bit numbers.
+constexpr std::int64_t longest_axis = std::int64_t{1} << 28;
+
 // Why the kernel does not take a call's inputs and options, or its output; nothing when it does. The data is not read.
 std::optional<std::string> hopper_refusal(const Problem& problem);
 std::optional<std::string> hopper_refusal(const TensorView& out);

@@ -11,6 +11,9 @@ Rows rows_of(const ConstTensorView& view);
 Rows row_values_of(const ConstTensorView& view);  // [B,H,S]
 Matrix matrix_of(const ConstTensorView& view);
 
+// What the device has that the problem's tensors lie on.
+const DeviceProperties& device_of(const Problem& problem);
+
 bool is_half_type(DType dtype);
 
 // Whether the tensor core kernels take it: a half type, and heads that are not too wide.

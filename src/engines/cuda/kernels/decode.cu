@@ -13,9 +13,7 @@ dim3 grid(std::int64_t x, std::int64_t y, std::int64_t z) {
 }
 
 cudaError_t launch_merge(const DecodeArguments& arguments, DType dtype, bool early, cudaStream_t stream) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attribute = early_start();
   cudaLaunchConfig_t config{};
   config.gridDim = grid(arguments.query_len, arguments.heads, arguments.batch);
   config.blockDim = dim3(merge_threads);

@@ -19,7 +19,7 @@ namespace headway::cuda {
 
 // Of keys or values, in one stage.
 template <int Depth>
-inline constexpr int decode_tile_bytes = mma_rows* Depth * 2;
+inline constexpr int decode_tile_bytes = 2 * Depth* mma_rows;
 
 struct DecodeTiles {
   unsigned char *keys, *values;  // [stages][decode_tile_bytes]

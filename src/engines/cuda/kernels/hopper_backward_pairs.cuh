@@ -9,6 +9,7 @@
 #include "engines/cuda/kernels/hopper_backward_shared.cuh"
 #include "engines/cuda/kernels/hopper_finish.cuh"
 #include "engines/cuda/kernels/hopper_softmax.cuh"
+#include "engines/cuda/kernels/mask_bits.cuh"
 #include "engines/cuda/key_range.cuh"
 #include "engines/cuda/ptx/transpose.cuh"
 
@@ -41,9 +42,6 @@ struct PairBits {
 
 __device__ __forceinline__ int query_of(const BackwardPairs& pairs, int element) {
   return pairs.first_query + element / 4 * 8 + element % 2;
-}
-__device__ __forceinline__ int key_of(const BackwardPairs& pairs, int element) {
-  return pairs.first_key + element / 2 % 2 * 8;
 }
 
 // visit(element, whether the range rule forbids it), for all.
@@ -146,18 +144,6 @@ template <class T>
 __device__ __forceinline__ const T* warp_corner(const Matrix& matrix, const BackwardPairs& pairs, int lane) {
   return static_cast<const T*>(matrix.data) + pairs.batch * matrix.batch + pairs.head * matrix.head +
          (pairs.first_query - 2 * (lane & 3)) * matrix.query + pairs.first_key - lane / 4;
-}
-
-// A bit for each of 16 bytes that is not 0. A byte's sign becomes set where it is not, and a weighted sum gathers eight
-// of them, 7 places too high.
-__device__ __forceinline__ std::uint32_t bits_of_bytes(const uint4& bytes) {
-  const auto add_four = [](std::uint32_t word, std::uint32_t places, std::uint32_t sum) {
-    return __dp4a((((word & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | word) & 0x80808080u, places, sum);
-  };
-  const auto eight = [&](std::uint32_t low, std::uint32_t high) {
-    return add_four(high, 0x80402010u, add_four(low, 0x08040201u, 0u));
-  };
-  return eight(bytes.x, bytes.y) >> 7 | eight(bytes.z, bytes.w) << 1;
 }
 
 // The same as forbid_by_mask for 64 queries, where rows of the mask can be read in pieces: each lane reads 16 keys of

@@ -204,7 +204,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
 #pragma unroll
       for (int k = 0; k < head_dim / 16; ++k) {
         const int chunk = 2 * (k % 4) + lane_ / 16;
-        ptx::load_matrices(query_[k], shared + k / 4 * tile.rows() * 128 + ((chunk ^ (row & 7)) << 4));
+        ptx::load_matrices(shared + k / 4 * tile.rows() * 128 + ((chunk ^ (row & 7)) << 4), query_[k]);
       }
       __syncwarp();
       release(offsetof(Memory, query_empty), queries_.slot);

@@ -1,5 +1,6 @@
 // Launches a Hopper forward kernel.
 #include "engines/cuda/kernels/hopper_kernels.h"
+#include "engines/cuda/kernels/launch.cuh"
 #include "engines/cuda/ptx/dependent_launch.cuh"
 
 namespace headway::cuda {
@@ -16,14 +17,12 @@ __global__ void clear_counter(int* counter) {
 cudaError_t launch_hopper(const Launch& launch, int blocks, const HopperArguments& arguments, cudaStream_t stream) {
   cudaLaunchConfig_t config{};
   config.stream = stream;
-  cudaLaunchAttribute early{};
+  cudaLaunchAttribute early = early_start();
   if (arguments.next_tile != nullptr) {
     config.gridDim = config.blockDim = dim3(1);
     if (const cudaError_t result = cudaLaunchKernelEx(&config, clear_counter, arguments.next_tile)) {
       return result;
     }
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
     config.attrs = &early;
     config.numAttrs = 1;
   }

@@ -209,8 +209,8 @@ __device__ __forceinline__ bool post_next(const HopperArguments& args, TileSourc
 }
 
 // The scheduler, one warp: posts the work of tiles one ahead of those who do it. Where tiles differ they are taken from
-// a counter, so that a block of threads that is done early takes more of them. Behind the last tile comes a pause: tiles
-// that are not done yet may have to be done again.
+// a counter, so that a block of threads that is done early takes more of them. Behind the last tile comes a pause:
+// tiles that are not done yet may have to be done again.
 template <class Memory>
 __device__ __forceinline__ void schedule(const HopperArguments& args, Memory& memory, int lane) {
   TileSource source(args);

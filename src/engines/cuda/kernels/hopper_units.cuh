@@ -12,7 +12,9 @@
 #include "engines/cuda/kernels/hopper_guard.cuh"
 #include "engines/cuda/kernels/hopper_matrix.cuh"
 #include "engines/cuda/kernels/hopper_shared.cuh"
+#include "engines/cuda/kernels/mask_bits.cuh"
 #include "engines/cuda/ptx/warp.cuh"
+#include "engines/cuda/ptx/warp_matrix.cuh"
 
 namespace headway::cuda {
 
@@ -46,20 +48,6 @@ __device__ __forceinline__ std::uint32_t chunk_offset(int row, int chunk) {
 }
 
 // ---- Bytes of a mask to bits ----
-
-// 1 for each byte that is not 0.
-__device__ __forceinline__ std::uint32_t as_bools(std::uint32_t bytes) {
-  return (((bytes & 0x7F7F7F7Fu) + 0x7F7F7F7Fu) | bytes) >> 7 & 0x01010101u;
-}
-
-// The bits of eight columns, whose bytes are 0 or 1.
-__device__ __forceinline__ std::uint32_t eight_bits(std::uint32_t low, std::uint32_t high) {
-  return __dp4a(high, 0x80402010u, __dp4a(low, 0x08040201u, 0u));
-}
-
-__device__ __forceinline__ std::uint32_t sixteen_bits(const uint4& chunk) {
-  return eight_bits(chunk.x, chunk.y) | eight_bits(chunk.z, chunk.w) << 8;
-}
 
 // ---- What the copy engine cannot read ----
 
@@ -182,7 +170,7 @@ __device__ __forceinline__ void add_half_bias(const UnitView& unit, float scale,
   const int row = unit.row(unit.lane & 15);
   const auto load = [&](int k, std::uint32_t(&words)[4]) {
     const std::uint32_t box = unit.shared + k / 4 * unit_rows * box_row_bytes;
-    ptx::load_matrices(words, box + chunk_offset<box_row_bytes>(row, 2 * (k % 4) + unit.lane / 16));
+    ptx::load_matrices(box + chunk_offset<box_row_bytes>(row, 2 * (k % 4) + unit.lane / 16), words);
   };
   std::uint32_t lowest[2] = {0, 0};
 #pragma unroll
@@ -265,9 +253,9 @@ __device__ __forceinline__ void load_mask(const UnitView& unit, std::uint32_t (&
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    std::uint32_t own = sixteen_bits(chunks[i][0]);
+    std::uint32_t own = bits_of_bools(chunks[i][0]);
     if constexpr (each == 2) {
-      own += sixteen_bits(chunks[i][1]) << 16;
+      own += bits_of_bools(chunks[i][1]) << 16;
       own = __funnelshift_l(own, own, 16 * first);
     }
     bits[i] = 0;

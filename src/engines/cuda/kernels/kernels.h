@@ -28,6 +28,7 @@ struct Launch {
 // Exact f32 or f64 arithmetic: every type, size and stride. Forward and backward kernels take the same parameters
 // whatever their arithmetic, so that one function launches them.
 Launch simt_forward_launch(const ForwardArguments& arguments, DType dtype);
+Launch simt_compensated_launch(const ForwardArguments& arguments);  // f32 alone, with sums that do not drift
 Launch simt_gradient_launch(const GradientArguments& arguments, DType dtype);
 Launch simt_bias_gradient_launch(const BiasGradientArguments& arguments, DType dtype);
 Launch simt_matrix_launch(const ScoresArguments& arguments, DType dtype);

@@ -15,6 +15,14 @@ inline dim3 grid(std::int64_t tasks) {
   return dim3(static_cast<unsigned>(tasks < most ? tasks : most));
 }
 
+// For a kernel that may begin before the one in front of it has ended (ptx/dependent_launch.cuh).
+inline cudaLaunchAttribute early_start() {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+
 // choose<T, Depth>() for a half type, with the smallest depth that holds `width`.
 template <class Choose>
 Launch of_half_type(DType dtype, std::int64_t width, const Choose& choose) {

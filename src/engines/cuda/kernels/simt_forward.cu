@@ -1,5 +1,4 @@
 #include "engines/cuda/kernels/simt_forward.cuh"
-#include "engines/cuda/kernels/simt_kernels.h"
 #include "engines/cuda/kernels/simt_launch.cuh"
 
 namespace headway::cuda {

@@ -1,6 +1,7 @@
 // What the exact kernels' launches share.
 #pragma once
 
+#include "engines/cuda/device.h"
 #include "engines/cuda/kernels/launch.cuh"
 
 namespace headway::cuda {
@@ -8,10 +9,9 @@ namespace headway::cuda {
 // Whether a block of the current device may have this much shared memory, with a little more of its own.
 inline bool has_shared(std::size_t bytes) {
   constexpr std::size_t own = 4096;
-  int device = 0, most = 0;
+  int device = 0;
   return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) == cudaSuccess &&
-         bytes + own <= static_cast<std::size_t>(most);
+         bytes + own <= static_cast<std::size_t>(device_properties(device).shared_bytes);
 }
 
 }  // namespace headway::cuda

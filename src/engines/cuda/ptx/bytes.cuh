@@ -1,4 +1,4 @@
-// Bytes and halves of words, and chunks of 16 bytes.
+// Bytes and halves of words.
 #pragma once
 
 #include <cstdint>
@@ -32,12 +32,6 @@ __device__ __forceinline__ std::uint32_t not_equal_halves<float16>(std::uint32_t
   std::uint32_t result;
   asm("set.neu.u32.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   return result;
-}
-
-__device__ __forceinline__ void store_chunk(std::uint32_t shared, const uint4& chunk) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z),
-               "r"(chunk.w)
-               : "memory");
 }
 
 }  // namespace headway::cuda::ptx

@@ -15,14 +15,7 @@ __device__ __forceinline__ void lower_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 }
 
-// Four 8 x 8 matrices of 16-bit elements; each lane gives the address of one row.
-__device__ __forceinline__ void load_matrices(std::uint32_t (&result)[4], std::uint32_t row_address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
-               : "r"(row_address)
-               : "memory");
-}
-
+// Chunks of 16 bytes.
 __device__ __forceinline__ uint4 load_chunk(std::uint32_t address) {
   uint4 result;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -32,12 +25,19 @@ __device__ __forceinline__ uint4 load_chunk(std::uint32_t address) {
   return result;
 }
 
+__device__ __forceinline__ void store_chunk(std::uint32_t shared, const uint4& chunk) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z),
+               "r"(chunk.w)
+               : "memory");
+}
+
 __device__ __forceinline__ float2 load_shared_pair(std::uint32_t address) {
   float2 result;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(result.x), "=f"(result.y) : "r"(address) : "memory");
   return result;
 }
 
+// Four 8 x 8 matrices of 16-bit elements; each lane gives the address of one row. warp_matrix.cuh loads them.
 __device__ __forceinline__ void store_matrices(const std::uint32_t (&values)[4], std::uint32_t row_address) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(values[0]),
                "r"(values[1]), "r"(values[2]), "r"(values[3])
