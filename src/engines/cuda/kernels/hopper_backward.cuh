@@ -23,31 +23,29 @@
 #include "engines/cuda/kernels/hopper_backward_consumer.cuh"
 #include "engines/cuda/kernels/hopper_backward_guard.cuh"
 #include "engines/cuda/kernels/hopper_backward_producer.cuh"
+#include "engines/cuda/kernels/hopper_block.cuh"
 
 namespace headway::cuda {
 
 template <class Memory>
 __device__ __forceinline__ void init_backward_barriers(Memory& memory) {
   constexpr int consumer_warps = 4 * HopperBackwardTile::consumers;
-  const auto init = [](std::uint64_t& barrier, int arrivals) {
-    ptx::barrier_init(ptx::shared_address(&barrier), arrivals);
-  };
-  init(memory.keys_full, 1);
-  init(memory.keys_empty, consumer_warps);
+  init_barrier(memory.keys_full, 1);
+  init_barrier(memory.keys_empty, consumer_warps);
   for (int slot = 0; slot < 2; ++slot) {
-    init(memory.queries_full[slot], 1);
-    init(memory.queries_empty[slot], consumer_warps + guard_warps);
-    init(memory.grad_outs_full[slot], 1);
-    init(memory.grad_outs_empty[slot], consumer_warps);
-    init(memory.grad_outs_checked[slot], guard_warps);
-    init(memory.queries_checked[slot], guard_warps);
-    init(memory.gradients_full[slot], consumer_warps);
-    init(memory.gradients_empty[slot], 1);
-    init(memory.post_full[slot], 1);
-    init(memory.post_empty[slot], consumer_warps + 1);  // and the adder
+    init_barrier(memory.queries_full[slot], 1);
+    init_barrier(memory.queries_empty[slot], consumer_warps + guard_warps);
+    init_barrier(memory.grad_outs_full[slot], 1);
+    init_barrier(memory.grad_outs_empty[slot], consumer_warps);
+    init_barrier(memory.grad_outs_checked[slot], guard_warps);
+    init_barrier(memory.queries_checked[slot], guard_warps);
+    init_barrier(memory.gradients_full[slot], consumer_warps);
+    init_barrier(memory.gradients_empty[slot], 1);
+    init_barrier(memory.post_full[slot], 1);
+    init_barrier(memory.post_empty[slot], consumer_warps + 1);  // and the adder
   }
   for (std::uint64_t& full : memory.turns_full) {
-    init(full, 1);
+    init_barrier(full, 1);
   }
   ptx::barrier_init_fence();
 }
@@ -59,15 +57,7 @@ __global__ __launch_bounds__(HopperBackwardTile::threads,
   static_assert(sizeof(Memory) <= 227 * 1024);  // what a block may have
   extern __shared__ __align__(tile_alignment) std::uint8_t dynamic_shared[];
   auto& memory = *reinterpret_cast<Memory*>(dynamic_shared);
-  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
-  const int lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) {
-    init_backward_barriers(memory);
-  }
-  __syncthreads();
-  if (group == 0) {
-    ptx::lower_registers<HopperBackwardTile::producer_registers>();
+  const auto feed = [&](int warp, int lane) {
     if (warp == 0) {
       HopperBackwardProducer<head_dim, variant>(args, memory, lane).run();
     } else if (warp == 1 && lane == 0) {
@@ -75,10 +65,12 @@ __global__ __launch_bounds__(HopperBackwardTile::threads,
     } else if (warp >= 2) {
       BackwardGuard<Half, Memory>(memory, warp - 2, lane).run();
     }
-  } else {
-    ptx::raise_registers<HopperBackwardTile::consumer_registers>();
-    HopperBackwardConsumer<Half, head_dim, variant>(args, memory, group - 1, warp, lane).run();
-  }
+  };
+  part_block<HopperBackwardTile::producer_registers, HopperBackwardTile::consumer_registers>(
+      [&] { init_backward_barriers(memory); }, feed,
+      [&](int which, int warp, int lane) {
+        HopperBackwardConsumer<Half, head_dim, variant>(args, memory, which, warp, lane).run();
+      });
 }
 
 }  // namespace headway::cuda

@@ -12,6 +12,7 @@
 // one warpgroup to the next, so that one is in its softmax while another multiplies.
 #pragma once
 
+#include "engines/cuda/kernels/hopper_block.cuh"
 #include "engines/cuda/kernels/hopper_consumer.cuh"
 #include "engines/cuda/kernels/hopper_producer.cuh"
 
@@ -22,29 +23,26 @@ namespace headway::cuda {
 template <class Memory>
 __device__ __forceinline__ void init_barriers(Memory& memory) {
   constexpr int consumer_warps = 4 * Memory::tile.consumers;
-  const auto init = [](std::uint64_t& barrier, int arrivals) {
-    ptx::barrier_init(ptx::shared_address(&barrier), arrivals);
-  };
   for (int slot = 0; slot < Memory::tile.query_slots; ++slot) {
-    init(memory.query_full[slot], 1);
-    init(memory.query_empty[slot], consumer_warps);
+    init_barrier(memory.query_full[slot], 1);
+    init_barrier(memory.query_empty[slot], consumer_warps);
   }
   for (int slot = 0; slot < Memory::tile.slots; ++slot) {
-    init(memory.full[slot], 1);
-    init(memory.empty[slot], consumer_warps);
-    init(memory.checked[slot], guard_warps);
+    init_barrier(memory.full[slot], 1);
+    init_barrier(memory.empty[slot], consumer_warps);
+    init_barrier(memory.checked[slot], guard_warps);
   }
   for (int slot = 0; slot < Memory::unit_slots; ++slot) {
-    init(memory.unit_full[slot], 1);
-    init(memory.unit_ready[slot], guard_threads);
-    init(memory.unit_empty[slot], 128);  // one consumer
+    init_barrier(memory.unit_full[slot], 1);
+    init_barrier(memory.unit_ready[slot], guard_threads);
+    init_barrier(memory.unit_empty[slot], 128);  // one consumer
   }
   for (int post = 0; post < post_slots; ++post) {
-    init(memory.post_full[post], 32);                                        // the scheduler
-    init(memory.post_empty[post], 32 * consumer_warps + 1 + guard_threads);  // the producer is one
+    init_barrier(memory.post_full[post], 32);                                        // the scheduler
+    init_barrier(memory.post_empty[post], 32 * consumer_warps + 1 + guard_threads);  // the producer is one
     memory.posts[post].again = false;
   }
-  init(memory.careful_begun, 1);
+  init_barrier(memory.careful_begun, 1);
   ptx::barrier_init_fence();
 }
 
@@ -139,18 +137,13 @@ __global__ __launch_bounds__(hopper_tile(head_dim, variant).threads(),
   using Memory = HopperMemory<head_dim, variant>;
   extern __shared__ __align__(tile_alignment) std::uint8_t dynamic_shared[];
   auto& memory = *reinterpret_cast<Memory*>(dynamic_shared);
-  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
-  const int lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) {
+  const auto init = [&] {
     ptx::prefetch_map(&args.query_map);
     ptx::prefetch_map(&args.key_map);
     ptx::prefetch_map(&args.value_map);
     init_barriers(memory);
-  }
-  __syncthreads();
-  if (group == 0) {
-    ptx::lower_registers<Memory::tile.producer_registers>();
+  };
+  const auto feed = [&](int warp, int lane) {
     if (warp == 0 && lane == 0) {
       HopperProducer<head_dim, variant>(args, memory).run();
     }
@@ -161,10 +154,11 @@ __global__ __launch_bounds__(hopper_tile(head_dim, variant).threads(),
         HopperGuard<Half, Memory>(args, memory, warp - 2, lane).run();
       }
     }
-  } else {
-    ptx::raise_registers<Memory::tile.consumer_registers>();
-    HopperConsumer<Half, head_dim, variant>(args, memory, group - 1, warp, lane).run();
-  }
+  };
+  part_block<Memory::tile.producer_registers, Memory::tile.consumer_registers>(
+      init, feed, [&](int which, int warp, int lane) {
+        HopperConsumer<Half, head_dim, variant>(args, memory, which, warp, lane).run();
+      });
 }
 
 }  // namespace headway::cuda

@@ -15,9 +15,12 @@
 // 7 products instead of 5; what that costs is less than room for dQ would, f32 sums of 64 KiB a step beside the tiles.
 #pragma once
 
+#include <type_traits>
+
 #include "engines/cuda/kernels/hopper_backward_guard.cuh"
 #include "engines/cuda/kernels/hopper_backward_loader.cuh"
 #include "engines/cuda/kernels/hopper_backward_weights.cuh"
+#include "engines/cuda/kernels/hopper_block.cuh"
 #include "engines/cuda/ptx/wgmma.cuh"
 
 namespace headway::cuda {
@@ -131,6 +134,28 @@ class KeyGradientsConsumer {
     }
   }
 
+  // Sums over a post's steps: begin() multiplies for the first, step(more) takes one and multiplies for the next if
+  // there are more.
+  template <class Begin, class Step>
+  __device__ __forceinline__ void sum_steps(const BackwardPost& post, float (&sums)[tile.head_dim / 2],
+                                            const Begin& begin, const Step& step) {
+#pragma unroll
+    for (int i = 0; i < tile.head_dim / 2; ++i) {
+      sums[i] = 0.0f;
+    }
+    const int steps = __shfl_sync(~0u, post.steps, 0);
+    if (steps > 0) {
+      wait(offsetof(Memory, keys_full), 0, post.keys_parity);
+      begin();
+#pragma unroll 1
+      for (int left = steps; left > 1; --left) {
+        step(std::true_type());
+      }
+      release(offsetof(Memory, keys_empty));
+      step(std::false_type());
+    }
+  }
+
   // P^T [64 keys, 64 queries] of rows of keys (or values) with those of queries (or output gradients).
   __device__ __forceinline__ void multiply_pairs(std::uint32_t own, std::uint32_t other, float (&products)[pairs]) {
     const std::uint64_t a = ptx::tile_descriptor(own, 16), b = ptx::tile_descriptor(other, 16);
@@ -223,23 +248,12 @@ class ScoreConsumer : KeyGradientsConsumer<Half, variant> {
 
  private:
   __device__ __forceinline__ void differentiate(const BackwardPost& post) {
-#pragma unroll
-    for (int i = 0; i < tile.head_dim / 2; ++i) {
-      sums_[i] = 0.0f;
-    }
-    const int steps = __shfl_sync(~0u, post.steps, 0);
-    if (steps > 0) {
-      this->wait(offsetof(Memory, keys_full), 0, post.keys_parity);
+    const auto begin = [&] {
       multiply_scores(this->slot(), this->parity());
       ptx::wgmma_wait<0>();
       ptx::touch(scores_);
-#pragma unroll 1
-      for (int left = steps; left > 1; --left) {
-        step<true>(post);
-      }
-      this->release(offsetof(Memory, keys_empty));
-      step<false>(post);
-    }
+    };
+    this->sum_steps(post, sums_, begin, [&](auto more) { step<more()>(post); });
     this->store(post, args_.value_gradient, args_.value_dim, Base::modified ? args_.kept : 1.0f, sums_);
   }
 
@@ -346,23 +360,12 @@ class GradientConsumer : KeyGradientsConsumer<Half, variant> {
 
  private:
   __device__ __forceinline__ void differentiate(const BackwardPost& post) {
-#pragma unroll
-    for (int i = 0; i < tile.head_dim / 2; ++i) {
-      sums_[i] = 0.0f;
-    }
-    const int steps = __shfl_sync(~0u, post.steps, 0);
-    if (steps > 0) {
-      this->wait(offsetof(Memory, keys_full), 0, post.keys_parity);
+    const auto begin = [&] {
       multiply_upstream(this->slot(), this->parity());
       ptx::wgmma_wait<0>();
       ptx::touch(upstream_);
-#pragma unroll 1
-      for (int left = steps; left > 1; --left) {
-        step<true>();
-      }
-      this->release(offsetof(Memory, keys_empty));
-      step<false>();
-    }
+    };
+    this->sum_steps(post, sums_, begin, [&](auto more) { step<more()>(); });
     this->store(post, args_.key_gradient, args_.head_dim, static_cast<float>(args_.scale), sums_);
   }
 
@@ -437,22 +440,19 @@ class GradientConsumer : KeyGradientsConsumer<Half, variant> {
 template <class Memory>
 __device__ __forceinline__ void init_key_gradients_barriers(Memory& memory) {
   constexpr int warps = 4;  // of a consumer
-  const auto init = [](std::uint64_t& barrier, int arrivals) {
-    ptx::barrier_init(ptx::shared_address(&barrier), arrivals);
-  };
-  init(memory.keys_full, 1);
-  init(memory.keys_empty, 2 * warps);
+  init_barrier(memory.keys_full, 1);
+  init_barrier(memory.keys_empty, 2 * warps);
   for (int slot = 0; slot < Memory::stages; ++slot) {
-    init(memory.queries_full[slot], 1);
-    init(memory.queries_empty[slot], 2 * warps + guard_warps);
-    init(memory.grad_outs_full[slot], 1);
-    init(memory.grad_outs_empty[slot], 2 * warps);
-    init(memory.grad_outs_checked[slot], guard_warps);
-    init(memory.queries_checked[slot], guard_warps);
-    init(memory.weights_full[slot], warps);
-    init(memory.weights_empty[slot], warps);
-    init(memory.post_full[slot], 1);
-    init(memory.post_empty[slot], 2 * warps);
+    init_barrier(memory.queries_full[slot], 1);
+    init_barrier(memory.queries_empty[slot], 2 * warps + guard_warps);
+    init_barrier(memory.grad_outs_full[slot], 1);
+    init_barrier(memory.grad_outs_empty[slot], 2 * warps);
+    init_barrier(memory.grad_outs_checked[slot], guard_warps);
+    init_barrier(memory.queries_checked[slot], guard_warps);
+    init_barrier(memory.weights_full[slot], warps);
+    init_barrier(memory.weights_empty[slot], warps);
+    init_barrier(memory.post_full[slot], 1);
+    init_barrier(memory.post_empty[slot], 2 * warps);
   }
   ptx::barrier_init_fence();
 }
@@ -463,28 +463,22 @@ __global__ __launch_bounds__(HopperBackwardTile::threads,
   using Memory = KeyGradientsMemory<variant>;
   extern __shared__ __align__(tile_alignment) std::uint8_t dynamic_shared[];
   auto& memory = *reinterpret_cast<Memory*>(dynamic_shared);
-  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
-  const int lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) {
-    init_key_gradients_barriers(memory);
-  }
-  __syncthreads();
-  if (group == 0) {
-    ptx::lower_registers<HopperBackwardTile::producer_registers>();
+  const auto feed = [&](int warp, int lane) {
     if (warp == 0 && lane == 0) {
       KeyGradientsProducer<Memory>(args, memory).run();
     } else if (warp >= 2) {
       BackwardGuard<Half, Memory>(memory, warp - 2, lane).run();
     }
-  } else {
-    ptx::raise_registers<HopperBackwardTile::consumer_registers>();
-    if (group == 1) {
+  };
+  const auto consume = [&](int which, int warp, int lane) {
+    if (which == 0) {
       ScoreConsumer<Half, variant>(args, memory, warp, lane).run();
     } else {
       GradientConsumer<Half, variant>(args, memory, warp, lane).run();
     }
-  }
+  };
+  part_block<HopperBackwardTile::producer_registers, HopperBackwardTile::consumer_registers>(
+      [&] { init_key_gradients_barriers(memory); }, feed, consume);
 }
 
 }  // namespace headway::cuda

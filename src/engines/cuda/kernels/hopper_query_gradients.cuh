@@ -14,6 +14,7 @@
 #pragma once
 
 #include "engines/cuda/kernels/hopper_backward_weights.cuh"
+#include "engines/cuda/kernels/hopper_block.cuh"
 #include "engines/cuda/kernels/hopper_query_gradients_producer.cuh"
 #include "engines/cuda/ptx/wgmma.cuh"
 
@@ -342,19 +343,16 @@ class QueryGradientsConsumer {
 template <class Memory>
 __device__ __forceinline__ void init_query_gradients_barriers(Memory& memory) {
   constexpr int warps = 4 * Memory::consumers;
-  const auto init = [](std::uint64_t& barrier, int arrivals) {
-    ptx::barrier_init(ptx::shared_address(&barrier), arrivals);
-  };
-  init(memory.queries_full, 1);
-  init(memory.queries_empty, warps);
-  init(memory.values_full, 1);
-  init(memory.values_empty, warps);
+  init_barrier(memory.queries_full, 1);
+  init_barrier(memory.queries_empty, warps);
+  init_barrier(memory.values_full, 1);
+  init_barrier(memory.values_empty, warps);
   for (int slot = 0; slot < Memory::stages; ++slot) {
-    init(memory.keys_full[slot], 1);
-    init(memory.keys_empty[slot], warps + guard_warps);
-    init(memory.checked[slot], guard_warps);
-    init(memory.post_full[slot], 1);
-    init(memory.post_empty[slot], warps);
+    init_barrier(memory.keys_full[slot], 1);
+    init_barrier(memory.keys_empty[slot], warps + guard_warps);
+    init_barrier(memory.checked[slot], guard_warps);
+    init_barrier(memory.post_full[slot], 1);
+    init_barrier(memory.post_empty[slot], warps);
   }
   ptx::barrier_init_fence();
 }
@@ -365,24 +363,18 @@ __global__ __launch_bounds__(HopperBackwardTile::threads,
   using Memory = QueryGradientsMemory<variant>;
   extern __shared__ __align__(tile_alignment) std::uint8_t dynamic_shared[];
   auto& memory = *reinterpret_cast<Memory*>(dynamic_shared);
-  const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
-  const int lane = threadIdx.x % 32;
-  if (threadIdx.x == 0) {
-    init_query_gradients_barriers(memory);
-  }
-  __syncthreads();
-  if (group == 0) {
-    ptx::lower_registers<HopperBackwardTile::producer_registers>();
+  const auto feed = [&](int warp, int lane) {
     if (warp == 0 && lane == 0) {
       QueryGradientsProducer<Memory>(args, memory).run();
     } else if (warp >= 2) {
       guard_keys<Half>(memory, warp - 2, lane);
     }
-  } else {
-    ptx::raise_registers<HopperBackwardTile::consumer_registers>();
-    QueryGradientsConsumer<Half, variant>(args, memory, group - 1, warp, lane).run();
-  }
+  };
+  part_block<HopperBackwardTile::producer_registers, HopperBackwardTile::consumer_registers>(
+      [&] { init_query_gradients_barriers(memory); }, feed,
+      [&](int which, int warp, int lane) {
+        QueryGradientsConsumer<Half, variant>(args, memory, which, warp, lane).run();
+      });
 }
 
 }  // namespace headway::cuda
