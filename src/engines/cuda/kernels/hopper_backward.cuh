@@ -29,20 +29,20 @@ namespace headway::cuda {
 
 template <class Memory>
 __device__ __forceinline__ void init_backward_barriers(Memory& memory) {
-  constexpr int consumer_warps = 4 * HopperBackwardTile::consumers;
+  constexpr int consumer_warps = 4 * HopperBackwardTile::consumers, consumer_threads = 32 * consumer_warps;
   init_barrier(memory.keys_full, 1);
-  init_barrier(memory.keys_empty, consumer_warps);
+  init_barrier(memory.keys_empty, consumer_threads);
   for (int slot = 0; slot < 2; ++slot) {
     init_barrier(memory.queries_full[slot], 1);
-    init_barrier(memory.queries_empty[slot], consumer_warps + guard_warps);
+    init_barrier(memory.queries_empty[slot], consumer_threads + guard_threads);
     init_barrier(memory.grad_outs_full[slot], 1);
-    init_barrier(memory.grad_outs_empty[slot], consumer_warps);
+    init_barrier(memory.grad_outs_empty[slot], consumer_threads);
     init_barrier(memory.grad_outs_checked[slot], guard_warps);
     init_barrier(memory.queries_checked[slot], guard_warps);
     init_barrier(memory.gradients_full[slot], consumer_warps);
     init_barrier(memory.gradients_empty[slot], 1);
     init_barrier(memory.post_full[slot], 1);
-    init_barrier(memory.post_empty[slot], consumer_warps + 1);  // and the adder
+    init_barrier(memory.post_empty[slot], consumer_threads + 1);  // and the adder
   }
   for (std::uint64_t& full : memory.turns_full) {
     init_barrier(full, 1);

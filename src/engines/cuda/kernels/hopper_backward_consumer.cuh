@@ -45,7 +45,6 @@ class HopperBackwardConsumer {
         return;
       }
       differentiate(memory_.posts[slot]);
-      __syncwarp();
       release(offsetof(Memory, post_empty), slot);
     }
   }
@@ -468,10 +467,9 @@ class HopperBackwardConsumer {
 
   __device__ __forceinline__ int lane() const { return thread_ & 31; }
 
+  // By every thread: each has read or written for itself.
   __device__ __forceinline__ void release(std::size_t offset, std::uint32_t index = 0) {
-    if (lane() == 0) {
-      ptx::barrier_arrive(shared_.of(offset, index));
-    }
+    ptx::barrier_arrive(shared_.of(offset, index));
   }
 
   __device__ __forceinline__ void release_gradients(std::uint32_t slot, bool there = true) {

@@ -46,9 +46,7 @@ class BackwardGuard {
         check<tile.query_bytes()>(memory_.queries[stage.slot]);
       }
       report(offsetof(Memory, queries_checked), stage);
-      if (lane_ == 0) {
-        ptx::barrier_arrive(shared_.of(offsetof(Memory, queries_empty), stage.slot));  // so that no step passes unseen
-      }
+      ptx::barrier_arrive(shared_.of(offsetof(Memory, queries_empty), stage.slot));  // so that no step passes unseen
       stage.advance();
     }
   }

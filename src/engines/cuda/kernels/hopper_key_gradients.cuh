@@ -128,7 +128,6 @@ class KeyGradientsConsumer {
         return;
       }
       differentiate(post);
-      __syncwarp();
       release(offsetof(Memory, post_empty), position.slot);
       position.advance();
     }
@@ -220,10 +219,9 @@ class KeyGradientsConsumer {
     ptx::barrier_wait(shared_.of(offset, index), phase);
   }
 
+  // By every thread: each has read or written for itself.
   __device__ __forceinline__ void release(std::size_t offset, std::uint32_t index = 0) const {
-    if (lane() == 0) {
-      ptx::barrier_arrive(shared_.of(offset, index));
-    }
+    ptx::barrier_arrive(shared_.of(offset, index));
   }
 
   const HopperBackwardArguments& args_;
@@ -272,7 +270,6 @@ class ScoreConsumer : KeyGradientsConsumer<Half, variant> {
     weigh(post, edge, kept);
     this->wait(offsetof(Memory, weights_empty), slot, parity ^ 1);
     hand_over(slot, kept);
-    __syncwarp();
     this->release(offsetof(Memory, weights_full), slot);
     this->release(offsetof(Memory, queries_empty), slot);  // lse has been read too
     this->wait(offsetof(Memory, grad_outs_full), slot, parity);
@@ -383,7 +380,6 @@ class GradientConsumer : KeyGradientsConsumer<Half, variant> {
     const bool edge = this->is_edge();
     this->wait(offsetof(Memory, weights_full), slot, parity);
     make_score_gradients(slot, edge);
-    __syncwarp();
     this->release(offsetof(Memory, weights_empty), slot);
     this->release(offsetof(Memory, grad_outs_empty), slot);  // delta has been read too
     if (edge) {
@@ -439,20 +435,20 @@ class GradientConsumer : KeyGradientsConsumer<Half, variant> {
 
 template <class Memory>
 __device__ __forceinline__ void init_key_gradients_barriers(Memory& memory) {
-  constexpr int warps = 4;  // of a consumer
+  constexpr int threads = 128;  // of a consumer
   init_barrier(memory.keys_full, 1);
-  init_barrier(memory.keys_empty, 2 * warps);
+  init_barrier(memory.keys_empty, 2 * threads);
   for (int slot = 0; slot < Memory::stages; ++slot) {
     init_barrier(memory.queries_full[slot], 1);
-    init_barrier(memory.queries_empty[slot], 2 * warps + guard_warps);
+    init_barrier(memory.queries_empty[slot], 2 * threads + guard_threads);
     init_barrier(memory.grad_outs_full[slot], 1);
-    init_barrier(memory.grad_outs_empty[slot], 2 * warps);
+    init_barrier(memory.grad_outs_empty[slot], 2 * threads);
     init_barrier(memory.grad_outs_checked[slot], guard_warps);
     init_barrier(memory.queries_checked[slot], guard_warps);
-    init_barrier(memory.weights_full[slot], warps);
-    init_barrier(memory.weights_empty[slot], warps);
+    init_barrier(memory.weights_full[slot], threads);
+    init_barrier(memory.weights_empty[slot], threads);
     init_barrier(memory.post_full[slot], 1);
-    init_barrier(memory.post_empty[slot], 2 * warps);
+    init_barrier(memory.post_empty[slot], 2 * threads);
   }
   ptx::barrier_init_fence();
 }

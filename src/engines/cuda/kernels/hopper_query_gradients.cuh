@@ -43,7 +43,6 @@ class QueryGradientsConsumer {
         return;
       }
       differentiate(post);
-      __syncwarp();
       release(offsetof(Memory, post_empty), position.slot);
       position.advance();
     }
@@ -320,10 +319,9 @@ class QueryGradientsConsumer {
     ptx::barrier_wait(shared_.of(offset, index), parity);
   }
 
+  // By every thread: each has read or written for itself.
   __device__ __forceinline__ void release(std::size_t offset, std::uint32_t index = 0) const {
-    if (lane() == 0) {
-      ptx::barrier_arrive(shared_.of(offset, index));
-    }
+    ptx::barrier_arrive(shared_.of(offset, index));
   }
 
   const HopperBackwardArguments& args_;
@@ -342,17 +340,17 @@ class QueryGradientsConsumer {
 
 template <class Memory>
 __device__ __forceinline__ void init_query_gradients_barriers(Memory& memory) {
-  constexpr int warps = 4 * Memory::consumers;
+  constexpr int threads = 128 * Memory::consumers;
   init_barrier(memory.queries_full, 1);
-  init_barrier(memory.queries_empty, warps);
+  init_barrier(memory.queries_empty, threads);
   init_barrier(memory.values_full, 1);
-  init_barrier(memory.values_empty, warps);
+  init_barrier(memory.values_empty, threads);
   for (int slot = 0; slot < Memory::stages; ++slot) {
     init_barrier(memory.keys_full[slot], 1);
-    init_barrier(memory.keys_empty[slot], warps + guard_warps);
+    init_barrier(memory.keys_empty[slot], threads + guard_threads);
     init_barrier(memory.checked[slot], guard_warps);
     init_barrier(memory.post_full[slot], 1);
-    init_barrier(memory.post_empty[slot], warps);
+    init_barrier(memory.post_empty[slot], threads);
   }
   ptx::barrier_init_fence();
 }

@@ -194,8 +194,8 @@ __device__ __forceinline__ void guard_keys(Memory& memory, int warp, int lane) {
       // Consumers wait at edges only; a phase that nobody waits for would look like a mistake.
       ptx::barrier_wait(shared.of(offsetof(Memory, checked), stage.slot), stage.parity ^ 1);
       ptx::barrier_arrive(shared.of(offsetof(Memory, checked), stage.slot));
-      ptx::barrier_arrive(shared.of(offsetof(Memory, keys_empty), stage.slot));  // so that no step passes unseen
     }
+    ptx::barrier_arrive(shared.of(offsetof(Memory, keys_empty), stage.slot));  // so that no step passes unseen
     stage.advance();
   }
 }
