@@ -41,7 +41,7 @@ class GpuCall(ctypes.Structure):
         ("dtype", ctypes.c_int),
         ("causal", ctypes.c_int),
         ("window_left", ctypes.c_int64),
-        ("softcap", ctypes.c_double),
+        *((name, ctypes.c_double) for name in ("softcap", "dropout")),
         *((name, ctypes.c_void_p) for name in ("slopes", "mask", "bias", "stream")),
         *((name, ctypes.c_void_p) for name in ("grad_out", "dq", "dk", "dv")),
     ]
@@ -72,7 +72,7 @@ class Headway:
             DTYPES[q.dtype],
             causal,
             window,
-            options.get("softcap", 0.0),
+            *(options.get(name, 0.0) for name in ("softcap", "dropout")),
             stream=torch.cuda.current_stream().cuda_stream,
             **tensors,
         )
@@ -277,6 +277,7 @@ def backward_option_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any
             "alibi": {"slopes": torch.rand(heads, device="cuda")},
             "mask": {"mask": matrix > -1.0},
             "bias": {"bias": matrix.to(torch.bfloat16)},
+            "dropout": {"dropout": 0.1},
         }
         for name, options in cases.items():
             if wanted(group, name):
@@ -303,6 +304,7 @@ def option_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
             "alibi": {"slopes": torch.rand(heads, device="cuda")},
             "mask": {"mask": matrix > -1.0},
             "bias": {"bias": matrix.to(torch.bfloat16)},
+            "dropout": {"dropout": 0.1},
         }
         for name, options in cases.items():
             if wanted(group, name):
@@ -319,6 +321,32 @@ def option_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
             tile = ours.tile  # type: ignore[attr-defined]
             work = work_of(q, visited_pairs(TOKENS, 1024, tile))
             rows.append(measure(group, f"window 1024, whole tiles of {tile[0]} x {tile[1]}", ours, {}, work))
+    return rows
+
+
+def shared_option_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
+    """Options that PyTorch's kernels have too."""
+    rows = []
+    for dim in (128, 64):
+        heads, length = WIDTH // dim, 4096
+        q, k, v = inputs(TOKENS // length, heads, heads, length, dim, torch.bfloat16)
+        grad_out, matrix = torch.randn_like(q), torch.randn(length, length, device="cuda")
+        group = f"options of both, hd{dim} s{length}"
+        mask, bias = matrix > -1.0, matrix.to(torch.bfloat16)
+        cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+            "mask": ({"mask": mask}, {"attn_mask": mask}),
+            "bias": ({"bias": bias}, {"attn_mask": bias}),
+            "dropout": ({"dropout": 0.1}, {"dropout_p": 0.1}),
+        }
+        for name, (own, theirs) in cases.items():
+            backends = FAST | {"efficient": SDPBackend.EFFICIENT_ATTENTION}
+            if wanted(group, name):
+                peers, work = peers_of(backends, peer, q, k, v, **theirs), work_of(q, pairs_of(length))
+                rows.append(measure(group, name, headway.call(q, k, v, **own), peers, work))
+                peers = peers_of(backends, peer_backward, q, k, v, grad_out, **theirs)
+                work = work_of(q, pairs_of(length), BACKWARD)
+                ours = headway.backward(q, k, v, grad_out, **own)
+                rows.append(measure(group, f"{name}, backward", ours, peers, work))
     return rows
 
 
@@ -387,6 +415,7 @@ def main() -> None:
     wanted = Wanted(arguments.rows)
     results = forward_rows(headway, wanted) + option_rows(headway, wanted) + decode_rows(headway, wanted)
     results += backward_rows(headway, wanted) + backward_option_rows(headway, wanted)
+    results += shared_option_rows(headway, wanted)
     if wanted("layer", ""):
         results += layer_rows(milliseconds, arguments.library)
     if arguments.rows:

@@ -17,6 +17,7 @@ struct GpuCall {
   int causal;                // bottom_right
   std::int64_t window_left;  // -1: none
   double softcap;            // 0: none
+  double dropout;
   const float* slopes;       // [H], or null
   const bool* mask;          // [Sq,Sk], or null
   const void* bias;          // [Sq,Sk] of dtype, or null
@@ -33,6 +34,8 @@ AttentionOptions options_of(const GpuCall& call, DType dtype, Device device) {
   if (call.causal != 0) options.causal = Causal::bottom_right;
   if (call.window_left >= 0) options.window = Window{call.window_left, 0};
   if (call.softcap > 0) options.softcap = call.softcap;
+  options.dropout = call.dropout;
+  if (call.dropout > 0) options.seed = 1;
   if (call.slopes) options.alibi_slopes = ConstTensorView(call.slopes, DType::f32, {call.heads}, device);
   if (call.mask) options.mask = ConstTensorView(call.mask, DType::b8, matrix, device);
   if (call.bias) options.bias = ConstTensorView(call.bias, dtype, matrix, device);

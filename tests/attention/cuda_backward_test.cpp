@@ -113,7 +113,7 @@ std::vector<OptionSet> single_kinds(const Shape& shape, DType dtype) {
     set.options.bias = set.keep(std::move(values));
   };
   std::vector<OptionSet> kinds;
-  for (const char* kind : {"mask", "bias", "bias with -inf", "softcap 1.5", "softcap 50", "alibi"})
+  for (const char* kind : {"mask", "bias", "bias with -inf", "softcap 1.5", "softcap 50", "alibi", "dropout"})
     for (const char* range : {"all keys", "bottom_right", "window"}) {
       Random random(17);
       const std::string name = kind;
@@ -124,6 +124,10 @@ std::vector<OptionSet> single_kinds(const Shape& shape, DType dtype) {
       if (name == "softcap 1.5") set.options.softcap = 1.5;
       if (name == "softcap 50") set.options.softcap = 50.0;
       if (name == "alibi") set.options.alibi_slopes = set.keep(normal({shape.heads}, DType::f32, random, 0.1));
+      if (name == "dropout") {
+        set.options.dropout = 0.3;
+        set.options.seed = 0xFEDCBA9876543210u;
+      }
       if (range == std::string("bottom_right")) set.options.causal = Causal::bottom_right;
       if (range == std::string("window")) {
         Tensor lens({shape.batch}, DType::i64);
@@ -323,7 +327,7 @@ void expect_nan_where(const Tensor& now, const Tensor& before, const char* what,
 
 // The pairs of a causal mask, by tile: NaN in grad_out reaches exactly the rows and features that it should.
 TEST_F(CudaBackward, carries_a_nan_exactly_where_it_belongs) {
-  enum class Also { nothing, mask, mask_in_pieces, bias, softcap, alibi };
+  enum class Also { nothing, mask, mask_in_pieces, bias, softcap, alibi, dropout };
   using enum Also;
   for (const auto& [dim, also] : {std::pair{64, nothing},
                                   {64, mask},
@@ -331,12 +335,15 @@ TEST_F(CudaBackward, carries_a_nan_exactly_where_it_belongs) {
                                   {64, bias},
                                   {64, softcap},
                                   {64, alibi},
+                                  {64, dropout},
                                   {128, mask_in_pieces},
                                   {128, bias},
                                   {128, softcap},
                                   {128, alibi},
+                                  {128, dropout},
                                   {256, nothing},
-                                  {256, mask}}) {
+                                  {256, mask},
+                                  {256, dropout}}) {
     SCOPED_TRACE(dim * 10 + static_cast<int>(also));
     const std::int64_t length = also == mask_in_pieces ? 304 : 300;
     const Shape shape{
@@ -349,6 +356,10 @@ TEST_F(CudaBackward, carries_a_nan_exactly_where_it_belongs) {
     if (also == bias) options.bias = zeros;
     if (also == softcap) options.softcap = 4.0;
     if (also == alibi) options.alibi_slopes = slope;
+    if (also == dropout) {
+      options.dropout = 0.5;  // 0 * NaN is NaN
+      options.seed = 8;
+    }
     const Call call = on_cuda(inputs, options);
     Tensor grad_out = grad_out_of(call);
     const Results results = call.run();

@@ -54,8 +54,7 @@ Tensor fetched(const Memory& memory, const Dims& sizes, DType dtype) {
 }
 
 // With equal scores and V the identity, out(i,j) is 0 exactly where (i,j) is dropped.
-std::vector<bool> kept(Engine engine, DType dtype, std::int64_t queries, double dropout) {
-  constexpr std::int64_t keys = 150;
+std::vector<bool> kept(Engine engine, DType dtype, std::int64_t queries, std::int64_t keys, double dropout) {
   const Tensor q({2, 4, queries, 8}, dtype), k({2, 2, keys, 8}, dtype);
   Tensor v({2, 2, keys, keys}, dtype), out({2, 4, queries, keys}, dtype);
   for (std::int64_t j = 0; j < keys; ++j)
@@ -69,9 +68,10 @@ std::vector<bool> kept(Engine engine, DType dtype, std::int64_t queries, double 
 TEST_F(CudaEngine, drops_exactly_what_the_cpu_engine_drops) {
   for (DType dtype : float_types)
     for (std::int64_t queries : {1, 70})
-      for (double dropout : {0.1, 0.6})
-        EXPECT_EQ(kept(Engine::cuda, dtype, queries, dropout), kept(Engine::cpu, dtype, queries, dropout))
-            << name(dtype) << ' ' << queries << ' ' << dropout;
+      for (std::int64_t keys : {50, 128, 150})  // as many features, so kernels of three widths
+        for (double dropout : {0.1, 0.6, 1e-11, 1.0})
+          EXPECT_EQ(kept(Engine::cuda, dtype, queries, keys, dropout), kept(Engine::cpu, dtype, queries, keys, dropout))
+              << name(dtype) << ' ' << queries << ' ' << keys << ' ' << dropout;
 }
 
 TEST_F(CudaEngine, gives_the_same_bits_a_thousand_times) {

@@ -1,9 +1,10 @@
 // Dropout: the generator against its published vectors, and the mask as a pure function of (seed, b, h, i, j).
+#include "core/dropout.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "core/philox.h"
 #include "support/inputs.h"
 
 namespace headway::test {
@@ -32,6 +33,14 @@ TEST(Philox, gives_the_published_answers) {
     EXPECT_EQ(philox(known.counter, known.key), known.answer) << "the oracle's";
     const std::uint64_t key = known.key[0] | std::uint64_t{known.key[1]} << 32;
     EXPECT_EQ(Philox4x32::words(known.counter, key), known.answer) << "the library's";
+  }
+}
+
+TEST(Philox, gives_the_same_answers_in_parts_of_row_and_keys) {
+  for (const KnownAnswer& known : known_answers) {
+    const auto keys = Philox4x32::schedule(known.key[0] | std::uint64_t{known.key[1]} << 32);
+    const auto [quad, i, h, b] = known.counter;
+    EXPECT_EQ(QuadDraw::of(keys, quad, h, b).words(keys, RowDraw::of(keys, i, h)), known.answer);
   }
 }
 

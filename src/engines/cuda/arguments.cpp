@@ -95,7 +95,7 @@ Arguments arguments_of(const Problem& problem) {
   result.mask = matrix_or_none(problem.mask);
   result.slopes = per_head_or_none(problem.alibi_slopes);
   result.sinks = per_head_or_none(problem.sinks);
-  result.dropout = {problem.dropout.seed, problem.dropout.threshold, problem.dropout.kept_scale,
+  result.dropout = {Philox4x32::schedule(problem.dropout.seed), problem.dropout.threshold, problem.dropout.kept_scale,
                     problem.dropout.active()};
   return result;
 }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/philox.h"
 #include "core/range_rule.h"
 #include "headway/dtype.h"
 
@@ -38,7 +39,7 @@ struct Lengths {
 };
 
 struct DropoutArguments {
-  std::uint64_t seed = 0;
+  Philox4x32::Schedule keys{};
   std::uint64_t threshold = 0;  // see core/dropout.h
   double kept_scale = 1.0;
   bool active = false;

@@ -1,8 +1,9 @@
-// Dropout on the device: core/philox.h with the counter layout of core/dropout.h.
+// Dropout on the device: the counters of core/dropout.h.
 #pragma once
 
-#include "core/philox.h"
+#include "core/dropout.h"
 #include "engines/cuda/arguments.h"
+#include "engines/cuda/ptx/carry.cuh"
 
 namespace headway::cuda {
 
@@ -11,7 +12,7 @@ __device__ inline Philox4x32::Counter dropout_words(const DropoutArguments& drop
                                                     std::int64_t i, std::int64_t quad) {
   return Philox4x32::words({static_cast<std::uint32_t>(quad), static_cast<std::uint32_t>(i),
                             static_cast<std::uint32_t>(h), static_cast<std::uint32_t>(b)},
-                           dropout.seed);
+                           dropout.keys);
 }
 
 __device__ inline bool is_kept(const DropoutArguments& dropout, std::uint32_t word) {
@@ -26,5 +27,27 @@ __device__ inline bool is_kept(const DropoutArguments& dropout, std::int64_t b, 
   const std::uint32_t high = (j & 1) != 0 ? words[3] : words[2];
   return is_kept(dropout, (j & 2) != 0 ? high : low);
 }
+
+// Which of four keys are kept, for up to eight draws in turn.
+class KeptBytes {
+ public:
+  __device__ __forceinline__ void add(const DropoutArguments& dropout, const Philox4x32::Counter& words) {
+    const auto missing = static_cast<std::uint32_t>(-dropout.threshold);  // in words that are not kept
+#pragma unroll
+    for (int key = 0; key < 4; ++key) {
+      bits_[key] = ptx::shift_in_carry(bits_[key], words[key], missing);
+    }
+  }
+
+  // A byte for each key, the first draw in its highest bit.
+  template <int draws>
+  __device__ __forceinline__ std::uint32_t bytes(const DropoutArguments& dropout) const {
+    const std::uint32_t bytes = (bits_[0] | bits_[1] << 8 | bits_[2] << 16 | bits_[3] << 24) << (8 - draws);
+    return dropout.threshold == 0 ? ~0u : bytes;  // where 2^32 words are missing, which is no sum's addend
+  }
+
+ private:
+  std::uint32_t bits_[4] = {0, 0, 0, 0};
+};
 
 }  // namespace headway::cuda

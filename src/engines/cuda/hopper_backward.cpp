@@ -42,8 +42,8 @@ bool bias_in_pairs(const Problem& problem) {
 // The kernel for one modifier by itself, if that is what a call has and it is such that the kernel takes it.
 std::optional<HopperBackwardVariant> single_variant(const Problem& problem) {
   const int modifiers = int{problem.softcap.has_value()} + int{problem.alibi_slopes.has_value()} +
-                        int{problem.mask.has_value()} + int{problem.bias.has_value()};
-  if (modifiers != 1 || problem.dropout.active() || has_own_ends(problem) || has_two_kernels(problem)) {
+                        int{problem.mask.has_value()} + int{problem.bias.has_value()} + int{problem.dropout.active()};
+  if (modifiers != 1 || has_own_ends(problem) || has_two_kernels(problem)) {
     return std::nullopt;
   }
   using enum HopperBackwardVariant;
@@ -55,6 +55,9 @@ std::optional<HopperBackwardVariant> single_variant(const Problem& problem) {
   }
   if (problem.alibi_slopes) {
     return sloped;
+  }
+  if (problem.dropout.active()) {
+    return dropped;
   }
   if (problem.mask) {
     return mask_in_pieces(problem) ? std::optional(bit_masked) : std::nullopt;
@@ -81,6 +84,7 @@ const char* name_of(HopperBackwardVariant variant) {
   switch (variant) {
     case capped: return "hopper_backward (softcap)";
     case sloped: return "hopper_backward (ALiBi)";
+    case dropped: return "hopper_backward (dropout)";
     case modified: return "hopper_backward (modified scores)";
     case bit_masked: return "hopper_backward (mask)";
     case biased: return "hopper_backward (bias)";

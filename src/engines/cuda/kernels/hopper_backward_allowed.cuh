@@ -1,5 +1,5 @@
-// Which pairs of a thread are allowed, in a form that costs little for each pair: packed weights and score gradients
-// are cut down to the allowed ones by an AND, whatever was computed for the others (NaN too). Elements as in
+// Which pairs of a thread are allowed, or kept by dropout, in a form that costs little for each pair: packed weights
+// and score gradients are cut down to those by an AND, whatever was computed for the others (NaN too). Elements as in
 // hopper_backward_pairs.cuh.
 #pragma once
 
@@ -27,6 +27,21 @@ struct AllowedPairs {
   __device__ __forceinline__ std::uint32_t halves(int x) const {
     const std::uint32_t shifted = words[x / 16] << (x % 16 / 2);
     return x % 2 == 0 ? ptx::signs_of_bytes<0, 2>(shifted) : ptx::signs_of_bytes<1, 3>(shifted);
+  }
+
+  __device__ __forceinline__ bool get(int element) const {
+    const int byte = element % 2 * 2 + element / 2 % 2;
+    return (words[element / 32] >> (8 * byte + 7 - element % 32 / 4) & 1) != 0;
+  }
+
+  // A number where an element is allowed, else 0.
+  __device__ __forceinline__ float or_zero(int element, float number) const {
+    const std::uint32_t shifted = words[element / 32] << (element % 32 / 4);
+    const std::uint32_t ones = element % 4 == 0   ? ptx::signs_of_bytes<0, 0>(shifted)
+                               : element % 4 == 1 ? ptx::signs_of_bytes<2, 2>(shifted)
+                               : element % 4 == 2 ? ptx::signs_of_bytes<1, 1>(shifted)
+                                                  : ptx::signs_of_bytes<3, 3>(shifted);
+    return __uint_as_float(__float_as_uint(number) & ones);
   }
 
   // Of packed elements 2 x and 2 x + 1, those whose halves are ones.
@@ -59,6 +74,26 @@ struct AllowedPairs {
     }
   }
 };
+
+// What dropout keeps. One draw covers four keys, and four lanes hold them: each draws for one of the four (row, column)
+// pairs that they have in a group of columns, and hands each of the others its bits.
+template <int count>
+__device__ __forceinline__ void draw_kept(const DropoutArguments& dropout, const BackwardPairs& pairs, int lane,
+                                          AllowedPairs<count>& kept) {
+  const int row = lane / 4 % 2, column = lane / 8 % 2;
+  const QuadDraw keys = QuadDraw::of(dropout.keys, (pairs.first_key + 8 * row) / 4, pairs.head, pairs.batch);
+#pragma unroll
+  for (int w = 0; w < count / 32; ++w) {
+    KeptBytes own;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const int query = pairs.first_query + 64 * w + 8 * j + column;
+      own.add(dropout, keys.words(dropout.keys, RowDraw::of(dropout.keys, query, pairs.head)));
+    }
+    kept.words[w] = ptx::transposed_bytes(own.bytes<8>(dropout), lane);
+  }
+  kept.all = false;
+}
 
 // A mask whose rows can be read in pieces: of each 64 queries a lane reads 16 keys of two, and hands their bits to the
 // lanes that have them.

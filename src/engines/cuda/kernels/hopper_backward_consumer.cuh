@@ -99,6 +99,7 @@ class HopperBackwardConsumer {
     if constexpr (Single::loads_ahead) {
       if ((flags & BackwardStep::first) != 0) {
         single_.load(args_, post, own);
+        draw_ahead(false);
       }
     }
     float4 lse[masked ? 1 : parts_ahead * part_blocks];
@@ -166,6 +167,15 @@ class HopperBackwardConsumer {
     }
   }
 
+  // What dropout keeps in the next step, while the sums' products run.
+  __device__ __forceinline__ void draw_ahead(bool last) {
+    if constexpr (Single::drops) {
+      if (!last) {
+        single_.draw(args_);
+      }
+    }
+  }
+
   // P and dS, and with them dV: from S, while dP runs. `lse` is of the parts ahead.
   template <int blocks>
   __device__ __forceinline__ void work_in_parts(const BackwardPost& post, std::uint32_t slot, std::uint32_t group,
@@ -210,6 +220,12 @@ class HopperBackwardConsumer {
       if constexpr (single) {
         forbid_pairs<4 * part_blocks>(4 * part_blocks * part, weights_);
       }
+      if constexpr (Single::drops) {
+#pragma unroll
+        for (int x = 4 * part_blocks * part; x < 4 * part_blocks * (part + 1); ++x) {
+          weights_[x] &= single_.kept.halves(x);
+        }
+      }
       add_value_gradients(slot, part);
       if constexpr (!late_gradients) {
         if (part == 0) {
@@ -235,6 +251,7 @@ class HopperBackwardConsumer {
     float query_gradients[tile.gradient_numbers() / 256];
     multiply_query_gradients(slot, group, query_gradients);
     add_key_gradients(slot, group);
+    draw_ahead(last);
     ptx::barrier_wait(shared_.of(offsetof(Memory, gradients_empty), slot), parity ^ 1);
     ptx::wgmma_wait<1>();
     ptx::touch(query_gradients);
@@ -369,7 +386,7 @@ class HopperBackwardConsumer {
 
   // dS = P (dP - delta) of a part, rounded, to shared memory as [keys][queries]. Each 16 queries are stored while the
   // next ones are computed.
-  __device__ __forceinline__ void make_score_gradients(std::uint32_t slot, bool edge, const PairBits<pairs>& kept,
+  __device__ __forceinline__ void make_score_gradients(std::uint32_t slot, bool edge, const AllowedPairs<pairs>& kept,
                                                        const float4 (&delta)[part_blocks], int part) {
 #pragma unroll
     for (int k = part * part_blocks; k < (part + 1) * part_blocks; ++k) {
@@ -378,12 +395,17 @@ class HopperBackwardConsumer {
       for (int e = 0; e < 8; ++e) {
         const float weight = scores_[8 * k + e];
         float upstream = weight_gradients_[8 * k + e];
-        if constexpr (modified) {
-          if (args_.dropout.active) {
-            upstream = kept.get(8 * k + e) ? upstream * args_.kept : 0.0f;
+        const float own_delta = of_column(delta[k % part_blocks], e);
+        if constexpr (Single::drops) {
+          gradients[e] = weight * fmaf(upstream, single_.kept.or_zero(8 * k + e, args_.kept), -own_delta);
+        } else {
+          if constexpr (modified) {
+            if (args_.dropout.active) {
+              upstream *= kept.or_zero(8 * k + e, args_.kept);
+            }
           }
+          gradients[e] = weight * (upstream - own_delta);
         }
-        gradients[e] = weight * (upstream - of_column(delta[k % part_blocks], e));
         if constexpr (modified) {
           gradients[e] = edge && weight == 0.0f ? 0.0f : gradients[e];
         }
@@ -444,7 +466,7 @@ class HopperBackwardConsumer {
 
   __device__ __forceinline__ void store(const BackwardPost& post) {
     const float scale = static_cast<float>(args_.scale);
-    const float kept = modified ? args_.kept : 1.0f;
+    const float kept = modified || Single::drops ? args_.kept : 1.0f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int key = post.key_tile * backward_keys + thread_ / 32 * 16 + lane() / 4 + 8 * r;

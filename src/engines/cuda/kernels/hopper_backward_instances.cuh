@@ -20,6 +20,7 @@ HopperBackwardKernel hopper_backward_instance(DType dtype, HopperBackwardVariant
   switch (variant) {
     case capped: return hopper_backward_instance<head_dim, capped>(dtype);
     case sloped: return hopper_backward_instance<head_dim, sloped>(dtype);
+    case dropped: return hopper_backward_instance<head_dim, dropped>(dtype);
     case modified: return hopper_backward_instance<head_dim, modified>(dtype);
     case bit_masked: return hopper_backward_instance<head_dim, bit_masked>(dtype);
     case biased: return hopper_backward_instance<head_dim, biased>(dtype);

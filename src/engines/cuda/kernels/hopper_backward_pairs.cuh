@@ -183,23 +183,4 @@ __device__ __forceinline__ void load_bias_pairs(const Matrix& bias, const Backwa
   }
 }
 
-// One draw covers four keys, and four lanes hold them: each draws for one of the four (row, column) pairs that they
-// have in a group of columns, and hands each of the others its word.
-template <int count>
-__device__ __forceinline__ void draw_kept(const DropoutArguments& dropout, const BackwardPairs& pairs, int lane,
-                                          PairBits<count>& kept) {
-  const int own = lane / 4 % 4;
-  const int quad = (pairs.first_key + (own / 2) * 8) / 4;
-#pragma unroll
-  for (int j = 0; j < count / 4; ++j) {
-    auto drawn = dropout_words(dropout, pairs.batch, pairs.head, pairs.first_query + 8 * j + own % 2, quad);
-    std::uint32_t words[4] = {drawn[0], drawn[1], drawn[2], drawn[3]};
-    transpose_quad<4>(words, own);
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      kept.clear(4 * j + e, !is_kept(dropout, words[e]));
-    }
-  }
-}
-
 }  // namespace headway::cuda

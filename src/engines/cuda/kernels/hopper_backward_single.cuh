@@ -1,6 +1,6 @@
-// One modifier by itself, on the way from products to weights: softcap, ALiBi, a mask or a bias, each with the range
-// rule. What every pair would pay for all the others (hopper_backward_weights.cuh) is left out, and what lies in memory
-// is loaded a step ahead.
+// One modifier by itself, on the way from products to weights: softcap, ALiBi, a mask, a bias or dropout, each with the
+// range rule. What every pair would pay for all the others (hopper_backward_weights.cuh) is left out, and what lies in
+// memory is loaded a step ahead.
 //
 // A consumer calls, for each step:
 //   load     ahead, if loads_ahead is set: issues loads, into the room of its WarpTile if stages is set
@@ -8,6 +8,7 @@
 //   look     when they are there
 //   weigh    of 16 queries: weights in place of products. Where caps is set they are packed too, since dS takes others
 //            than dV
+//   draw     what dropout keeps, if drops is set, of the step that was loaded last
 #pragma once
 
 #include "engines/cuda/kernels/hopper_backward_allowed.cuh"
@@ -35,13 +36,13 @@ struct WarpTile {
 // Without a modifier of its own.
 template <class Half, int count, HopperBackwardVariant variant>
 struct SingleModifier {
-  static constexpr bool exists = false, loads_ahead = false, stages = false, caps = false;
+  static constexpr bool exists = false, loads_ahead = false, stages = false, caps = false, drops = false;
 };
 
 // What those have in common that need no more than this.
 template <int count>
 struct SingleBase {
-  static constexpr bool exists = true, loads_ahead = true, stages = false, caps = false;
+  static constexpr bool exists = true, loads_ahead = true, stages = false, caps = false, drops = false;
 
   __device__ __forceinline__ void look(const HopperBackwardArguments&, const float (&)[count]) {}
 
@@ -133,6 +134,39 @@ struct SingleModifier<Half, count, HopperBackwardVariant::sloped> : SingleBase<c
  private:
   float alibi;     // times log2(e), and negative
   float distance;  // from the thread's first query to its first key
+};
+
+template <class Half, int count>
+struct SingleModifier<Half, count, HopperBackwardVariant::dropped> : SingleBase<count> {
+  static constexpr bool drops = true;
+
+  __device__ __forceinline__ void load(const HopperBackwardArguments&, const BackwardPost&, const WarpTile& tile) {
+    next = tile.pairs;
+    lane = tile.lane;
+  }
+
+  __device__ __forceinline__ void draw(const HopperBackwardArguments& args) {
+    draw_kept(args.dropout, next, lane, kept);
+  }
+
+  __device__ __forceinline__ void prepare(const HopperBackwardArguments&, const BackwardPost& post,
+                                          const WarpTile& tile, bool cut, AllowedPairs<count>& allowed) {
+    this->begin_allowed(post, tile.pairs, cut, allowed);
+  }
+
+  __device__ __forceinline__ void weigh(const HopperBackwardArguments& args, const WarpTile&, const float4& lse, int k,
+                                        float (&scores)[count], std::uint32_t (&)[count / 2], AllowedPairs<count>&) {
+#pragma unroll
+    for (int e = 8 * k; e < 8 * k + 8; ++e) {
+      scores[e] = ptx::exp2_fast(fmaf(scores[e], args.weight_unit, -of_column(lse, e % 8)));
+    }
+  }
+
+  AllowedPairs<count> kept;
+
+ private:
+  BackwardPairs next;
+  int lane;
 };
 
 // Masks and biases make a weight by the same steps as hopper_backward_weights.cuh: a pair that is forbidden by one or

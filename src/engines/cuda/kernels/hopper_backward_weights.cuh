@@ -2,7 +2,7 @@
 // are keys and columns queries, as in hopper_backward_pairs.cuh.
 #pragma once
 
-#include "engines/cuda/kernels/hopper_backward_pairs.cuh"
+#include "engines/cuda/kernels/hopper_backward_allowed.cuh"
 #include "engines/cuda/kernels/hopper_modifiers.cuh"
 
 namespace headway::cuda {
@@ -78,7 +78,8 @@ struct ScoreModifiers {
   float alibi;
   float distance;  // from the thread's first query to its first key
   bool edge;       // some pair is forbidden
-  PairBits<count> allowed, kept;
+  PairBits<count> allowed;
+  AllowedPairs<count> kept;
   float bias[biases];
 };
 
@@ -129,7 +130,6 @@ __device__ __forceinline__ void find_modifiers(const HopperBackwardArguments& ar
   modifiers.edge = edge;
   find_allowed<masked>(args, post, own, edge, lane, modifiers.allowed, modifiers.bias);
   if (args.dropout.active) {
-    modifiers.kept.set_all();
     draw_kept(args.dropout, own, lane, modifiers.kept);
   }
 }
@@ -169,7 +169,7 @@ __device__ __forceinline__ void make_modified_weights(const HopperBackwardArgume
     const bool forbidden = modifiers.edge && !modifiers.allowed.get(element);
     taken[e] = forbidden ? 0.0f : taken[e];
     score = forbidden ? 0.0f : taken[e] * slope;
-    taken[e] = args.dropout.active && !modifiers.kept.get(element) ? 0.0f : taken[e];
+    taken[e] = args.dropout.active ? modifiers.kept.or_zero(element, taken[e]) : taken[e];
   }
 #pragma unroll
   for (int x = 0; x < 4; ++x) {

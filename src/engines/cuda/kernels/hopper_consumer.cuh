@@ -14,6 +14,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
   using Base::begun_;
   using Base::blocks_;
   using Base::careful_;
+  using Base::draw_kept;
   using Base::drops;
   using Base::finish;
   using Base::finish_values;
@@ -127,6 +128,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
         return;
       }
       begin_tile();
+      draw_kept(work, blocks_.last - 1);
       ptx::wgmma_wait<0>();
       ptx::touch(scores_);
     }
@@ -146,7 +148,13 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
 
   __device__ __forceinline__ void later_blocks(const HopperWork& work) {
     if constexpr (drops) {
-      walk<Change::any, Edge::perhaps>(work);
+      const bool alone =
+          args_.cap == 0.0f && args_.slopes.data == nullptr && !args_.multiply && !args_.masks_anywhere();
+      if (alone) {
+        walk<Change::none>(work);
+      } else {
+        walk<Change::any, Edge::perhaps>(work);
+      }
     } else if constexpr (masked) {
       const bool alone = args_.cap == 0.0f && args_.slopes.data == nullptr;
       if (alone && args_.bias.data == nullptr) {
@@ -230,7 +238,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     softmax_.bases_in_log2(scores_, bases);
     softmax_.exponentials(scores_, 0, older[0], bases[0]);
     softmax_.exponentials(scores_, 1, older[1], bases[1]);
-    pack_weights(work, blocks_.last - 1);
+    pack_weights();
   }
 
   // Scores of block n, output of block n + 1, softmax of block n.
@@ -258,6 +266,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     }
     release(offsetof(Memory, empty), keys_.slot);
     keys_.advance(2);
+    draw_kept(work, n);
     if constexpr (edge == Edge::no && change == Change::softcap) {
       finish_capped_step(work, n);
       return;
@@ -283,7 +292,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
       softmax_.exponentials(scores_, 1, older[1], softmax_.base(1, this->template rest<change>(1)) - softmax_.shift);
       finish_values();
     }
-    pack_weights(work, n);
+    pack_weights();
     rescale_rows(out_, older);
   }
 
@@ -312,7 +321,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
       if constexpr (!tile.pinned_maximum) {
         finish_values();
       }
-      pack_weights(work, n);
+      pack_weights();
       if constexpr (raises) {
         rescale_rows(out_, older);
       }

@@ -190,13 +190,20 @@ class ConsumerParts {
     });
   }
 
-  __device__ __forceinline__ void pack_weights(const HopperWork& work, int n) {
+  // Which weights of block n dropout keeps.
+  __device__ __forceinline__ void draw_kept(const HopperWork& work, int n) {
     if constexpr (drops) {
-      drop_weights(args_, work, tile_row_, n * tile.keys, quad_lane_, scores_);
+      kept_.draw(args_.dropout, work.batch, work.head, work.row + tile_row_, n * tile.keys, quad_lane_);
     }
+  }
+
+  __device__ __forceinline__ void pack_weights() {
 #pragma unroll
     for (int k = 0; k < tile.keys / 4; ++k) {
       weights_[k] = ptx::packed_pair<Half>(scores_[2 * k], scores_[2 * k + 1]);
+      if constexpr (drops) {
+        weights_[k] &= kept_.halves(k);
+      }
     }
   }
 
@@ -352,6 +359,7 @@ class ConsumerParts {
   float slope_;
   float rest_[2] = {0.0f, 0.0f};
   std::uint32_t mask_bits_[2];
+  KeptWeights<tile.keys / 2> kept_;
 
   HopperBlocks blocks_;
   Position keys_, values_;

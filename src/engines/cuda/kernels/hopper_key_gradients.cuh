@@ -266,7 +266,7 @@ class ScoreConsumer : KeyGradientsConsumer<Half, variant> {
     steps_ = ptx::kept(steps_);
     const std::uint32_t slot = this->slot(), parity = this->parity();
     const bool edge = this->is_edge();
-    PairBits<pairs> kept;
+    AllowedPairs<pairs> kept;
     weigh(post, edge, kept);
     this->wait(offsetof(Memory, weights_empty), slot, parity ^ 1);
     hand_over(slot, kept);
@@ -298,7 +298,7 @@ class ScoreConsumer : KeyGradientsConsumer<Half, variant> {
     return {post.batch, at.head, post.key_tile * tile.keys + thread / 32 * 16 + lane / 4, at.row + 2 * (lane & 3)};
   }
 
-  __device__ __forceinline__ void weigh(const BackwardPost& post, bool edge, PairBits<pairs>& kept) {
+  __device__ __forceinline__ void weigh(const BackwardPost& post, bool edge, AllowedPairs<pairs>& kept) {
     const std::uint32_t lse = shared_.of(offsetof(Memory, lse), this->slot(), tile.queries * 4);
     const BackwardPairs own = own_pairs(post);
     if constexpr (Base::modified) {
@@ -324,7 +324,7 @@ class ScoreConsumer : KeyGradientsConsumer<Half, variant> {
   }
 
   // Weights are never negative: the sign says what dropout does.
-  __device__ __forceinline__ void hand_over(std::uint32_t slot, const PairBits<pairs>& kept) {
+  __device__ __forceinline__ void hand_over(std::uint32_t slot, const AllowedPairs<pairs>& kept) {
     if (Base::modified && args_.dropout.active) {
 #pragma unroll
       for (int e = 0; e < pairs; ++e) {
@@ -415,7 +415,7 @@ class GradientConsumer : KeyGradientsConsumer<Half, variant> {
       for (int e = 0; e < 8; ++e) {
         float upstream = upstream_[8 * k + e];
         if constexpr (Base::modified) {
-          upstream = signbit(weights[e]) ? 0.0f : upstream * kept;
+          upstream *= signbit(weights[e]) ? 0.0f : kept;
         }
         const float weight = Base::modified ? fabsf(weights[e]) : weights[e];
         gradients[e] = weight * (upstream - of_column(delta, e));

@@ -6,6 +6,7 @@
 #include "engines/cuda/elements.cuh"
 #include "engines/cuda/kernels/hopper_shared.cuh"
 #include "engines/cuda/kernels/hopper_softmax.cuh"
+#include "engines/cuda/ptx/bytes.cuh"
 
 namespace headway::cuda {
 
@@ -140,32 +141,50 @@ __device__ __forceinline__ void scale_scores(const HopperArguments& args, float 
 
 // ---- Dropout ----
 
-// visit(element, whether its weight is kept), for all. One draw covers four keys, and two lanes of a quad share them:
-// the even lane draws for the first row, the odd one for the second, and each hands over the half that the other needs.
-template <int count, int together = count / 4, class Visit>
-__device__ __forceinline__ void for_kept(const DropoutArguments& dropout, int batch, int head, int row, int first_key,
-                                         int quad_lane, const Visit& visit) {
-  const bool odd = quad_lane & 1;
-  const int drawn_row = row + (odd ? 8 : 0);
-#pragma unroll together
-  for (int j = 0; j < count / 4; ++j) {
-    const auto words = dropout_words(dropout, batch, head, drawn_row, (first_key + 8 * j) / 4 + quad_lane / 2);
-    const std::uint32_t received_0 = __shfl_xor_sync(~0u, odd ? words[0] : words[2], 1);
-    const std::uint32_t received_1 = __shfl_xor_sync(~0u, odd ? words[1] : words[3], 1);
-    const std::uint32_t drawn[4] = {odd ? received_0 : words[0], odd ? received_1 : words[1],
-                                    odd ? words[2] : received_0, odd ? words[3] : received_1};
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      visit(4 * j + e, is_kept(dropout, drawn[e]));
-    }
-  }
-}
-
+// Which of a thread's weights of a block are kept: of the two words one is for even groups of eight keys, one for odd.
+// Column c of row r has byte 2 r + c, and there group j the highest bit but j / 2.
 template <int count>
-__device__ __forceinline__ void drop_weights(const HopperArguments& args, const HopperWork& work, int tile_row,
-                                             int first_key, int quad_lane, float (&weights)[count]) {
-  for_kept<count>(args.dropout, work.batch, work.head, work.row + tile_row, first_key, quad_lane,
-                  [&](int e, bool kept) { weights[e] = kept ? weights[e] : 0.0f; });
-}
+class KeptWeights {
+ public:
+  // One draw covers four keys, and two lanes of a quad share them: the even lane draws even groups, the odd one odd
+  // groups, both rows of each, and hands over the half that the other needs.
+  __device__ __forceinline__ void draw(const DropoutArguments& dropout, int batch, int head, int row, int first_key,
+                                       int quad_lane) {
+    static_assert(count % 8 == 0 && count <= 64);
+    const bool odd = quad_lane & 1;
+    const RowDraw rows[2] = {RowDraw::of(dropout.keys, row, head), RowDraw::of(dropout.keys, row + 8, head)};
+    KeptBytes kept[2];
+#pragma unroll
+    for (int j = 0; j < count / 4; j += 2) {
+      const int quad = first_key / 4 + 2 * (j + (odd ? 1 : 0)) + quad_lane / 2;
+      const QuadDraw keys = QuadDraw::of(dropout.keys, quad, head, batch);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        kept[r].add(dropout, keys.words(dropout.keys, rows[r]));
+      }
+    }
+    constexpr int low_halves = 0x5410, high_halves = 0x7632;
+    const std::uint32_t bytes[2] = {kept[0].template bytes<count / 8>(dropout),
+                                    kept[1].template bytes<count / 8>(dropout)};
+    const std::uint32_t own = __byte_perm(bytes[0], bytes[1], odd ? high_halves : low_halves);
+    const std::uint32_t other = __byte_perm(bytes[0], bytes[1], odd ? low_halves : high_halves);
+    const std::uint32_t received = __shfl_xor_sync(~0u, other, 1);
+    words_[0] = odd ? received : own;
+    words_[1] = odd ? own : received;
+  }
+
+  // Ones in the halves of packed weights 2 x and 2 x + 1 that are kept.
+  __device__ __forceinline__ std::uint32_t halves(int x) const {
+    const std::uint32_t shifted = words_[x / 2 % 2] << (x / 4);
+    return x % 2 == 0 ? ptx::signs_of_bytes<0, 1>(shifted) : ptx::signs_of_bytes<2, 3>(shifted);
+  }
+
+  __device__ __forceinline__ bool get(int element) const {
+    return (words_[element / 4 % 2] >> (8 * (element % 4) + 7 - element / 8) & 1) != 0;
+  }
+
+ private:
+  std::uint32_t words_[2];
+};
 
 }  // namespace headway::cuda

@@ -149,7 +149,7 @@ class QueryGradientsConsumer {
     const QueryGradientsStep at = memory_.steps[slot];
     edge_ = masked || (__shfl_sync(~0u, at.edges, 0) >> group_ & 1) != 0;
     const int column = at.key_tile * tile.keys + 2 * (lane() & 3);
-    PairBits<pairs> kept;
+    KeptWeights<pairs> kept;
     weigh(post, column, kept);
     if constexpr (modified) {  // which needs the registers of dP before
       multiply_upstream();
@@ -220,7 +220,7 @@ class QueryGradientsConsumer {
   }
 
   // Waits for the scores, which become weights, 0 where forbidden; with softcap times its slope.
-  __device__ __forceinline__ void weigh(const QueryGradientsPost& post, int column, PairBits<pairs>& kept) {
+  __device__ __forceinline__ void weigh(const QueryGradientsPost& post, int column, KeptWeights<pairs>& kept) {
     if constexpr (modified) {
       weigh_modified(post, column, kept);
     } else {
@@ -239,11 +239,10 @@ class QueryGradientsConsumer {
     }
   }
 
-  __device__ __forceinline__ void weigh_modified(const QueryGradientsPost& post, int column, PairBits<pairs>& kept) {
+  __device__ __forceinline__ void weigh_modified(const QueryGradientsPost& post, int column, KeptWeights<pairs>& kept) {
     const BackwardPairs own{post.batch, post.head, column, first_row(post)};
     PairBits<pairs> allowed;
     allowed.set_all();
-    kept.set_all();
     float bias[masked ? pairs : 1];
     if (edge_) {
 #pragma unroll
@@ -261,8 +260,7 @@ class QueryGradientsConsumer {
     }
     if (args_.dropout.active) {
       const int quad_lane = lane() & 3;
-      for_kept<pairs, 1>(args_.dropout, post.batch, post.head, own.first_query, column - 2 * quad_lane, quad_lane,
-                         [&](int e, bool keep) { kept.clear(e, !keep); });
+      kept.draw(args_.dropout, post.batch, post.head, own.first_query, column - 2 * quad_lane, quad_lane);
     }
     ptx::wgmma_wait<0>();
     ptx::touch(scores_);
@@ -282,13 +280,13 @@ class QueryGradientsConsumer {
   }
 
   // dS = P (dP - delta), 0 where P is 0 at an edge: whatever comes from upstream.
-  __device__ __forceinline__ void make_score_gradients(const PairBits<pairs>& kept) {
+  __device__ __forceinline__ void make_score_gradients(const KeptWeights<pairs>& kept) {
     const float kept_scale = modified ? args_.kept : 1.0f;  // 1 without dropout
 #pragma unroll
     for (int e = 0; e < pairs; ++e) {
       float upstream = upstream_[e];
       if constexpr (modified) {
-        upstream = kept.get(e) ? upstream * kept_scale : 0.0f;
+        upstream *= args_.dropout.active && !kept.get(e) ? 0.0f : kept_scale;
       }
       const float gradient = scores_[e] * (upstream - delta_[e / 2 % 2]);
       upstream_[e] = edge_ && scores_[e] == 0.0f ? 0.0f : gradient;

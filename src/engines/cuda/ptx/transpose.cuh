@@ -12,4 +12,12 @@ __device__ __forceinline__ std::uint32_t transposed(std::uint32_t pair) {
   return result;
 }
 
+// A 4 x 4 matrix of bytes, a row in each of the lanes that differ in bits 2 and 3: the lane's column instead.
+__device__ __forceinline__ std::uint32_t transposed_bytes(std::uint32_t row, int lane) {
+  const std::uint32_t near = __shfl_xor_sync(~0u, row, 4);
+  const std::uint32_t pairs = __byte_perm(row, near, (lane & 4) == 0 ? 0x6240 : 0x3715);
+  const std::uint32_t far = __shfl_xor_sync(~0u, pairs, 8);
+  return __byte_perm(pairs, far, (lane & 8) == 0 ? 0x5410 : 0x3276);
+}
+
 }  // namespace headway::cuda::ptx
