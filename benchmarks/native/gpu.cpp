@@ -18,9 +18,9 @@ struct GpuCall {
   std::int64_t window_left;  // -1: none
   double softcap;            // 0: none
   double dropout;
-  const float* slopes;       // [H], or null
-  const bool* mask;          // [Sq,Sk], or null
-  const void* bias;          // [Sq,Sk] of dtype, or null
+  const float* slopes;  // [H], or null
+  const bool* mask;     // [Sq,Sk], or null
+  const void* bias;     // [Sq,Sk] of dtype, or null
   void* stream;
   const void* grad_out;  // of dtype; null: forward
   void *dq, *dk, *dv;

@@ -32,8 +32,8 @@ struct Dropout {
   }
 };
 
-// The words of many pairs with rows and keys in common. Before the third round a counter's words depend on its row or
-// on its four keys alone: what each of them adds is found once, and 15 of 20 multiplications are left for a pair.
+// For many pairs with rows and keys in common: before the third round a counter's words depend on its row or on its
+// four keys alone. What each of them adds is found once, and 15 of 20 multiplications are left for a pair.
 struct RowDraw {
   std::uint32_t high, low;
 
@@ -59,14 +59,11 @@ struct QuadDraw {
             Philox::low(third)};
   }
 
-  // The word of each of the four keys in the row.
-  HEADWAY_HOST_DEVICE constexpr Philox4x32::Counter words(const Philox4x32::Schedule& keys, const RowDraw& row) const {
+  // The counter of the row and the four keys after the third round.
+  static constexpr int rounds = 3;
+  HEADWAY_HOST_DEVICE constexpr Philox4x32::Counter with(const RowDraw& row) const {
     const std::uint64_t product = Philox4x32::product_2(row.high ^ into_2);
-    Philox4x32::Counter counter = {Philox4x32::high(product) ^ into_0, Philox4x32::low(product), row.low ^ high, low};
-    for (std::size_t round = 3; round < Philox4x32::rounds; ++round) {
-      counter = Philox4x32::round(counter, keys[round]);
-    }
-    return counter;
+    return {Philox4x32::high(product) ^ into_0, Philox4x32::low(product), row.low ^ high, low};
   }
 };
 

@@ -28,6 +28,18 @@ __device__ inline bool is_kept(const DropoutArguments& dropout, std::int64_t b, 
   return is_kept(dropout, (j & 2) != 0 ? high : low);
 }
 
+// The last rounds of several draws, side by side: each waits for the one before it.
+template <int count>
+__device__ __forceinline__ void finish_draws(const DropoutArguments& dropout, Philox4x32::Counter (&draws)[count]) {
+#pragma unroll
+  for (int round = QuadDraw::rounds; round < Philox4x32::rounds; ++round) {
+#pragma unroll
+    for (int n = 0; n < count; ++n) {
+      draws[n] = Philox4x32::round(draws[n], dropout.keys[round]);
+    }
+  }
+}
+
 // Which of four keys are kept, for up to eight draws in turn.
 class KeptBytes {
  public:

@@ -76,8 +76,9 @@ struct AllowedPairs {
 };
 
 // What dropout keeps. One draw covers four keys, and four lanes hold them: each draws for one of the four (row, column)
-// pairs that they have in a group of columns, and hands each of the others its bits.
-template <int count>
+// pairs that they have in a group of columns, and hands each of the others its bits. `together` draws are under way at
+// a time.
+template <int together, int count>
 __device__ __forceinline__ void draw_kept(const DropoutArguments& dropout, const BackwardPairs& pairs, int lane,
                                           AllowedPairs<count>& kept) {
   const int row = lane / 4 % 2, column = lane / 8 % 2;
@@ -86,9 +87,18 @@ __device__ __forceinline__ void draw_kept(const DropoutArguments& dropout, const
   for (int w = 0; w < count / 32; ++w) {
     KeptBytes own;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const int query = pairs.first_query + 64 * w + 8 * j + column;
-      own.add(dropout, keys.words(dropout.keys, RowDraw::of(dropout.keys, query, pairs.head)));
+    for (int j = 0; j < 8; j += together) {
+      Philox4x32::Counter draws[together];
+#pragma unroll
+      for (int n = 0; n < together; ++n) {
+        const int query = pairs.first_query + 64 * w + 8 * (j + n) + column;
+        draws[n] = keys.with(RowDraw::of(dropout.keys, query, pairs.head));
+      }
+      finish_draws(dropout, draws);
+#pragma unroll
+      for (int n = 0; n < together; ++n) {
+        own.add(dropout, draws[n]);
+      }
     }
     kept.words[w] = ptx::transposed_bytes(own.bytes<8>(dropout), lane);
   }

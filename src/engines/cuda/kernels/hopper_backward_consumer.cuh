@@ -99,7 +99,6 @@ class HopperBackwardConsumer {
     if constexpr (Single::loads_ahead) {
       if ((flags & BackwardStep::first) != 0) {
         single_.load(args_, post, own);
-        draw_ahead(false);
       }
     }
     float4 lse[masked ? 1 : parts_ahead * part_blocks];
@@ -163,15 +162,6 @@ class HopperBackwardConsumer {
         const std::uint32_t next = steps_ + 1, slot = next & 1;
         ptx::barrier_wait(shared_.of(offsetof(Memory, queries_full), slot), next >> 1 & 1);
         single_.load(args_, post, own_tile(post, slot));
-      }
-    }
-  }
-
-  // What dropout keeps in the next step, while the sums' products run.
-  __device__ __forceinline__ void draw_ahead(bool last) {
-    if constexpr (Single::drops) {
-      if (!last) {
-        single_.draw(args_);
       }
     }
   }
@@ -251,7 +241,6 @@ class HopperBackwardConsumer {
     float query_gradients[tile.gradient_numbers() / 256];
     multiply_query_gradients(slot, group, query_gradients);
     add_key_gradients(slot, group);
-    draw_ahead(last);
     ptx::barrier_wait(shared_.of(offsetof(Memory, gradients_empty), slot), parity ^ 1);
     ptx::wgmma_wait<1>();
     ptx::touch(query_gradients);

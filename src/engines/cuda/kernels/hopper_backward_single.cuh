@@ -2,13 +2,12 @@
 // range rule. What every pair would pay for all the others (hopper_backward_weights.cuh) is left out, and what lies in
 // memory is loaded a step ahead.
 //
-// A consumer calls, for each step:
+// A consumer calls, for each step (and where drops is set leaves out what is not `kept`):
 //   load     ahead, if loads_ahead is set: issues loads, into the room of its WarpTile if stages is set
 //   prepare  while products of queries and keys run: what is allowed, and everything else but the products
 //   look     when they are there
 //   weigh    of 16 queries: weights in place of products. Where caps is set they are packed too, since dS takes others
 //            than dV
-//   draw     what dropout keeps, if drops is set, of the step that was loaded last
 #pragma once
 
 #include "engines/cuda/kernels/hopper_backward_allowed.cuh"
@@ -140,13 +139,9 @@ template <class Half, int count>
 struct SingleModifier<Half, count, HopperBackwardVariant::dropped> : SingleBase<count> {
   static constexpr bool drops = true;
 
-  __device__ __forceinline__ void load(const HopperBackwardArguments&, const BackwardPost&, const WarpTile& tile) {
-    next = tile.pairs;
-    lane = tile.lane;
-  }
-
-  __device__ __forceinline__ void draw(const HopperBackwardArguments& args) {
-    draw_kept(args.dropout, next, lane, kept);
+  // Draws: beside products they would take longer than ahead of them.
+  __device__ __forceinline__ void load(const HopperBackwardArguments& args, const BackwardPost&, const WarpTile& tile) {
+    draw_kept<4>(args.dropout, tile.pairs, tile.lane, kept);
   }
 
   __device__ __forceinline__ void prepare(const HopperBackwardArguments&, const BackwardPost& post,
@@ -163,10 +158,6 @@ struct SingleModifier<Half, count, HopperBackwardVariant::dropped> : SingleBase<
   }
 
   AllowedPairs<count> kept;
-
- private:
-  BackwardPairs next;
-  int lane;
 };
 
 // Masks and biases make a weight by the same steps as hopper_backward_weights.cuh: a pair that is forbidden by one or

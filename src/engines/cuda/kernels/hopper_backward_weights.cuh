@@ -130,7 +130,7 @@ __device__ __forceinline__ void find_modifiers(const HopperBackwardArguments& ar
   modifiers.edge = edge;
   find_allowed<masked>(args, post, own, edge, lane, modifiers.allowed, modifiers.bias);
   if (args.dropout.active) {
-    draw_kept(args.dropout, own, lane, modifiers.kept);
+    draw_kept<2>(args.dropout, own, lane, modifiers.kept);
   }
 }
 

@@ -127,8 +127,8 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
         finish(work);
         return;
       }
-      begin_tile();
       draw_kept(work, blocks_.last - 1);
+      begin_tile();
       ptx::wgmma_wait<0>();
       ptx::touch(scores_);
     }
@@ -239,6 +239,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     softmax_.exponentials(scores_, 0, older[0], bases[0]);
     softmax_.exponentials(scores_, 1, older[1], bases[1]);
     pack_weights();
+    draw_kept(work, blocks_.last - 2);
   }
 
   // Scores of block n, output of block n + 1, softmax of block n.
@@ -266,7 +267,6 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     }
     release(offsetof(Memory, empty), keys_.slot);
     keys_.advance(2);
-    draw_kept(work, n);
     if constexpr (edge == Edge::no && change == Change::softcap) {
       finish_capped_step(work, n);
       return;
@@ -294,6 +294,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     }
     pack_weights();
     rescale_rows(out_, older);
+    draw_kept(work, n - 1);  // which the next step needs, while its scores' registers are free
   }
 
   // The softmax of a block whose scores are still products. While they are small their scores lie so near to each other

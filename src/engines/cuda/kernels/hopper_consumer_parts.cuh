@@ -190,10 +190,12 @@ class ConsumerParts {
     });
   }
 
-  // Which weights of block n dropout keeps.
+  // Which weights of block n dropout keeps, if there is such a block.
   __device__ __forceinline__ void draw_kept(const HopperWork& work, int n) {
     if constexpr (drops) {
-      kept_.draw(args_.dropout, work.batch, work.head, work.row + tile_row_, n * tile.keys, quad_lane_);
+      if (n >= blocks_.first) {
+        kept_.template draw<2>(args_.dropout, work.batch, work.head, work.row + tile_row_, n * tile.keys, quad_lane_);
+      }
     }
   }
 

@@ -147,20 +147,30 @@ template <int count>
 class KeptWeights {
  public:
   // One draw covers four keys, and two lanes of a quad share them: the even lane draws even groups, the odd one odd
-  // groups, both rows of each, and hands over the half that the other needs.
+  // groups, both rows of each, and hands over the half that the other needs. `together` pairs of draws are under way at
+  // a time.
+  template <int together>
   __device__ __forceinline__ void draw(const DropoutArguments& dropout, int batch, int head, int row, int first_key,
                                        int quad_lane) {
     static_assert(count % 8 == 0 && count <= 64);
     const bool odd = quad_lane & 1;
     const RowDraw rows[2] = {RowDraw::of(dropout.keys, row, head), RowDraw::of(dropout.keys, row + 8, head)};
     KeptBytes kept[2];
+    int quad = first_key / 4 + (odd ? 2 : 0) + quad_lane / 2;
 #pragma unroll
-    for (int j = 0; j < count / 4; j += 2) {
-      const int quad = first_key / 4 + 2 * (j + (odd ? 1 : 0)) + quad_lane / 2;
-      const QuadDraw keys = QuadDraw::of(dropout.keys, quad, head, batch);
+    for (int j = 0; j < count / 8; j += together) {
+      Philox4x32::Counter draws[2 * together];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        kept[r].add(dropout, keys.words(dropout.keys, rows[r]));
+      for (int n = 0; n < together; ++n) {
+        const QuadDraw keys = QuadDraw::of(dropout.keys, quad, head, batch);
+        draws[2 * n] = keys.with(rows[0]);
+        draws[2 * n + 1] = keys.with(rows[1]);
+        quad += 4;
+      }
+      finish_draws(dropout, draws);
+#pragma unroll
+      for (int n = 0; n < 2 * together; ++n) {
+        kept[n % 2].add(dropout, draws[n]);
       }
     }
     constexpr int low_halves = 0x5410, high_halves = 0x7632;

@@ -260,7 +260,7 @@ class QueryGradientsConsumer {
     }
     if (args_.dropout.active) {
       const int quad_lane = lane() & 3;
-      kept.draw(args_.dropout, post.batch, post.head, own.first_query, column - 2 * quad_lane, quad_lane);
+      kept.template draw<1>(args_.dropout, post.batch, post.head, own.first_query, column - 2 * quad_lane, quad_lane);
     }
     ptx::wgmma_wait<0>();
     ptx::touch(scores_);
