@@ -12,8 +12,9 @@ namespace headway::cuda {
 namespace {
 
 // Whether one kernel has the gradients of key and value.
-bool has_both_in_one(const Problem& problem) {
-  return fits_tensor_cores(problem) && std::max(problem.head_dim, problem.value_dim) <= mma_both_widest;
+bool has_both_in_one(const Problem& problem, const Arguments& arguments) {
+  return fits_tensor_cores(problem) ? std::max(problem.head_dim, problem.value_dim) <= mma_both_widest
+                                    : simt_has_both(arguments, problem.dtype());
 }
 
 Launch choose_launch(const Problem& problem, const GradientArguments& arguments) {
@@ -102,7 +103,7 @@ class Backward {
     if (problem_.dq) {
       gradient(GradientOf::query);
     }
-    if (has_both_in_one(problem_) && (problem_.dk || problem_.dv)) {
+    if (has_both_in_one(problem_, arguments_) && (problem_.dk || problem_.dv)) {
       gradient(GradientOf::key_and_value);
       return;
     }
@@ -177,7 +178,7 @@ void describe_backward(const Problem& problem, Plan& plan) {
   }
   GradientArguments arguments{};
   static_cast<Arguments&>(arguments) = arguments_of(problem);
-  arguments.of = GradientOf::key;
+  arguments.of = has_both_in_one(problem, arguments) ? GradientOf::key_and_value : GradientOf::key;
   describe_launch(choose_launch(problem, arguments), plan);
   if (fits_tensor_cores(problem)) {
     plan.kernel = text(plan.kernel, ", not hopper_backward: ", *refusal);

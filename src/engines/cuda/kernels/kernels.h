@@ -30,6 +30,7 @@ struct Launch {
 Launch simt_forward_launch(const ForwardArguments& arguments, DType dtype);
 Launch simt_compensated_launch(const ForwardArguments& arguments);  // f32 alone, with sums that do not drift
 Launch simt_gradient_launch(const GradientArguments& arguments, DType dtype);
+bool simt_has_both(const Arguments& arguments, DType dtype);  // whether one of its kernels has dk and dv
 Launch simt_bias_gradient_launch(const BiasGradientArguments& arguments, DType dtype);
 Launch simt_matrix_launch(const ScoresArguments& arguments, DType dtype);
 

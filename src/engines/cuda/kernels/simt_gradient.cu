@@ -1,6 +1,7 @@
 #include "engines/cuda/kernels/kernels.h"
 #include "engines/cuda/kernels/simt_gradient.cuh"
 #include "engines/cuda/kernels/simt_launch.cuh"
+#include "engines/cuda/kernels/simt_team_gradient.cuh"
 
 namespace headway::cuda {
 namespace {
@@ -23,26 +24,52 @@ Launch chosen(const GradientArguments& arguments) {
   return launch;
 }
 
+template <bool KeysAreRows, int Width>
+Launch chosen_teams(const GradientArguments& arguments) {
+  using Gradient = SimtTeamGradient<KeysAreRows, Width>;
+  Launch launch;
+  launch.name = "exact f32 tiles of two teams";
+  launch.kernel = reinterpret_cast<const void*>(simt_team_gradient<KeysAreRows, Width>);
+  launch.threads = Gradient::Thread::threads;
+  launch.stages = has_shared(Gradient::shared_bytes(arguments, 2), 0) ? 2 : 1;
+  launch.shared_bytes = Gradient::shared_bytes(arguments, launch.stages);
+  launch.query_block = KeysAreRows ? Gradient::cols : Gradient::rows;
+  launch.key_block = KeysAreRows ? Gradient::rows : Gradient::cols;
+  launch.row_tiles = blocks(KeysAreRows ? arguments.key_len : arguments.query_len, Gradient::rows);
+  launch.tasks = arguments.batch * (KeysAreRows ? arguments.kv_heads : arguments.heads) * launch.row_tiles;
+  return launch;
+}
+
+template <bool KeysAreRows>
+Launch of_teams(const GradientArguments& arguments) {
+  return widest(arguments) <= 64 ? chosen_teams<KeysAreRows, 64>(arguments) : chosen_teams<KeysAreRows, 128>(arguments);
+}
+
 template <bool KeysAreRows>
 Launch of_type(const GradientArguments& arguments, DType dtype) {
-  using Small = SimtShape<float, 4>;      // two blocks a multiprocessor
-  using Large = SimtShape<float, 8, 16>;  // one
+  using Small = SimtShape<float, 4>;  // two blocks a multiprocessor
   switch (dtype) {
     case DType::f64: return chosen<double, KeysAreRows, 64, SimtShape<double, 4>>(arguments);
     case DType::bf16: return chosen<bfloat16, KeysAreRows, 64, Small>(arguments);
     case DType::f16: return chosen<float16, KeysAreRows, 64, Small>(arguments);
-    default: break;
+    default: return chosen<float, KeysAreRows, 64, Small>(arguments);
   }
-  const Launch large = widest(arguments) <= 64 ? chosen<float, KeysAreRows, 64, Large>(arguments)
-                                               : chosen<float, KeysAreRows, 128, Large>(arguments);
-  return widest(arguments) <= 128 && has_shared(large.shared_bytes) ? large
-                                                                    : chosen<float, KeysAreRows, 64, Small>(arguments);
 }
 
 }  // namespace
 
+bool simt_has_both(const Arguments& arguments, DType dtype) {
+  // The one with the most rows needs the most shared memory.
+  return dtype == DType::f32 && widest(arguments) <= 128 &&
+         has_shared(SimtTeamGradient<false, 64>::shared_bytes(arguments, 1), 0);
+}
+
 Launch simt_gradient_launch(const GradientArguments& arguments, DType dtype) {
-  return arguments.of == GradientOf::query ? of_type<false>(arguments, dtype) : of_type<true>(arguments, dtype);
+  const bool of_query = arguments.of == GradientOf::query;
+  if (simt_has_both(arguments, dtype)) {
+    return of_query ? of_teams<false>(arguments) : of_teams<true>(arguments);
+  }
+  return of_query ? of_type<false>(arguments, dtype) : of_type<true>(arguments, dtype);
 }
 
 cudaError_t launch_gradient(const Launch& launch, const GradientArguments& arguments, cudaStream_t stream) {

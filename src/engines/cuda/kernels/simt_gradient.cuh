@@ -1,10 +1,11 @@
 // Gradients of query, key or value in exact f32 or f64 arithmetic, for every option, size and stride.
 //
-// A block owns 128 rows of the gradient (64 in f64 and of wide heads; queries, or keys with KeysAreRows) and a span of
-// features, and walks over the rows of the other side, 64 at a time, in one fixed order, so that the same call gives
-// the same bits; grouped query heads follow one another. Each step recomputes the scores (and for query and key also
-// <grad_out, v>) and adds coefficients times rows: 3 products of 128 x 64 x D multiply-adds for about 3 x 64 x D loads.
-// The multiply-add units bound it.
+// A block owns 64 rows of the gradient (queries, or keys with KeysAreRows) and a span of features, and walks over the
+// rows of the other side, 64 at a time (32 in f64), in one fixed order, so that the same call gives the same bits;
+// grouped query heads follow one another. Each step recomputes the scores (and for query and key also <grad_out, v>)
+// and adds coefficients times rows: 3 products of 64 x 64 x D multiply-adds for about 3 x 64 x D loads. The
+// multiply-add units bound it. f32 with head dims up to 128 has faster ones (simt_team_gradient.cuh), where shared
+// memory allows.
 //   dq(i) += scale ds k(j)      dk(j) += scale ds q(i)      dv(j) += dropout(p) grad_out(i)
 // As in simt_forward.cuh, only a walk that met a NaN is repeated with forbidden pairs left out one by one.
 #pragma once

@@ -99,20 +99,23 @@ struct SimtProduct {
 template <class Thread, int M, int N, class Real, class Where>
 __device__ inline void modify_tile(const Thread& thread, const Modifiers<Real>& modifiers, bool plain,
                                    const Where& where, Real* scratch, Real* slopes, Real (&scores)[M][N]) {
+  if (plain) {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        scores[m][n] = modifiers.scaled(scores[m][n]);
+      }
+    }
+    return;
+  }
   Real* own = scratch + threadIdx.x;
 #pragma unroll
   for (int m = 0; m < M; ++m) {
 #pragma unroll
     for (int n = 0; n < N; ++n) {
-      if (plain) {
-        scores[m][n] = modifiers.scaled(scores[m][n]);
-      } else {
-        own[(m * N + n) * Thread::threads] = scores[m][n];
-      }
+      own[(m * N + n) * Thread::threads] = scores[m][n];
     }
-  }
-  if (plain) {
-    return;
   }
 #pragma unroll 1
   for (int m = 0; m < M; ++m) {

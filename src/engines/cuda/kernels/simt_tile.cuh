@@ -1,9 +1,9 @@
 // Tiles of exact f32 or f64 arithmetic: plain fused multiply-adds on register blocks, operands in shared memory.
 //
-// 128 threads form a grid of 16 x 8, or 256 one of 16 x 16. A product tile C[rows, cols] += A[rows, depth] B[depth,
-// cols] reads A as columns ([depth][rows]) and B as rows ([depth][cols]), so that a thread's operands of one step are 4
-// neighbours each: for an 8 x 8 block 4 loads of 16 bytes feed 64 multiply-adds. Thread (r, c) has the rows 4 r + 0..3
-// of each span of 64, and the columns 4 c + 0..3 of each span of 32 or 64.
+// 128 threads form a grid of 16 x 8 (or 8 x 16), or 256 one of 16 x 16. A product tile C[rows, cols] += A[rows, depth]
+// B[depth, cols] reads A as columns ([depth][rows]) and B as rows ([depth][cols]), so that a thread's operands of one
+// step are 4 neighbours each: for an 8 x 8 block 4 loads of 16 bytes feed 64 multiply-adds. Thread (r, c) has the rows
+// 4 r + 0..3 of each span of 64, and the columns 4 c + 0..3 of each span of 32 or 64.
 #pragma once
 
 #include "engines/cuda/elements.cuh"
@@ -16,19 +16,20 @@ constexpr int simt_step = 8;  // of a product's depth, unrolled
 
 // A warp has all columns of a few rows. Bit 1 of the lane chooses a row and bit 0 a column: so lanes that differ in one
 // of them read the same 16 bytes of one operand, and shared memory serves half a warp at once.
-template <int Columns>
+template <int Columns, int Rows = 16>
 struct SimtThread {
   static_assert(Columns == 8 || Columns == 16);
-  static constexpr int threads = 16 * Columns;
-  int row, col;  // 0..15, 0..Columns - 1
+  static constexpr int threads = Rows * Columns;
+  int row, col;  // 0..Rows - 1, 0..Columns - 1
 
-  __device__ SimtThread() {
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  __device__ SimtThread() : SimtThread(static_cast<int>(threadIdx.x)) {}
+  __device__ explicit SimtThread(int index) {
+    const int lane = index % 32, warp = index / 32;
     const int high = lane >> 2;
     row = warp * (32 / Columns) + (Columns == 8 ? (high >> 2) * 2 : 0) + (lane >> 1 & 1);
     col = (Columns == 8 ? high & 3 : high) * 2 + (lane & 1);
   }
-  __device__ int row_of(int m) const { return m / 4 * 64 + row * 4 + m % 4; }
+  __device__ int row_of(int m) const { return m / 4 * 4 * Rows + row * 4 + m % 4; }
   __device__ int col_of(int n) const { return n / 4 * 4 * Columns + col * 4 + n % 4; }
 
   // Over the threads that share rows.
@@ -72,37 +73,36 @@ __device__ inline void store_four(Real* to, Real a, Real b, Real c, Real d) {
 }
 
 // A forbidden pair's coefficient is -0. Those of allowed pairs never are: adding +0 turns -0 into +0.
-template <class Real>
-__device__ inline bool is_marked(Real coefficient) {
-  return coefficient == 0 && signbit(coefficient);
-}
+__device__ inline bool is_marked(float coefficient) { return __float_as_uint(coefficient) == 0x80000000u; }
+__device__ inline bool is_marked(double coefficient) { return coefficient == 0 && signbit(coefficient); }
 
-// c[M][N] += a[depth][rows]^T b[depth][cols]. `Skip` leaves out the terms whose a is marked as forbidden, so that what
-// b holds there cannot matter; every other result keeps its bits. The depth is a multiple of simt_step.
-template <bool Skip, class Thread, int M, int N, class Real>
-__device__ inline void multiply(const Thread& thread, const Real* a, int a_row, const Real* b, int b_row, int depth,
-                                Real (&c)[M][N]) {
+// c[M][N] += a[depth][rows]^T b[depth][cols], where a(first, x, r) and b(first, x, c) say where four neighbours of step
+// first + x lie; x is known to the compiler, and `first`, like the depth, is a multiple of simt_step. `Skip` leaves out
+// the terms whose a is marked as forbidden, so that what b holds there cannot matter; every other result keeps its
+// bits.
+template <bool Skip, class Thread, class Left, class Right, int M, int N, class Real>
+__device__ inline void multiply(const Thread& thread, const Left& a, const Right& b, int depth, Real (&c)[M][N]) {
   // Operands are loaded one step ahead.
   Real left[2][M], right[2][N];
-  const auto load = [&](int k, int into) {
+  const auto load = [&](int first, int x, int into) {
 #pragma unroll
     for (int m = 0; m < M; m += 4) {
-      load_four(a + k * a_row + thread.row_of(m), left[into] + m);
+      load_four(a(first, x, thread.row_of(m)), left[into] + m);
     }
 #pragma unroll
     for (int n = 0; n < N; n += 4) {
-      load_four(b + k * b_row + thread.col_of(n), right[into] + n);
+      load_four(b(first, x, thread.col_of(n)), right[into] + n);
     }
   };
   if (depth > 0) {
-    load(0, 0);
+    load(0, 0, 0);
   }
 #pragma unroll 1
   for (int first = 0; first < depth; first += simt_step) {
+    const int after = first + simt_step < depth ? first + simt_step : 0;
 #pragma unroll
     for (int x = 0; x < simt_step; ++x) {
-      const int next = first + x + 1;
-      load(x + 1 < simt_step || next < depth ? next : 0, (x + 1) % 2);
+      load(x + 1 < simt_step ? first : after, (x + 1) % simt_step, (x + 1) % 2);
 #pragma unroll
       for (int m = 0; m < M; ++m) {
 #pragma unroll
@@ -117,6 +117,14 @@ __device__ inline void multiply(const Thread& thread, const Real* a, int a_row, 
       }
     }
   }
+}
+
+template <bool Skip, class Thread, int M, int N, class Real>
+__device__ inline void multiply(const Thread& thread, const Real* a, int a_row, const Real* b, int b_row, int depth,
+                                Real (&c)[M][N]) {
+  multiply<Skip>(
+      thread, [&](int first, int x, int r) { return a + (first + x) * a_row + r; },
+      [&](int first, int x, int col) { return b + (first + x) * b_row + col; }, depth, c);
 }
 
 // The rows of one head's view from `first` on; those at or past `end` read as 0.
@@ -185,11 +193,14 @@ __device__ inline void fill_columns(const RowSource<T>& source, std::int64_t d, 
   }
 }
 
-// to[Rows][stride] = features [d, d + Cols) of Rows rows.
-template <int Threads, int Rows, int Cols, class T, class Real>
-__device__ inline void fill_rows(const RowSource<T>& source, std::int64_t d, std::int64_t width, Real* to, int stride) {
+// Features [d, d + Cols) of Rows rows, copied by `Threads` threads of which this is number `thread`: to(r, k) is where
+// the four from d + k of row r go.
+template <int Threads, int Rows, int Cols, class T, class Place>
+__device__ inline void fill_rows(const RowSource<T>& source, std::int64_t d, std::int64_t width, int thread,
+                                 const Place& to) {
+  using Real = std::remove_pointer_t<decltype(to(0, 0))>;
   constexpr int batch = 4, step = Threads / (Cols / 4);
-  const int k = static_cast<int>(threadIdx.x) % (Cols / 4) * 4, begin = static_cast<int>(threadIdx.x) / (Cols / 4);
+  const int k = thread % (Cols / 4) * 4, begin = thread / (Cols / 4);
 #pragma unroll 1
   for (int r = begin; r < Rows; r += step * batch) {
     Real four[batch][4];
@@ -199,7 +210,7 @@ __device__ inline void fill_rows(const RowSource<T>& source, std::int64_t d, std
     }
 #pragma unroll
     for (int x = 0; x < batch; ++x) {
-      store_four(to + (r + step * x) * stride + k, four[x][0], four[x][1], four[x][2], four[x][3]);
+      store_four(to(r + step * x, k), four[x][0], four[x][1], four[x][2], four[x][3]);
     }
   }
 }
@@ -242,34 +253,41 @@ __device__ inline void start_columns(const RowSource<T>& source, int depth, std:
   }
 }
 
-template <int Threads, int Rows, int Cols, class T, class Real>
-__device__ inline void start_rows(const RowSource<T>& source, std::int64_t d, std::int64_t width, Real* to,
-                                  int stride) {
+template <int Threads, int Rows, int Cols, class T, class Place>
+__device__ inline void start_rows(const RowSource<T>& source, std::int64_t d, std::int64_t width, int thread,
+                                  const Place& to) {
   if constexpr (std::is_same_v<T, float>) {
     if (source.chunks) {
       constexpr int step = Threads / (Cols / 4);
-      const int k = static_cast<int>(threadIdx.x) % (Cols / 4) * 4, begin = static_cast<int>(threadIdx.x) / (Cols / 4);
+      const int k = thread % (Cols / 4) * 4, begin = thread / (Cols / 4);
       const std::int64_t left = width - d - k;
       const int bytes = left <= 0 ? 0 : left < 4 ? static_cast<int>(left) * 4 : 16;
       const T* from = source.data + (source.first + begin) * source.row + d + k;
       if (width - d >= Cols && source.first + Rows <= source.end) {  // nothing to choose
 #pragma unroll
-        for (int r = begin; r < Rows; r += step) {
-          ptx::copy_16(ptx::shared_address(to + r * stride + k), from, 16);
-          from += step * source.row;
+        for (int x = 0; x < Rows; x += step) {
+          ptx::copy_16(ptx::shared_address(to(begin + x, k)), from + x * source.row, 16);
         }
         return;
       }
 #pragma unroll
       for (int r = begin; r < Rows; r += step) {
         const bool any = bytes > 0 && source.first + r < source.end;
-        ptx::copy_16(ptx::shared_address(to + r * stride + k), any ? from : source.data, any ? bytes : 0);
+        ptx::copy_16(ptx::shared_address(to(r, k)), any ? from : source.data, any ? bytes : 0);
         from += step * source.row;
       }
       return;
     }
   }
-  fill_rows<Threads, Rows, Cols>(source, d, width, to, stride);
+  fill_rows<Threads, Rows, Cols>(source, d, width, thread, to);
+}
+
+// The same by all threads of a block, to to[Rows][stride].
+template <int Threads, int Rows, int Cols, class T, class Real>
+__device__ inline void start_rows(const RowSource<T>& source, std::int64_t d, std::int64_t width, Real* to,
+                                  int stride) {
+  start_rows<Threads, Rows, Cols>(source, d, width, static_cast<int>(threadIdx.x),
+                                  [&](int r, int k) { return to + r * stride + k; });
 }
 
 }  // namespace headway::cuda
