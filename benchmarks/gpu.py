@@ -261,6 +261,16 @@ def backward_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
                 work = work_of(q, pairs_of(length, causal=causal), BACKWARD)
                 ours = headway.backward(q, k, v, grad_out, causal=causal)
                 rows.append(measure(group, f"s{length}", ours, peers, work))
+    for dim in (64, 128):
+        for causal in (False, True):
+            group, length = f"f32 hd{dim}{' causal' if causal else ''} backward", 4096
+            if not wanted(group, f"s{length}"):
+                continue
+            q, k, v = inputs(4, 1024 // dim, 1024 // dim, length, dim, torch.float32)
+            grad_out = torch.randn_like(q)
+            exact = peers_of(EXACT, peer_backward, q, k, v, grad_out, is_causal=causal)
+            work = work_of(q, pairs_of(length, causal=causal), BACKWARD)
+            rows.append(measure(group, f"s{length}", headway.backward(q, k, v, grad_out, causal=causal), exact, work))
     return rows
 
 
