@@ -1,5 +1,5 @@
-// Gradients of half types on the CUDA engine in the shapes for which it has kernels of its own: several tiles of keys
-// and queries, ragged ends, grouped heads, packs, every mask and modifier.
+// Gradients of half types and f32 on the CUDA engine in the shapes for which it has kernels of its own: several tiles
+// of keys and queries, ragged ends, grouped heads, packs, every mask and modifier.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -91,6 +91,27 @@ TEST_F(CudaBackward, is_within_the_contracts_bounds_over_many_tiles) {
         if (causal != Causal::none && window.right.value_or(0) > 0) continue;
         checks.add(on_cuda(inputs, {.causal = causal, .window = window}), std::to_string(dim));
       }
+  }
+}
+
+// Tiles are of 128 rows and 64 of the other side, 64 and 64 above head dim 64; some rows are not aligned to 16 bytes.
+TEST_F(CudaBackward, of_f32_is_within_the_contracts_bounds) {
+  expect_all_kinds(
+      {.batch = 2, .heads = 2, .kv_heads = 1, .queries = 140, .keys = 150, .head_dim = 33, .value_dim = 64},
+      DType::f32);
+  expect_all_kinds(
+      {.batch = 2, .heads = 2, .kv_heads = 2, .queries = 150, .keys = 70, .head_dim = 128, .value_dim = 72},
+      DType::f32);
+  for (std::int64_t dim : {64, 128}) {
+    const Shape shape{
+        .batch = 1, .heads = 2, .kv_heads = 1, .queries = 300, .keys = 420, .head_dim = dim, .value_dim = dim};
+    const Inputs inputs = random_inputs(shape, DType::f32);
+    Checks checks;
+    for (const Window& window : {Window{}, Window{100, 0}, Window{150, 70}})
+      checks.add(on_cuda(inputs, {.window = window}), std::to_string(dim));
+    checks.add(on_cuda(inputs, {.causal = Causal::bottom_right}), std::to_string(dim));
+    AttentionOptions many{.causal = Causal::top_left, .softcap = 3.0, .dropout = 0.25, .seed = 11};
+    checks.add(on_cuda(inputs, many), "softcap and dropout " + std::to_string(dim));
   }
 }
 
@@ -221,17 +242,19 @@ TEST_F(CudaBackward, takes_packs_of_sequences_of_any_length) {
 }
 
 TEST_F(CudaBackward, gives_the_same_bits_every_time_and_in_any_batch) {
-  for (std::int64_t dim : {64, 128, 256})
+  for (const auto& [dim, dtype] :
+       {std::pair{64, DType::bf16}, {128, DType::bf16}, {256, DType::bf16}, {64, DType::f32}, {128, DType::f32}})
     for (Causal causal : {Causal::none, Causal::bottom_right}) {
       const Shape shape{
           .batch = 3, .heads = 8, .kv_heads = 2, .queries = 600, .keys = 1100, .head_dim = dim, .value_dim = dim};
-      const Inputs inputs = random_inputs(shape, DType::bf16);
+      const Inputs inputs = random_inputs(shape, dtype);
       const Call call = on_cuda(inputs, {.causal = causal});
       const Tensor grad_out = grad_out_of(call);
       const Results results = call.run();
       const GradientTensors gradients = call.gradients(grad_out, results);
       int different = 0;
-      for (int run = 0; run < 50; ++run) different += !same_bits(call.gradients(grad_out, results), gradients);
+      for (int run = 0; run < (dtype == DType::f32 ? 10 : 50); ++run)
+        different += !same_bits(call.gradients(grad_out, results), gradients);
       EXPECT_EQ(different, 0) << dim;
       const auto item = [](const Tensor& tensor) { return tensor.view().slice(0, 1, 2); };
       const Call alone{item(inputs.q), item(inputs.k), item(inputs.v), call.options, {}};
@@ -266,9 +289,11 @@ TEST_F(CudaBackward, does_not_see_what_is_forbidden) {
   struct Case {
     int dim;
     bool modifiers = false, single = false;
+    DType dtype = DType::bf16;
   };
-  for (const auto& [dim, modifiers, single] :
-       {Case{64}, Case{64, true}, Case{256}, Case{256, true}, Case{64, false, true}, Case{128, false, true}}) {
+  for (const auto& [dim, modifiers, single, dtype] :
+       {Case{64}, Case{64, true}, Case{256}, Case{256, true}, Case{64, false, true}, Case{128, false, true},
+        Case{64, false, false, DType::f32}, Case{128, true, false, DType::f32}}) {
     const Shape shape{
         .batch = 2, .heads = 2, .kv_heads = 1, .queries = 140, .keys = 304, .head_dim = dim, .value_dim = dim};
     for (OptionSet& kind : single ? forbidding_kinds(shape) : mask_kinds(shape)) {
@@ -278,7 +303,7 @@ TEST_F(CudaBackward, does_not_see_what_is_forbidden) {
         kind.options.dropout = 0.25;
         kind.options.seed = 7;
       }
-      Inputs inputs = random_inputs(shape, DType::bf16);
+      Inputs inputs = random_inputs(shape, dtype);
       const Call call = on_cuda(inputs, kind.options);
       Tensor grad_out = grad_out_of(call);
       const Results results = call.run();
@@ -329,26 +354,21 @@ void expect_nan_where(const Tensor& now, const Tensor& before, const char* what,
 TEST_F(CudaBackward, carries_a_nan_exactly_where_it_belongs) {
   enum class Also { nothing, mask, mask_in_pieces, bias, softcap, alibi, dropout };
   using enum Also;
-  for (const auto& [dim, also] : {std::pair{64, nothing},
-                                  {64, mask},
-                                  {64, mask_in_pieces},
-                                  {64, bias},
-                                  {64, softcap},
-                                  {64, alibi},
-                                  {64, dropout},
-                                  {128, mask_in_pieces},
-                                  {128, bias},
-                                  {128, softcap},
-                                  {128, alibi},
-                                  {128, dropout},
-                                  {256, nothing},
-                                  {256, mask},
-                                  {256, dropout}}) {
+  struct Case {
+    int dim;
+    Also also;
+    DType dtype = DType::bf16;
+  };
+  for (const auto& [dim, also, dtype] :
+       {Case{64, nothing}, Case{64, mask}, Case{64, mask_in_pieces}, Case{64, bias}, Case{64, softcap}, Case{64, alibi},
+        Case{64, dropout}, Case{128, mask_in_pieces}, Case{128, bias}, Case{128, softcap}, Case{128, alibi},
+        Case{128, dropout}, Case{256, nothing}, Case{256, mask}, Case{256, dropout}, Case{64, nothing, DType::f32},
+        Case{64, dropout, DType::f32}, Case{128, softcap, DType::f32}}) {
     SCOPED_TRACE(dim * 10 + static_cast<int>(also));
     const std::int64_t length = also == mask_in_pieces ? 304 : 300;
     const Shape shape{
         .batch = 1, .heads = 1, .kv_heads = 1, .queries = length, .keys = length, .head_dim = dim, .value_dim = dim};
-    const Inputs inputs = random_inputs(shape, DType::bf16);
+    const Inputs inputs = random_inputs(shape, dtype);
     const Tensor ones = filled({1, 1, length, length}, DType::b8, 1.0), slope = filled({1}, DType::f32, 0.01),
                  zeros = filled({1, 1, length, length}, DType::bf16, 0.0);
     AttentionOptions options{.causal = Causal::top_left};
@@ -376,10 +396,11 @@ TEST_F(CudaBackward, carries_a_nan_exactly_where_it_belongs) {
 
 // Weights of such a row are NaN where it sees a key, and 0 where it does not: also inside of a tile.
 TEST_F(CudaBackward, keeps_a_row_that_is_not_a_number_from_keys_that_it_does_not_see) {
-  for (const int dim : {64, 128, 256}) {
+  for (const auto& [dim, dtype] :
+       {std::pair{64, DType::bf16}, {128, DType::bf16}, {256, DType::bf16}, {64, DType::f32}, {128, DType::f32}}) {
     const Shape shape{
         .batch = 1, .heads = 1, .kv_heads = 1, .queries = 300, .keys = 300, .head_dim = dim, .value_dim = dim};
-    Inputs inputs = random_inputs(shape, DType::bf16);
+    Inputs inputs = random_inputs(shape, dtype);
     const Call call = on_cuda(inputs, {.causal = Causal::top_left});
     const Tensor grad_out = grad_out_of(call);
     const GradientTensors clean = call.gradients(grad_out, call.run());
@@ -394,8 +415,8 @@ TEST_F(CudaBackward, keeps_a_row_that_is_not_a_number_from_keys_that_it_does_not
 
 TEST_F(CudaBackward, is_told_by_the_plan_and_what_it_leaves_to_others_with_the_reason) {
   static double anything;
-  const auto plan = [](std::int64_t dim) {
-    const ConstTensorView q(&anything, DType::bf16, {1, 8, 500, dim}, Device{DeviceType::cuda, 0});
+  const auto plan = [](std::int64_t dim, DType dtype = DType::bf16) {
+    const ConstTensorView q(&anything, dtype, {1, 8, 500, dim}, Device{DeviceType::cuda, 0});
     return explain(q, q, q, {}, {.backward = true});
   };
   if (plan(64).instruction_set != "compute capability 9.0") GTEST_SKIP() << "not a Hopper GPU";
@@ -404,6 +425,11 @@ TEST_F(CudaBackward, is_told_by_the_plan_and_what_it_leaves_to_others_with_the_r
     EXPECT_EQ(plan(dim).key_block, dim == 256 ? 64 : 128);
     EXPECT_EQ(plan(dim).stages, 2);
     EXPECT_GT(plan(dim).shared_bytes, 200000);
+  }
+  for (std::int64_t dim : {64, 128}) {
+    EXPECT_EQ(plan(dim, DType::f32).kernel, "exact f32 tiles of two teams");
+    EXPECT_EQ(plan(dim, DType::f32).key_block, dim == 64 ? 128 : 64);
+    EXPECT_EQ(plan(dim, DType::f32).stages, 2);
   }
   EXPECT_NE(plan(100).kernel.find("head_dim 100"), std::string::npos) << plan(100).kernel;
 }

@@ -237,6 +237,7 @@ TEST_F(LayerCuda, batch_invariant_rows_have_the_same_bits_alone) {
 TEST_F(LayerCuda, nothing_waits_for_the_device) {
   MultiHeadAttention layer = layer_on_gpu({.model_dim = 64, .heads = 2, .bias = true, .dtype = DType::bf16});
   const Tensor x = copied_to(random_tensor({2, 33, 64}, DType::bf16, 1), gpu);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);  // the copies are in the order of another stream
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   {
