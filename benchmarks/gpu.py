@@ -274,6 +274,17 @@ def backward_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
     return rows
 
 
+def option_cases(heads: int, matrix: Any) -> dict[str, dict[str, Any]]:
+    return {
+        "plain": {},
+        "softcap": {"softcap": 50.0},
+        "alibi": {"slopes": torch.rand(heads, device="cuda")},
+        "mask": {"mask": matrix > -1.0},
+        "bias": {"bias": matrix.to(torch.bfloat16)},
+        "dropout": {"dropout": 0.1},
+    }
+
+
 def backward_option_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
     rows = []
     for dim in (128, 64):
@@ -281,15 +292,7 @@ def backward_option_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any
         q, k, v = inputs(TOKENS // length, heads, heads, length, dim, torch.bfloat16)
         grad_out, matrix = torch.randn_like(q), torch.randn(length, length, device="cuda")
         group = f"backward options, hd{dim} s{length}"
-        cases: dict[str, dict[str, Any]] = {
-            "plain": {},
-            "softcap": {"softcap": 50.0},
-            "alibi": {"slopes": torch.rand(heads, device="cuda")},
-            "mask": {"mask": matrix > -1.0},
-            "bias": {"bias": matrix.to(torch.bfloat16)},
-            "dropout": {"dropout": 0.1},
-        }
-        for name, options in cases.items():
+        for name, options in option_cases(heads, matrix).items():
             if wanted(group, name):
                 ours = headway.backward(q, k, v, grad_out, **options)
                 rows.append(measure(group, name, ours, {}, work_of(q, pairs_of(length), BACKWARD)))
@@ -308,15 +311,7 @@ def option_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
         q, k, v = inputs(TOKENS // length, heads, heads, length, dim, torch.bfloat16)
         matrix = torch.randn(length, length, device="cuda")
         group = f"options, hd{dim} s{length}"
-        cases: dict[str, dict[str, Any]] = {
-            "plain": {},
-            "softcap": {"softcap": 50.0},
-            "alibi": {"slopes": torch.rand(heads, device="cuda")},
-            "mask": {"mask": matrix > -1.0},
-            "bias": {"bias": matrix.to(torch.bfloat16)},
-            "dropout": {"dropout": 0.1},
-        }
-        for name, options in cases.items():
+        for name, options in option_cases(heads, matrix).items():
             if wanted(group, name):
                 rows.append(measure(group, name, headway.call(q, k, v, **options), {}, work_of(q, pairs_of(length))))
         if wanted(group, "gqa 4:1"):
@@ -347,6 +342,7 @@ def shared_option_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]
             "mask": ({"mask": mask}, {"attn_mask": mask}),
             "bias": ({"bias": bias}, {"attn_mask": bias}),
             "dropout": ({"dropout": 0.1}, {"dropout_p": 0.1}),
+            "mask, dropout": ({"mask": mask, "dropout": 0.1}, {"attn_mask": mask, "dropout_p": 0.1}),
         }
         for name, (own, theirs) in cases.items():
             backends = FAST | {"efficient": SDPBackend.EFFICIENT_ATTENTION}

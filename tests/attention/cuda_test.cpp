@@ -164,6 +164,29 @@ TEST_F(CudaEngine, caps_scores_of_every_size_over_many_blocks) {
     }
 }
 
+// Where the softmax cannot multiply by the scale: also behind the first block, whatever else the call has.
+TEST_F(CudaEngine, takes_any_scale_over_many_blocks) {
+  for (std::int64_t dim : {64, 128, 256}) {
+    const Inputs inputs = random_inputs(
+        {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 20, .keys = 420, .head_dim = dim, .value_dim = dim},
+        DType::bf16);
+    Random random(3);
+    const Tensor mask = random_mask({1, 1, 20, 420}, random), bias = normal({1, 1, 20, 420}, DType::bf16, random),
+                 slopes = Tensor::of<float>({2}, {0.5f, 0.01f});
+    for (double scale : {-0.2, 0.0, 1e-30})
+      for (const AttentionOptions& options :
+           {AttentionOptions{}, AttentionOptions{.mask = mask}, AttentionOptions{.bias = bias},
+            AttentionOptions{.alibi_slopes = slopes}, AttentionOptions{.dropout = 0.3, .seed = 5},
+            AttentionOptions{.mask = mask, .dropout = 0.3, .seed = 5}}) {
+        Call call = inputs.call(options);
+        call.options.scale = scale;
+        call.options.engine = Engine::cuda;
+        SCOPED_TRACE(std::to_string(dim) + " scale " + std::to_string(scale));
+        expect_forward(call, call.run());
+      }
+  }
+}
+
 // Masked values that are not finite make a tile be done a second time.
 TEST_F(CudaEngine, leaves_out_what_is_not_finite_in_many_tiles) {
   constexpr std::int64_t length = 420;

@@ -156,10 +156,12 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
         walk<Change::any, Edge::perhaps>(work);
       }
     } else if constexpr (masked) {
+      const bool has_bias = args_.bias.data != nullptr;
       const bool alone = args_.cap == 0.0f && args_.slopes.data == nullptr;
-      if (alone && args_.bias.data == nullptr) {
+      const bool products = alone && !has_bias && !args_.multiply;  // are scores, but for the mask
+      if (products) {
         walk<Change::mask>(work);
-      } else if (alone && args_.bias.dtype == dtype_of<Half>) {
+      } else if (alone && has_bias && args_.bias.dtype == dtype_of<Half>) {
         walk<Change::bias>(work);
       } else {
         walk<Change::any, Edge::perhaps>(work);
