@@ -246,32 +246,43 @@ def decode_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
     return rows
 
 
+def backward_row(
+    headway: Headway, group: str, tensors: tuple[Any, Any, Any], backends: dict[str, Any], causal: bool
+) -> dict[str, Any]:
+    q, k, v = tensors
+    length, grad_out = q.shape[2], torch.randn_like(q)
+    peers = peers_of(backends, peer_backward, q, k, v, grad_out, is_causal=causal)
+    work = work_of(q, pairs_of(length, causal=causal), BACKWARD)
+    return measure(group, f"s{length}", headway.backward(q, k, v, grad_out, causal=causal), peers, work)
+
+
 def backward_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
     rows = []
     for dim in (128, 64, 256):
         for causal in (False, True):
             for length in (2048, 4096, 16384):
                 group = f"bf16 hd{dim}{' causal' if causal else ''} backward"
-                if not wanted(group, f"s{length}"):
-                    continue
-                heads, batch = WIDTH // dim, TOKENS // length
-                q, k, v = inputs(batch, heads, heads, length, dim, torch.bfloat16)
-                grad_out = torch.randn_like(q)
-                peers = peers_of(FAST, peer_backward, q, k, v, grad_out, is_causal=causal)
-                work = work_of(q, pairs_of(length, causal=causal), BACKWARD)
-                ours = headway.backward(q, k, v, grad_out, causal=causal)
-                rows.append(measure(group, f"s{length}", ours, peers, work))
+                if wanted(group, f"s{length}"):
+                    heads, batch = WIDTH // dim, TOKENS // length
+                    tensors = inputs(batch, heads, heads, length, dim, torch.bfloat16)
+                    rows.append(backward_row(headway, group, tensors, FAST, causal))
     for dim in (64, 128):
         for causal in (False, True):
-            group, length = f"f32 hd{dim}{' causal' if causal else ''} backward", 4096
-            if not wanted(group, f"s{length}"):
-                continue
-            q, k, v = inputs(4, 1024 // dim, 1024 // dim, length, dim, torch.float32)
-            grad_out = torch.randn_like(q)
-            exact = peers_of(EXACT, peer_backward, q, k, v, grad_out, is_causal=causal)
-            work = work_of(q, pairs_of(length, causal=causal), BACKWARD)
-            rows.append(measure(group, f"s{length}", headway.backward(q, k, v, grad_out, causal=causal), exact, work))
+            group, length, heads = f"f32 hd{dim}{' causal' if causal else ''} backward", 4096, 1024 // dim
+            if wanted(group, f"s{length}"):
+                tensors = inputs(4, heads, heads, length, dim, torch.float32)
+                rows.append(backward_row(headway, group, tensors, EXACT, causal))
     return rows
+
+
+OPTIONS_LENGTH = 4096
+
+
+def option_inputs(dim: int) -> tuple[Any, Any, Any, Any]:
+    """Query, key and value, and numbers for a mask or bias."""
+    heads, length = WIDTH // dim, OPTIONS_LENGTH
+    tensors = inputs(TOKENS // length, heads, heads, length, dim, torch.bfloat16)
+    return (*tensors, torch.randn(length, length, device="cuda"))
 
 
 def option_cases(heads: int, matrix: Any) -> dict[str, dict[str, Any]]:
@@ -288,18 +299,15 @@ def option_cases(heads: int, matrix: Any) -> dict[str, dict[str, Any]]:
 def backward_option_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
     rows = []
     for dim in (128, 64):
-        heads, length = WIDTH // dim, 4096
-        q, k, v = inputs(TOKENS // length, heads, heads, length, dim, torch.bfloat16)
-        grad_out, matrix = torch.randn_like(q), torch.randn(length, length, device="cuda")
-        group = f"backward options, hd{dim} s{length}"
+        q, k, v, matrix = option_inputs(dim)
+        heads, grad_out = q.shape[1], torch.randn_like(q)
+        group, work = f"backward options, hd{dim} s{OPTIONS_LENGTH}", work_of(q, pairs_of(OPTIONS_LENGTH), BACKWARD)
         for name, options in option_cases(heads, matrix).items():
             if wanted(group, name):
-                ours = headway.backward(q, k, v, grad_out, **options)
-                rows.append(measure(group, name, ours, {}, work_of(q, pairs_of(length), BACKWARD)))
+                rows.append(measure(group, name, headway.backward(q, k, v, grad_out, **options), {}, work))
         if wanted(group, "gqa 4:1"):
             few = [x[:, : heads // 4].contiguous() for x in (k, v)]
-            ours = headway.backward(q, *few, grad_out)
-            rows.append(measure(group, "gqa 4:1", ours, {}, work_of(q, pairs_of(length), BACKWARD)))
+            rows.append(measure(group, "gqa 4:1", headway.backward(q, *few, grad_out), {}, work))
     return rows
 
 
@@ -307,16 +315,15 @@ def option_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
     """Options on the fast path: their own rate, against the same kernel's without them."""
     rows = []
     for dim in (128, 64, 256):
-        heads, length = WIDTH // dim, 4096
-        q, k, v = inputs(TOKENS // length, heads, heads, length, dim, torch.bfloat16)
-        matrix = torch.randn(length, length, device="cuda")
-        group = f"options, hd{dim} s{length}"
+        q, k, v, matrix = option_inputs(dim)
+        heads = q.shape[1]
+        group, work = f"options, hd{dim} s{OPTIONS_LENGTH}", work_of(q, pairs_of(OPTIONS_LENGTH))
         for name, options in option_cases(heads, matrix).items():
             if wanted(group, name):
-                rows.append(measure(group, name, headway.call(q, k, v, **options), {}, work_of(q, pairs_of(length))))
+                rows.append(measure(group, name, headway.call(q, k, v, **options), {}, work))
         if wanted(group, "gqa 4:1"):
             few = [x[:, : heads // 4].contiguous() for x in (k, v)]
-            rows.append(measure(group, "gqa 4:1", headway.call(q, *few), {}, work_of(q, pairs_of(length))))
+            rows.append(measure(group, "gqa 4:1", headway.call(q, *few), {}, work))
         group = f"options, hd{dim} s{TOKENS}"
         if wanted(group, "window 1024"):
             q, k, v = inputs(1, heads, heads, TOKENS, dim, torch.bfloat16)
@@ -331,13 +338,11 @@ def option_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
 
 def shared_option_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]:
     """Options that PyTorch's kernels have too."""
-    rows = []
+    rows, backends = [], FAST | {"efficient": SDPBackend.EFFICIENT_ATTENTION}
     for dim in (128, 64):
-        heads, length = WIDTH // dim, 4096
-        q, k, v = inputs(TOKENS // length, heads, heads, length, dim, torch.bfloat16)
-        grad_out, matrix = torch.randn_like(q), torch.randn(length, length, device="cuda")
-        group = f"options of both, hd{dim} s{length}"
-        mask, bias = matrix > -1.0, matrix.to(torch.bfloat16)
+        q, k, v, matrix = option_inputs(dim)
+        grad_out, mask, bias = torch.randn_like(q), matrix > -1.0, matrix.to(torch.bfloat16)
+        group, pairs = f"options of both, hd{dim} s{OPTIONS_LENGTH}", pairs_of(OPTIONS_LENGTH)
         cases: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "mask": ({"mask": mask}, {"attn_mask": mask}),
             "bias": ({"bias": bias}, {"attn_mask": bias}),
@@ -345,13 +350,11 @@ def shared_option_rows(headway: Headway, wanted: Wanted) -> list[dict[str, Any]]
             "mask, dropout": ({"mask": mask, "dropout": 0.1}, {"attn_mask": mask, "dropout_p": 0.1}),
         }
         for name, (own, theirs) in cases.items():
-            backends = FAST | {"efficient": SDPBackend.EFFICIENT_ATTENTION}
             if wanted(group, name):
-                peers, work = peers_of(backends, peer, q, k, v, **theirs), work_of(q, pairs_of(length))
-                rows.append(measure(group, name, headway.call(q, k, v, **own), peers, work))
+                peers = peers_of(backends, peer, q, k, v, **theirs)
+                rows.append(measure(group, name, headway.call(q, k, v, **own), peers, work_of(q, pairs)))
                 peers = peers_of(backends, peer_backward, q, k, v, grad_out, **theirs)
-                work = work_of(q, pairs_of(length), BACKWARD)
-                ours = headway.backward(q, k, v, grad_out, **own)
+                ours, work = headway.backward(q, k, v, grad_out, **own), work_of(q, pairs, BACKWARD)
                 rows.append(measure(group, f"{name}, backward", ours, peers, work))
     return rows
 

@@ -29,6 +29,15 @@ struct AllowedPairs {
     return x % 2 == 0 ? ptx::signs_of_bytes<0, 2>(shifted) : ptx::signs_of_bytes<1, 3>(shifted);
   }
 
+  // Packed pairs from the first on, cut down to what is allowed.
+  template <int packed, int all_packed>
+  __device__ __forceinline__ void cut(int first, std::uint32_t (&values)[all_packed]) const {
+#pragma unroll
+    for (int x = first; x < first + packed; ++x) {
+      values[x] &= halves(x);
+    }
+  }
+
   __device__ __forceinline__ bool get(int element) const {
     const int byte = element % 2 * 2 + element / 2 % 2;
     return (words[element / 32] >> (8 * byte + 7 - element % 32 / 4) & 1) != 0;

@@ -12,7 +12,7 @@ enum class HopperBackwardVariant : std::uint8_t {
   ranged,      // each row has its range of keys
   capped,      // and scores a softcap
   sloped,      // or ALiBi
-  dropped,     // or weights dropout
+  dropped,     // or dropout takes weights
   modified,    // or any of softcap, ALiBi and dropout together
   bit_masked,  // a mask [B,H,Sq,Sk] whose rows can be read in pieces
   biased,      // a bias [B,H,Sq,Sk] of the inputs' type whose rows can be

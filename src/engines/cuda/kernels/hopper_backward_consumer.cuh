@@ -211,10 +211,7 @@ class HopperBackwardConsumer {
         forbid_pairs<4 * part_blocks>(4 * part_blocks * part, weights_);
       }
       if constexpr (Single::drops) {
-#pragma unroll
-        for (int x = 4 * part_blocks * part; x < 4 * part_blocks * (part + 1); ++x) {
-          weights_[x] &= single_.kept.halves(x);
-        }
+        single_.kept.template cut<4 * part_blocks>(4 * part_blocks * part, weights_);
       }
       add_value_gradients(slot, part);
       if constexpr (!late_gradients) {
@@ -388,10 +385,8 @@ class HopperBackwardConsumer {
         if constexpr (Single::drops) {
           gradients[e] = weight * fmaf(upstream, single_.kept.or_zero(8 * k + e, args_.kept), -own_delta);
         } else {
-          if constexpr (modified) {
-            if (args_.dropout.active) {
-              upstream *= kept.or_zero(8 * k + e, args_.kept);
-            }
+          if (modified && args_.dropout.active) {
+            upstream *= kept.or_zero(8 * k + e, args_.kept);
           }
           gradients[e] = weight * (upstream - own_delta);
         }
@@ -414,10 +409,7 @@ class HopperBackwardConsumer {
   template <int packed>
   __device__ __forceinline__ void forbid_pairs(int first, std::uint32_t (&values)[queries / 4]) const {
     if (!allowed_.all) {
-#pragma unroll
-      for (int x = first; x < first + packed; ++x) {
-        values[x] &= allowed_.halves(x);
-      }
+      allowed_.template cut<packed>(first, values);
     }
   }
 

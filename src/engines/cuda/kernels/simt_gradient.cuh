@@ -53,13 +53,7 @@ class SimtGradient {
 
  private:
   __device__ void walk(bool careful) {
-#pragma unroll
-    for (int m = 0; m < M; ++m) {
-#pragma unroll
-      for (int w = 0; w < W; ++w) {
-        sums_[m][w] = 0;
-      }
-    }
+    clear(sums_);
     const std::int64_t group = KeysAreRows ? args_.group : 1;
     for (std::int64_t member = 0; member < group; ++member) {
       const std::int64_t h = head_ * group + member;

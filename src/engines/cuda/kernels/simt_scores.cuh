@@ -44,16 +44,6 @@ struct SimtProduct {
   using Real = RealOf<T>;
   using Thread = typename Shape::Thread;
 
-  __device__ static void clear(Real (&c)[Shape::M][Shape::N]) {
-#pragma unroll
-    for (int m = 0; m < Shape::M; ++m) {
-#pragma unroll
-      for (int n = 0; n < Shape::N; ++n) {
-        c[m][n] = 0;
-      }
-    }
-  }
-
   Real* own;
   Real* other;
 

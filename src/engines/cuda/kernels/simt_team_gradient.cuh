@@ -379,17 +379,6 @@ class SimtTeamGradient {
     }
   }
 
-  template <int A, int B>
-  __device__ static void clear(float (&block)[A][B]) {
-#pragma unroll
-    for (int a = 0; a < A; ++a) {
-#pragma unroll
-      for (int b = 0; b < B; ++b) {
-        block[a][b] = 0;
-      }
-    }
-  }
-
   const GradientArguments& args_;
   Here& here_;
   float *own_, *pairs_, *slopes_, *others_;

@@ -72,6 +72,17 @@ __device__ inline void store_four(Real* to, Real a, Real b, Real c, Real d) {
   }
 }
 
+template <class Real, int M, int N>
+__device__ inline void clear(Real (&block)[M][N]) {
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      block[m][n] = 0;
+    }
+  }
+}
+
 // A forbidden pair's coefficient is -0. Those of allowed pairs never are: adding +0 turns -0 into +0.
 __device__ inline bool is_marked(float coefficient) { return __float_as_uint(coefficient) == 0x80000000u; }
 __device__ inline bool is_marked(double coefficient) { return coefficient == 0 && signbit(coefficient); }
