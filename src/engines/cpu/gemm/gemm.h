@@ -40,9 +40,12 @@ class Gemm {
   static constexpr int width = S::lanes * S::panel_vectors;
   static constexpr int fold = Operands<S>::fold;
 
-  static std::int64_t scratch_bytes(const GemmArgs& args) { return Layout(args, nullptr).bytes; }
+  static std::int64_t scratch_bytes(const GemmArgs& task) { return Layout(task, nullptr).bytes; }
 
-  Gemm(const GemmArgs& args, void* scratch) : args_(args), rows_(args.row_end - args.row_begin), at_(args, scratch) {}
+  // Rows begin .. end of a task. How its scratch is laid out, and whether `left` is copied, is the whole task's affair:
+  // some of its rows may lie as broadcasts need them where all of them do not.
+  Gemm(const GemmArgs& task, std::int64_t begin, std::int64_t end, void* scratch)
+      : args_(task), row_begin_(begin), rows_(end - begin), at_(task, scratch) {}
 
   HEADWAY_NOINLINE void run() {
     read_bias();
@@ -84,15 +87,14 @@ class Gemm {
 
   struct Layout {
     std::int64_t bytes, chunk, row_ld, strip_stride;
-    bool one_chunk;
+    bool copies_left, one_chunk;
     Scalar *totals, *bias;
     Operand *right_copy, *left_copy, *row_copy;
 
-    Layout(const GemmArgs& args, void* memory) {
+    Layout(const GemmArgs& args, void* memory) : copies_left(!left_is_readable(args)) {
       const std::int64_t rows = args.row_end - args.row_begin;
       const std::int64_t panels = (args.column_end - args.column_begin + width - 1) / width;
       const std::int64_t steps = folded<S>(args.depth);
-      const bool copies_left = !left_is_readable(args);
       chunk = smaller(copies_left ? short_chunk : long_chunk, steps);
       one_chunk = chunk == steps;
       row_ld = (chunk + lanes - 1) / lanes * lanes + 16;  // not a power of two
@@ -155,10 +157,10 @@ class Gemm {
     if (depth == 0) {
       return {at_.right_copy, 0};
     }
-    if (left_is_readable(args_)) {
+    if (!at_.copies_left) {
       const In* first = args_.left_transposed
-                            ? row_of(args_.left, chunk_begin()) + args_.row_begin * args_.left.column_stride
-                            : row_of(args_.left, args_.row_begin) + chunk_begin();
+                            ? row_of(args_.left, chunk_begin()) + row_begin_ * args_.left.column_stride
+                            : row_of(args_.left, row_begin_) + chunk_begin();
       return {reinterpret_cast<const Operand*>(first), args_.left.row_stride / fold};
     }
     if (args_.left_transposed) {
@@ -166,7 +168,7 @@ class Gemm {
       return {at_.left_copy, 4};
     }
     for (std::int64_t r = 0; r < rows_; ++r) {
-      const In* row = row_of(args_.left, args_.row_begin + r);
+      const In* row = row_of(args_.left, row_begin_ + r);
       Operand* to = at_.left_copy + r * at_.row_ld;
       for (std::int64_t k = 0; k < depth; k += lanes * fold) {
         const int count = at_most(depth - k, lanes * fold);
@@ -208,7 +210,7 @@ class Gemm {
     const ItemRows<const void>& left = args_.left;
     if constexpr (fold == 1 && std::is_same_v<In, Scalar>) {
       if (left.column_stride == 1 && !is_skipped(k)) {
-        return row_of(left, k) + args_.row_begin;
+        return row_of(left, k) + row_begin_;
       }
     }
     for (std::int64_t c = 0; c < rows_; c += lanes) {
@@ -216,7 +218,7 @@ class Gemm {
       In buffers[2][lanes] = {};
       const auto columns = [&](std::int64_t row, In* buffer) HEADWAY_LAMBDA -> const In* {
         return is_skipped(row) ? buffer
-                               : neighbours(row_of(left, row), left.column_stride, args_.row_begin + c, count, buffer);
+                               : neighbours(row_of(left, row), left.column_stride, row_begin_ + c, count, buffer);
       };
       const DepthRows<In> rows{columns(k, buffers[0]),
                                fold > 1 && k + 1 < args_.depth ? columns(k + 1, buffers[1]) : nullptr};
@@ -333,7 +335,7 @@ class Gemm {
     }
     if (args_.left_transposed && !chunk_.last) {
       const std::int64_t begin = next_depth * p / panels, end = next_depth * (p + 1) / panels;
-      ahead.left = rows_ahead(args_.left, next_begin + begin, end - begin, args_.row_begin, rows_, chains);
+      ahead.left = rows_ahead(args_.left, next_begin + begin, end - begin, row_begin_, rows_, chains);
     }
     return ahead;
   }
@@ -354,7 +356,7 @@ class Gemm {
   // Whether the tiles' whole vectors can go where the user wants them.
   HEADWAY_INLINE bool stores_directly(int columns) const {
     return std::is_same_v<In, Scalar> && columns % lanes == 0 && args_.out.column_stride == 1 &&
-           one_item(args_.out, args_.row_begin, rows_);
+           one_item(args_.out, row_begin_, rows_);
   }
 
   HEADWAY_INLINE RowSums<S> row_sums(std::int64_t column, std::int64_t panel, bool direct) const {
@@ -371,7 +373,7 @@ class Gemm {
     sums.bias = chunk_.last && args_.bias != nullptr ? at_.bias + panel * width : nullptr;
     if constexpr (std::is_same_v<In, Scalar>) {
       if (direct) {
-        sums.out = row_of(args_.out, args_.row_begin) + column;
+        sums.out = row_of(args_.out, row_begin_) + column;
         sums.out_ld = args_.out.row_stride;
       }
     }
@@ -380,7 +382,7 @@ class Gemm {
 
   HEADWAY_NOINLINE void store_out(std::int64_t column, int columns, const Scalar* totals) const {
     for (std::int64_t r = 0; r < rows_; ++r, totals += width) {
-      In* to = row_of(args_.out, args_.row_begin + r);
+      In* to = row_of(args_.out, row_begin_ + r);
       for (int c = 0; c < columns; c += lanes) {
         store_row<S>(to, args_.out.column_stride, column + c, at_most(columns - c, lanes), S::load(totals + c));
       }
@@ -396,7 +398,7 @@ class Gemm {
   }
 
   const GemmArgs args_;
-  const std::int64_t rows_;
+  const std::int64_t row_begin_, rows_;
   const Layout at_;
   Chunk chunk_;
 };

@@ -39,20 +39,18 @@ HEADWAY_NOINLINE bool rows_suit_pairs(const ItemRows<const void>& matrix, std::i
 // Each row goes its own way, so that it has the same bits in any batch.
 template <class Pairs, class Plain>
 void run_gemm_pairs(const GemmArgs& args, void* scratch) {
-  GemmArgs run = args;
-  for (run.row_begin = args.row_begin; run.row_begin < args.row_end; run.row_begin = run.row_end) {
-    const auto pairs = [&](std::int64_t row) {
-      return !args.exact_products && (args.left_transposed || rows_suit_pairs(args.left, row, row + 1, args.depth));
-    };
-    const bool through_pairs = pairs(run.row_begin);
-    run.row_end = run.row_begin + 1;
-    while (run.row_end < args.row_end && pairs(run.row_end) == through_pairs) {
-      ++run.row_end;
-    }
+  const auto pairs = [&](std::int64_t row) {
+    return !args.exact_products && (args.left_transposed || rows_suit_pairs(args.left, row, row + 1, args.depth));
+  };
+  for (std::int64_t begin = args.row_begin, end = begin; begin < args.row_end; begin = end) {
+    const bool through_pairs = pairs(begin);
+    do {
+      ++end;
+    } while (end < args.row_end && pairs(end) == through_pairs);
     if (through_pairs) {
-      Gemm<Pairs, bfloat16>(run, scratch).run();
+      Gemm<Pairs, bfloat16>(args, begin, end, scratch).run();
     } else {
-      Gemm<Plain, bfloat16>(run, scratch).run();
+      Gemm<Plain, bfloat16>(args, begin, end, scratch).run();
     }
   }
 }

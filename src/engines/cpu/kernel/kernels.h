@@ -124,7 +124,7 @@ constexpr BackwardKernel backward_kernel() {
 
 template <class S, class In>
 void run_gemm(const GemmArgs& args, void* scratch) {
-  Gemm<S, In>(args, scratch).run();
+  Gemm<S, In>(args, args.row_begin, args.row_end, scratch).run();
 }
 
 template <class S, class In>
