@@ -109,6 +109,8 @@ constinit KeptBlocks kept_blocks;  // its destructor does nothing: tensors may o
 
 }  // namespace
 
+const bool exact_blocks = false;
+
 void* take_memory(std::size_t bytes) noexcept {
   if (bytes < kept_block) {
     return std::aligned_alloc(alignment, rounded(std::max(bytes, alignment), alignment));

@@ -13,6 +13,10 @@ namespace headway {
 
 constexpr std::size_t kept_block = std::size_t{128} << 10;  // bytes, from which on a block is kept
 
+// Whether every block is the system's own, of the very size asked for and given back at once, so that a sanitizer sees
+// each step past its end or after its time (memory_exact.cpp).
+extern const bool exact_blocks;
+
 // Null where the system refuses.
 void* take_memory(std::size_t bytes) noexcept;
 

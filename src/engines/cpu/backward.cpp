@@ -51,11 +51,11 @@ class BackwardRun {
       const std::int64_t end = std::min<std::int64_t>((task + 1) * grouped, all);
       const std::int64_t foreseen = threads_ == 1 ? all : end;
       Args args;
+      TaskScratch scratch;
       for (std::int64_t c = task * grouped; c < end; ++c) {
-        differentiate(args, chunks_[static_cast<std::size_t>(c)],
+        differentiate(args, scratch, chunks_[static_cast<std::size_t>(c)],
                       c + 1 < foreseen ? &chunks_[static_cast<std::size_t>(c) + 1] : nullptr);
       }
-      trim_thread_scratch();
       progress.task_done(worker);
     });
     sum_queries();
@@ -221,18 +221,18 @@ class BackwardRun {
   }
 
   // `next` is what the thread does afterwards, if that is known.
-  void differentiate(Args& args, const Chunk& chunk, const Chunk* next) {
+  void differentiate(Args& args, TaskScratch& scratch, const Chunk& chunk, const Chunk* next) {
     const Place& place = places_[static_cast<std::size_t>(chunk.b)];
     if (chunk.chunk >= 0) {
       fill(args, chunk.b, chunk.g, nullptr);
-      kernel_.gradients(args.sequence, chunk.chunk, thread_scratch(place.scratch));
+      kernel_.gradients(args.sequence, chunk.chunk, scratch.at_least(place.scratch));
       return;
     }
     const std::int64_t rows = place.sequence.query_count;
     const std::int64_t own =
         own_prepared_bytes(rows) + (place.has_partials ? group_ * rows * padded_dim_ * kernel_.scalar_bytes : 0);
     const std::int64_t rounded = ceil_div(own, 64) * 64;
-    char* memory = static_cast<char*>(thread_scratch(rounded + place.scratch));
+    char* memory = static_cast<char*>(scratch.at_least(rounded + place.scratch));
     fill(args, chunk.b, chunk.g, memory);
     announce(args.sequence, next);
     for (std::int64_t h = chunk.g * group_; h < (chunk.g + 1) * group_; ++h) {
@@ -297,7 +297,8 @@ class BackwardRun {
     const std::vector<BiasRegion> regions = bias_regions(bare);
     parallel_for(static_cast<std::int64_t>(regions.size()), threads_, [&](std::int64_t task, int) {
       const BiasRegion& region = regions[static_cast<std::size_t>(task)];
-      kernel_.bias(region, thread_scratch(kernel_.bias_scratch_bytes(region)));
+      TaskScratch scratch;
+      kernel_.bias(region, scratch.at_least(kernel_.bias_scratch_bytes(region)));
     });
   }
 
@@ -366,7 +367,7 @@ class BackwardRun {
   std::vector<Place> places_;
   std::vector<Chunk> chunks_;
   std::vector<double> sink_parts_;
-  CallMemory memory_;
+  CallScratch memory_;
 };
 
 }  // namespace

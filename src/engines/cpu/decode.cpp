@@ -186,12 +186,14 @@ void decode(const ForwardProblem& problem) {
   const std::int64_t group =
       std::clamp<std::int64_t>(static_cast<std::int64_t>(units_per_task), 1, ceil_div(heads.units(), threads));
   const std::int64_t tasks = ceil_div(heads.units(), group);
-  auto* partials = static_cast<char*>(shared_scratch(heads.partial_bytes()));
+  CallScratch call_scratch;
+  auto* partials = static_cast<char*>(call_scratch.at_least(heads.partial_bytes()));
 
   SharedProgress progress(problem.operation, problem.progress, problem.weights ? 2 * tasks : tasks);
   const auto each_unit = [&](void (*run)(const DecodeArgs&, std::int64_t, void*)) {
     parallel_for(tasks, threads, [&](std::int64_t task, int worker) {
-      auto* scratch = static_cast<char*>(thread_scratch(heads.scratch_bytes()));
+      TaskScratch task_scratch;
+      auto* scratch = static_cast<char*>(task_scratch.at_least(heads.scratch_bytes()));
       DecodeArgs args;
       std::int64_t head = -1;
       for (std::int64_t index = task * group; index < std::min((task + 1) * group, heads.units()); ++index) {
@@ -202,14 +204,14 @@ void decode(const ForwardProblem& problem) {
         }
         run(args, unit.chunk, scratch + heads.argument_bytes());
       }
-      trim_thread_scratch();
       progress.task_done(worker);
     });
   };
   each_unit(kernel.run);
   const std::int64_t mergers = std::min<std::int64_t>(heads.count(), threads);
   parallel_for(mergers, threads, [&](std::int64_t task, int) {
-    auto* scratch = static_cast<char*>(thread_scratch(heads.argument_bytes()));
+    TaskScratch task_scratch;
+    auto* scratch = static_cast<char*>(task_scratch.at_least(heads.argument_bytes()));
     for (std::int64_t head = task; head < heads.count(); head += mergers) {
       kernel.finish(heads.arguments(problem, head, partials, scratch));
     }
@@ -217,7 +219,6 @@ void decode(const ForwardProblem& problem) {
   if (problem.weights) {
     each_unit(kernel.run_weights);
   }
-  trim_shared_scratch();
   progress.finish();
 }
 

@@ -199,14 +199,14 @@ void run_units(const ForwardProblem& problem, const Plan& plan, const ForwardKer
   const std::int64_t scratch = kernel.scratch_bytes(scratch_args(problem), plan.query_block / kernel.panel_rows);
   SharedProgress progress(problem.operation, problem.progress, tasks);
   parallel_for(tasks, plan.threads, [&](std::int64_t task, int worker) {
-    void* memory = thread_scratch(scratch);
+    TaskScratch task_scratch;
+    void* memory = task_scratch.at_least(scratch);
     const std::int64_t end = std::min((task + 1) * group, units.count());
     const std::int64_t foreseen = plan.threads == 1 ? units.count() : end;
     UnitArgs args(problem, units);
     for (std::int64_t index = task * group; index < end; ++index) {
       run(args.at(index, index + 1 < foreseen ? index + 1 : -1), memory);
     }
-    trim_thread_scratch();
     progress.task_done(worker);
   });
   progress.finish();

@@ -77,7 +77,7 @@ class Product {
 
  private:
   void find_zero_rows() {
-    auto* found = static_cast<std::uint8_t*>(shared_scratch(args_.depth));
+    auto* found = static_cast<std::uint8_t*>(zero_rows_.at_least(args_.depth));
     parallel_for(ceil_div(args_.depth, scanned_rows), threads_, [&](std::int64_t task, int) {
       const std::int64_t begin = task * scanned_rows;
       kernel_.find_zero_rows(args_, begin, std::min(begin + scanned_rows, args_.depth), found);
@@ -139,8 +139,8 @@ class Product {
       args.row_end = std::min(args.row_begin + rows, args.rows);
       args.column_begin = task % row_tasks * columns;
       args.column_end = std::min(args.column_begin + columns, args.columns);
-      kernel_.run(args, thread_scratch(kernel_.scratch_bytes(args)));
-      trim_thread_scratch();
+      TaskScratch scratch;
+      kernel_.run(args, scratch.at_least(kernel_.scratch_bytes(args)));
       progress.task_done(worker);
     });
     progress.finish();
@@ -151,6 +151,7 @@ class Product {
   const DType dtype_;
   const LinearCall& call_;
   const bool skip_zero_rows_;
+  CallScratch zero_rows_;
   int threads_ = 1;
 };
 

@@ -1,4 +1,4 @@
-// Scratch memory of one thread: kept from call to call, so that small calls do not pay for fresh pages.
+// Scratch memory, kept by its thread from one use to the next, so that small calls do not pay for fresh pages.
 #pragma once
 
 #include <cstdint>
@@ -7,35 +7,39 @@
 
 namespace headway::cpu {
 
-// At least `bytes`, 64-byte aligned, of the calling thread; valid until the thread asks again. Throws std::bad_alloc.
-void* thread_scratch(std::int64_t bytes);
-
-// The same from a second buffer: for the thread that makes a call, to share with those that work on it.
-void* shared_scratch(std::int64_t bytes);
-
-// Give back what is larger than a thread should keep.
-void trim_thread_scratch();
-void trim_shared_scratch();
-
-// Memory of one call for all threads that work on it. The calling thread keeps it for its next call if it is not too
-// large, since fresh pages cost as much as the work on them; a call inside the call gets its own.
-class CallMemory {
+// Memory of one task or of one call. What its thread kept goes to the first user, so a user inside another one (a call
+// that a progress callback makes) gets memory of its own; so does a call when the thread has ended its thread_locals.
+class KeptMemory {
  public:
-  CallMemory();
-  ~CallMemory();
-  CallMemory(const CallMemory&) = delete;
-  CallMemory& operator=(const CallMemory&) = delete;
+  KeptMemory(const KeptMemory&) = delete;
+  KeptMemory& operator=(const KeptMemory&) = delete;
 
   // At least `bytes`, 64-byte aligned, with any contents; forgets what was there. Throws std::bad_alloc.
   void* at_least(std::int64_t bytes);
   void* data() const { return memory_.get(); }
 
- private:
-  struct Kept;
-  static Kept& kept();
+ protected:
+  enum class Owner : std::uint8_t { task, call };
+  explicit KeptMemory(Owner owner) noexcept;
+  ~KeptMemory();
 
-  Memory memory_;
+ private:
+  struct Block;
+  static Block* kept(Owner owner) noexcept;
+
+  Owner owner_;
   std::int64_t bytes_ = 0;
+  Memory memory_;
+};
+
+// Of the task that a thread is in.
+struct TaskScratch : KeptMemory {
+  TaskScratch() noexcept : KeptMemory(Owner::task) {}
+};
+
+// Of a call, for all threads that work on it; kept by the thread that makes the call.
+struct CallScratch : KeptMemory {
+  CallScratch() noexcept : KeptMemory(Owner::call) {}
 };
 
 }  // namespace headway::cpu
