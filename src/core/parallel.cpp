@@ -12,10 +12,11 @@
 #include <cstdlib>
 #include <exception>
 #include <mutex>
-#include <system_error>
+#include <new>
 #include <thread>
 #include <vector>
 
+#include "core/process.h"
 #include "core/text.h"
 #include "headway/error.h"
 #include "headway/threads.h"
@@ -30,24 +31,52 @@ struct Job {
   std::atomic<bool> failed{false};
   std::exception_ptr error = nullptr;
 
-  // Takes tasks until none is left, with a look at something else after each.
-  template <class Look>
-  void work(int worker, Look look) {
-    for (std::int64_t i = next.fetch_add(1, std::memory_order_relaxed);
-         i < count && !failed.load(std::memory_order_relaxed); i = next.fetch_add(1, std::memory_order_relaxed)) {
-      try {
-        task(i, worker);
-      } catch (...) {
-        if (!failed.exchange(true)) {
-          error = std::current_exception();
-        }
-      }
-      look();
+  // Takes the next task; false when none is left.
+  bool work_once(int worker) {
+    const std::int64_t i = next.fetch_add(1, std::memory_order_relaxed);
+    if (i >= count || failed.load(std::memory_order_relaxed)) {
+      return false;
     }
+    try {
+      task(i, worker);
+    } catch (...) {
+      if (!failed.exchange(true)) {
+        error = std::current_exception();
+      }
+    }
+    return true;
   }
   void work(int worker) {
-    work(worker, [] {});
+    while (work_once(worker)) {
+    }
   }
+};
+
+// While a thread is inside a task, calls that it makes run on it alone.
+thread_local bool inside_task = false;
+
+class InsideTask {
+ public:
+  InsideTask() { inside_task = true; }
+  ~InsideTask() { inside_task = false; }
+  InsideTask(const InsideTask&) = delete;
+  InsideTask& operator=(const InsideTask&) = delete;
+};
+
+// Signals stay with the user's own threads: those that are started meanwhile block all of them.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
 };
 
 void pause() {
@@ -80,9 +109,13 @@ struct LentJob {
   std::atomic<int> helpers{0};
 };
 
+class Pool;
+std::atomic<Pool*> current_pool{nullptr};
+
 // Never destroyed: its threads are detached and may sleep in it while the process ends.
 class Pool {
  public:
+  // Does what is left of a job, on as many threads as the system grants.
   void run(Job& job, int threads) {
     start_workers(threads - 1);
     callers_cpu_ = sched_getcpu();
@@ -98,7 +131,7 @@ class Pool {
     ticket_.notify_all();
     bool watching = left_alone_ != callers_cpu_;
     const auto begin = Clock::now();
-    job.work(0, [&] {
+    while (job.work_once(0)) {
       const bool crowded = watching && crowded_.load(std::memory_order_relaxed);
       if (crowded || (watching && Clock::now() - begin > patience)) {
         watching = false;
@@ -106,8 +139,11 @@ class Pool {
           leave_alone(sched_getcpu());
         }
       }
-    });
-    // No task is left: whoever has not come yet need not come, the others must have ended.
+    }
+    if (current_pool.load(std::memory_order_relaxed) != this) {  // a callback forked, and this is the child
+      throw Unsupported("a call cannot go on in a forked child: its threads, and what they did, are the parent's");
+    }
+    // No task is left: workers that have not started yet skip this job, the others must have ended.
     const std::uint64_t closed = ticket_.exchange(generation << 32, std::memory_order_acq_rel);
     const auto came = static_cast<std::uint32_t>(helpers - (closed & 0xffffffffu));
     for (std::uint32_t done = finished_.load(std::memory_order_acquire); done != came;
@@ -138,30 +174,33 @@ class Pool {
     left_alone_ = cpu;
   }
 
-  // As many as the system grants: places that nobody takes are closed when the tasks run out. Signals stay with the
-  // user's own threads.
-  void start_workers(int wanted) {
-    if (workers_ >= wanted) {
+  // As many as the system grants, and the rest when it does: places that nobody takes are closed when the tasks run
+  // out. A calling thread may be pinned; workers may go wherever the process may.
+  void start_workers(int wanted) noexcept {
+    const auto count = static_cast<std::size_t>(wanted);
+    if (handles_.size() >= count) {
       return;
     }
-    if (sched_getaffinity(0, sizeof allowed_, &allowed_) != 0) {
-      CPU_ZERO(&allowed_);
-    }
-    left_alone_ = -1;
-    handles_.reserve(static_cast<std::size_t>(wanted));
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
-      for (; workers_ < wanted; ++workers_) {
-        std::thread worker([this] { serve(); });
-        handles_.push_back(worker.native_handle());
-        worker.detach();
-      }
-    } catch (const std::system_error&) {
+      handles_.reserve(count);
+    } catch (const std::bad_alloc&) {
+      return;
     }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    stay_loaded();
+    allowed_ = process_cpus();
+    left_alone_ = -1;
+    const SignalsBlocked blocked;
+    pthread_t worker;
+    while (handles_.size() < count && pthread_create(&worker, nullptr, serve, this) == 0) {
+      pthread_detach(worker);
+      if (CPU_COUNT(&allowed_) > 0) {
+        pthread_setaffinity_np(worker, sizeof allowed_, &allowed_);
+      }
+      handles_.push_back(worker);
+    }
   }
+
+  static void* serve(void* pool) { static_cast<Pool*>(pool)->serve(); }
 
   // A worker takes one of the places that a ticket offers; the place is its number in the job.
   [[noreturn]] void serve() {
@@ -187,23 +226,16 @@ class Pool {
   }
 
  public:
-  static thread_local bool inside_task;
-
- private:
   Job* job_ = nullptr;
   std::atomic<std::uint64_t> ticket_{0};  // generation in the high half, places still open in the low half
   std::atomic<std::uint32_t> finished_{0};
-  int workers_ = 0;
   std::vector<pthread_t> handles_;
-  cpu_set_t allowed_{};  // what the workers started with; none where the system does not say
+  cpu_set_t allowed_{};  // to the process; none where the system does not say
   int left_alone_ = -1;  // the CPU that the workers are kept from
   int callers_cpu_ = -1;
   std::atomic<bool> crowded_{false};  // a worker of this job woke there
 };
 
-thread_local bool Pool::inside_task = false;
-
-std::atomic<Pool*> current_pool{nullptr};
 std::atomic<Executor> lent{nullptr};
 
 // A child has none of its parent's threads, and perhaps a pool that was busy: it gets a new one.
@@ -212,18 +244,27 @@ void forget_threads() {
   lent.store(nullptr, std::memory_order_relaxed);
 }
 
-Pool& pool() {
-  static std::once_flag registered;
-  std::call_once(registered, [] { pthread_atfork(nullptr, nullptr, forget_threads); });
-  Pool* existing = current_pool.load(std::memory_order_acquire);
-  if (existing == nullptr) {
-    auto* made = new Pool;
-    if (current_pool.compare_exchange_strong(existing, made, std::memory_order_acq_rel)) {
-      return *made;
-    }
-    delete made;
+// From the first time that it succeeds on; to register twice does no harm.
+bool watch_forks() {
+  static std::atomic<bool> watching{false};
+  if (!watching.load(std::memory_order_relaxed)) {
+    watching.store(pthread_atfork(nullptr, nullptr, forget_threads) == 0, std::memory_order_relaxed);
   }
-  return *existing;
+  return watching.load(std::memory_order_relaxed);
+}
+
+// Null where there is no memory for one.
+Pool* pool() {
+  Pool* existing = current_pool.load(std::memory_order_acquire);
+  if (existing != nullptr || !watch_forks()) {
+    return existing;
+  }
+  auto* made = new (std::nothrow) Pool;
+  if (current_pool.compare_exchange_strong(existing, made, std::memory_order_acq_rel)) {
+    return made;
+  }
+  delete made;
+  return existing;
 }
 
 void take_part(void* context) {
@@ -231,9 +272,18 @@ void take_part(void* context) {
   const bool called = std::this_thread::get_id() == lent_job.caller;
   if (const int worker = called ? 0 : 1 + lent_job.helpers.fetch_add(1, std::memory_order_relaxed);
       worker < lent_job.threads) {
-    Pool::inside_task = true;
+    const InsideTask inside;
     lent_job.job.work(worker);
-    Pool::inside_task = false;
+  }
+}
+
+void run_shared(Pool& shared, Job& job, int threads) {
+  if (const Executor executor = lent.load(std::memory_order_acquire); executor != nullptr) {
+    LentJob lent_job{job, threads};
+    executor(take_part, &lent_job);
+  } else {
+    const InsideTask inside;
+    shared.run(job, threads);
   }
 }
 
@@ -253,49 +303,53 @@ int default_threads() {
   if (const char* value = std::getenv("OMP_NUM_THREADS"); value != nullptr && std::atol(value) > 0) {
     return static_cast<int>(std::min(std::atol(value), most_threads));
   }
-  cpu_set_t allowed;
-  const int cpus = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 0;
+  const cpu_set_t allowed = process_cpus();
+  const int cpus = CPU_COUNT(&allowed);
   return cpus > 0 ? cpus : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-std::atomic<int>& thread_setting() {
-  static std::atomic<int> setting{default_threads()};
-  return setting;
-}
+std::atomic<int> thread_setting{0};  // 0: nobody has asked yet
 
 }  // namespace
 
-int get_threads() { return thread_setting().load(std::memory_order_relaxed); }
+int get_threads() {
+  int threads = thread_setting.load(std::memory_order_relaxed);
+  if (threads == 0) {
+    const int found = default_threads();
+    threads = thread_setting.compare_exchange_strong(threads, found, std::memory_order_relaxed) ? found : threads;
+  }
+  return threads;
+}
 
 void set_threads(int threads) {
   if (threads < 1) {
     throw InvalidArgument(text("set_threads: expected 1 or more, found ", threads));
   }
-  thread_setting().store(threads, std::memory_order_relaxed);
+  thread_setting.store(threads, std::memory_order_relaxed);
 }
 
 void set_executor(Executor executor) {
-  pool();  // watches for forks from now on
+  if (!watch_forks()) {
+    throw OutOfMemory("set_executor: could not ask the system to be told of forks");
+  }
   lent.store(executor, std::memory_order_release);
 }
 
 void parallel_for(std::int64_t count, int threads, TaskFunction task) {
   Job job{task, count};
   const int useful = static_cast<int>(std::min<std::int64_t>(count, threads));
-  if (useful > 1 && !Pool::inside_task) {
-    Pool& shared = pool();
-    if (const std::unique_lock lock(shared.in_use, std::try_to_lock); lock) {
-      if (const Executor executor = lent.load(std::memory_order_acquire); executor != nullptr) {
-        LentJob lent_job{job, useful};
-        executor(take_part, &lent_job);
-      } else {
-        Pool::inside_task = true;
-        shared.run(job, useful);
-        Pool::inside_task = false;
-      }
+  if (Pool* shared = useful > 1 && !inside_task ? pool() : nullptr; shared != nullptr) {
+    // While another thread's call holds the pool this one does its tasks itself, and asks again after each.
+    std::unique_lock lock(shared->in_use, std::try_to_lock);
+    while (!lock && job.work_once(0)) {
+      lock.try_lock();
+    }
+    if (lock) {
+      run_shared(*shared, job, useful);
     }
   }
-  job.work(0);  // all of it, or what is left: nothing
+  while (job.work_once(0)) {  // all of it, or what is left: nothing
+  }
   if (job.error) {
     std::rethrow_exception(job.error);
   }

@@ -1,0 +1,15 @@
+// What the thread pool asks of the process that the library runs in.
+#pragma once
+
+#include <sched.h>
+
+namespace headway {
+
+// The CPUs that the process may use: those of all its threads, since one of them may be pinned (OpenMP does that to the
+// thread that calls us). None where the system does not say.
+cpu_set_t process_cpus() noexcept;
+
+// Keeps dlclose from unmapping the library, or the plugin that it is linked into, while its threads run in it.
+void stay_loaded() noexcept;
+
+}  // namespace headway
