@@ -16,6 +16,7 @@
 #include "core/ceil_div.h"
 #include "core/elements.h"
 #include "core/key_range.h"
+#include "core/out_of_memory.h"
 #include "core/parallel.h"
 #include "core/progress.h"
 #include "core/text.h"
@@ -268,8 +269,10 @@ Analysis analyze(const Problem& problem, const AnalysisRequest& request, const C
 }
 
 Analysis analyze(ConstTensorView query, ConstTensorView key, const AttentionOptions& options,
-                 const AnalysisRequest& request) {
+                 const AnalysisRequest& request) try {
   return analyze(analysis_problem("analyze", query, key, options), request, {});
+} catch (...) {
+  throw_own_error("analyze");
 }
 
 }  // namespace headway

@@ -10,6 +10,7 @@
 #include "core/ceil_div.h"
 #include "core/checks.h"
 #include "core/key_range.h"
+#include "core/out_of_memory.h"
 #include "core/overlap.h"
 #include "core/parallel.h"
 #include "headway/threads.h"
@@ -158,7 +159,7 @@ TileMap map_of(const Problem& problem, std::int64_t b, std::int64_t h, const Rec
 }  // namespace
 
 Tensor weights_in(ConstTensorView query, ConstTensorView key, const Rectangle& rectangle,
-                  const AttentionOptions& options, const std::optional<ConstTensorView>& lse) {
+                  const AttentionOptions& options, const std::optional<ConstTensorView>& lse) try {
   const Problem problem = analysis_problem("weights_in", query, key, options);
   check_rectangle(problem, rectangle);
   const auto rows = lse ? std::optional(full_lse(problem, *lse)) : std::nullopt;
@@ -171,10 +172,12 @@ Tensor weights_in(ConstTensorView query, ConstTensorView key, const Rectangle& r
   }
   return problem.dtype() == DType::f64 ? weights_of<double>(problem, rectangle, rows)
                                        : weights_of<float>(problem, rectangle, rows);
+} catch (...) {
+  throw_own_error("weights_in");
 }
 
 void mean_weights(ConstTensorView query, ConstTensorView key, ConstTensorView lse, TensorView mean,
-                  const AttentionOptions& options) {
+                  const AttentionOptions& options) try {
   const Problem problem = analysis_problem("mean_weights", query, key, options);
   const ConstTensorView rows = full_lse(problem, lse);
   check_device(problem, "lse", rows);
@@ -192,11 +195,13 @@ void mean_weights(ConstTensorView query, ConstTensorView key, ConstTensorView ls
     return mean_weights_on_device(problem, rows, target);
   }
   problem.dtype() == DType::f64 ? write_mean<double>(problem, rows, target) : write_mean<float>(problem, rows, target);
+} catch (...) {
+  throw_own_error("mean_weights");
 }
 
 TileMap tile_map(ConstTensorView query, ConstTensorView key, ConstTensorView lse, std::int64_t batch, std::int64_t head,
                  const Rectangle& rectangle, std::int64_t row_cell, std::int64_t key_cell,
-                 const AttentionOptions& options) {
+                 const AttentionOptions& options) try {
   const Problem problem = analysis_problem("tile_map", query, key, options);
   check_rectangle(problem, rectangle);
   const ConstTensorView rows = full_lse(problem, lse);
@@ -216,6 +221,8 @@ TileMap tile_map(ConstTensorView query, ConstTensorView key, ConstTensorView lse
   const ConstTensorView of_head = rows.select(0, batch).select(0, head);
   return problem.dtype() == DType::f64 ? map_of<double>(problem, batch, head, rectangle, row_cell, key_cell, of_head)
                                        : map_of<float>(problem, batch, head, rectangle, row_cell, key_cell, of_head);
+} catch (...) {
+  throw_own_error("tile_map");
 }
 
 }  // namespace headway

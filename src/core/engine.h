@@ -57,10 +57,10 @@ struct Choice {
 };
 Choice choose(const Problem& problem);
 
-// Chooses an engine and has it do the pass. Engines allocate scratch; what the system refuses is our own error.
+// Has the chosen engine do the pass. Engines allocate scratch; what the system refuses is our own error.
 template <class SomeProblem>
-void run(const SomeProblem& problem, void (EngineBase::*pass)(const SomeProblem&, const Plan&) const) {
-  const Choice choice = choose(problem);
+void run(const SomeProblem& problem, const Choice& choice,
+         void (EngineBase::*pass)(const SomeProblem&, const Plan&) const) {
   const auto refuse = [&] {
     throw OutOfMemory(text(problem.operation, ": could not allocate ", choice.plan.scratch_bytes, " bytes of scratch"));
   };
@@ -71,6 +71,11 @@ void run(const SomeProblem& problem, void (EngineBase::*pass)(const SomeProblem&
   } catch (const std::length_error&) {
     refuse();
   }
+}
+
+template <class SomeProblem>
+void run(const SomeProblem& problem, void (EngineBase::*pass)(const SomeProblem&, const Plan&) const) {
+  run(problem, choose(problem), pass);
 }
 
 }  // namespace headway

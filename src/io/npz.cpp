@@ -2,6 +2,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/out_of_memory.h"
 #include "headway/io.h"
 #include "io/npy_format.h"
 #include "io/text_checks.h"
@@ -29,7 +30,7 @@ void require_name(const std::string& name) {
 
 }  // namespace
 
-NamedTensors load_npz(const std::filesystem::path& path, const ReadLimits& limits) {
+NamedTensors load_npz(const std::filesystem::path& path, const ReadLimits& limits) try {
   const io::InputFile file("load_npz", path);
   NamedTensors tensors;
   for (const io::ZipEntry& entry : io::read_zip_directory(file, limits)) {
@@ -44,9 +45,11 @@ NamedTensors load_npz(const std::filesystem::path& path, const ReadLimits& limit
     tensors.emplace(std::move(name), std::move(tensor));
   }
   return tensors;
+} catch (...) {
+  throw_own_error("load_npz");
 }
 
-void save_npz(const std::filesystem::path& path, const NamedViews& tensors, const WriteOptions& options) {
+void save_npz(const std::filesystem::path& path, const NamedViews& tensors, const WriteOptions& options) try {
   for (const auto& [name, view] : tensors) {
     require_name(name);
     io::require_npy("save_npz", name, view);
@@ -60,6 +63,8 @@ void save_npz(const std::filesystem::path& path, const NamedViews& tensors, cons
   }
   archive.finish();
   file.commit();
+} catch (...) {
+  throw_own_error("save_npz");
 }
 
 }  // namespace headway

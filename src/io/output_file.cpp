@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <random>
+#include <utility>
 
 namespace headway::io {
 namespace {
@@ -27,10 +28,14 @@ fs::path resolved(const fs::path& path) {
   return target.empty() ? path : target;
 }
 
+fs::path folder_of(const fs::path& file) { return file.has_parent_path() ? file.parent_path() : fs::path("."); }
+
+// A file without a name, as the system names it.
+std::string path_of(const FileDescriptor& file) { return text("/proc/self/fd/", file.number()); }
+
 // So that the new name survives a power failure. The file is complete either way, and not every file system can do
 // this.
-void sync_folder(const fs::path& file) {
-  const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+void sync(const fs::path& folder) {
   const FileDescriptor descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (descriptor.is_open()) {
     ::fsync(descriptor.number());
@@ -68,15 +73,28 @@ void OutputFile::refuse_target() const {
   }
 }
 
+// A file without a name, of which nothing stays if the process dies; where the system has none, one with a name.
 void OutputFile::create_temporary() {
+  descriptor_ = FileDescriptor(::open(folder_of(target_).c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, default_mode));
+  if (descriptor_.is_open() && ::access(path_of(descriptor_).c_str(), F_OK) == 0) {
+    return;
+  }
+  claim_temporary([&](const fs::path& name) {
+    descriptor_ = FileDescriptor(::open(name.c_str(), create_new, default_mode));
+    return descriptor_.is_open();
+  });
+}
+
+// Makes `create(name)` succeed for a new name in the target's folder, which is the temporary file's from then on.
+template <class Create>
+void OutputFile::claim_temporary(const Create& create) {
   constexpr int attempts = 100;
   std::random_device random;
   for (int attempt = 0; attempt < attempts; ++attempt) {
     // Not built from the target's name, which may be as long as a name can be.
-    const fs::path candidate = target_.parent_path() / text(".headway-", std::hex, random(), random(), ".tmp");
-    descriptor_ = FileDescriptor(::open(candidate.c_str(), create_new, default_mode));
-    if (descriptor_.is_open()) {
-      temporary_ = candidate;
+    fs::path candidate = folder_of(target_) / text(".headway-", std::hex, random(), random(), ".tmp");
+    if (create(candidate)) {
+      temporary_ = std::move(candidate);  // without a copy, which could fail and leave the file
       return;
     }
     if (errno != EEXIST) {
@@ -113,12 +131,19 @@ void OutputFile::commit() {
   if (::fsync(descriptor_.number()) != 0) {
     context_.fail_system("write", errno);
   }
+  if (temporary_.empty()) {
+    const std::string file = path_of(descriptor_);
+    claim_temporary([&](const fs::path& name) {
+      return ::linkat(AT_FDCWD, file.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0;
+    });
+  }
   if (descriptor_.close() != 0) {
     context_.fail_system("write", errno);
   }
+  const fs::path folder = folder_of(target_);  // while a failure still leaves everything as it was
   publish();
   temporary_.clear();
-  sync_folder(target_);
+  sync(folder);
 }
 
 void OutputFile::publish() {

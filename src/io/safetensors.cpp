@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/out_of_memory.h"
 #include "headway/io.h"
 #include "io/bytes.h"
 #include "io/input_file.h"
@@ -114,7 +115,7 @@ std::string header_for(const std::vector<NamedViews::const_iterator>& order, con
 
 }  // namespace
 
-SafetensorsFile load_safetensors(const std::filesystem::path& path, const ReadLimits& limits) {
+SafetensorsFile load_safetensors(const std::filesystem::path& path, const ReadLimits& limits) try {
   const io::InputFile file("load_safetensors", path);
   const std::string json = read_header(file, limits);
   io::SafetensorsHeader header = io::parse_safetensors_header(json, file.context());
@@ -127,10 +128,12 @@ SafetensorsFile load_safetensors(const std::filesystem::path& path, const ReadLi
     result.tensors.emplace(std::move(entry.name), io::read_elements(source, entry.sizes, entry.dtype));
   }
   return result;
+} catch (...) {
+  throw_own_error("load_safetensors");
 }
 
 void save_safetensors(const std::filesystem::path& path, const NamedViews& tensors,
-                      const std::map<std::string, std::string>& metadata, const WriteOptions& options) {
+                      const std::map<std::string, std::string>& metadata, const WriteOptions& options) try {
   require_writable(tensors, metadata);
   const auto order = in_file_order(tensors);
   const std::string header = header_for(order, metadata);
@@ -144,6 +147,8 @@ void save_safetensors(const std::filesystem::path& path, const NamedViews& tenso
     io::write_elements(file.sink(), tensor->second);
   }
   file.commit();
+} catch (...) {
+  throw_own_error("save_safetensors");
 }
 
 }  // namespace headway

@@ -1,11 +1,13 @@
 // The header of a .safetensors file: JSON that names each tensor's type, shape and place.
 #include "io/safetensors_header.h"
 
+#include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <utility>
 
+#include "io/json_text.h"
 #include "io/tensor_bytes.h"
 #include "io/text_checks.h"
 
@@ -187,16 +189,6 @@ class HeaderReader final : public json::json_sax_t {
   std::optional<std::vector<std::uint64_t>> offsets_;
 };
 
-std::string json_text(std::string_view text) { return json(text).dump(); }
-
-std::string shape_text(const Dims& sizes) {
-  std::string result = "[";
-  for (const std::int64_t size : sizes) {
-    result += text(result.size() > 1 ? "," : "", size);
-  }
-  return result + "]";
-}
-
 }  // namespace
 
 SafetensorsHeader parse_safetensors_header(std::string_view header, const FileContext& context) {
@@ -214,20 +206,22 @@ SafetensorsHeader parse_safetensors_header(std::string_view header, const FileCo
 }
 
 std::string write_safetensors_header(const SafetensorsHeader& header) {
-  std::string result = "{";
-  const auto start_value = [&](std::string_view key) {
-    result += text(result.size() > 1 ? "," : "", json_text(key), ":");
-  };
+  JsonObject object;
   if (!header.metadata.empty()) {
-    start_value(metadata_key);
-    result += json(header.metadata).dump();
+    JsonObject metadata;
+    for (const auto& [key, value] : header.metadata) {
+      metadata.set(key, value);
+    }
+    object.add(metadata_key, metadata.text());
   }
   for (const SafetensorsEntry& entry : header.entries) {
-    start_value(entry.name);
-    result += text("{\"dtype\":\"", find_type(types, entry.dtype)->name, "\",\"shape\":", shape_text(entry.sizes),
-                   ",\"data_offsets\":[", entry.begin, ",", entry.end, "]}");
+    JsonObject tensor;
+    tensor.set("dtype", find_type(types, entry.dtype)->name);
+    tensor.add("shape", json_array(entry.sizes));
+    tensor.add("data_offsets", json_array(std::array{entry.begin, entry.end}));
+    object.add(entry.name, tensor.text());
   }
-  result += '}';
+  std::string result = object.text();
   constexpr std::size_t alignment = 8;  // of the data that follows; the length before the header has 8 bytes too
   result.append((alignment - result.size() % alignment) % alignment, ' ');
   return result;

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <string_view>
 
+#include "core/out_of_memory.h"
 #include "core/text.h"
 #include "headway/io.h"
 #include "headway/layer.h"
@@ -140,7 +141,7 @@ Tensor take_parameter(const Reader& reader, const ParameterSpec& spec, DType dty
 
 }  // namespace
 
-void MultiHeadAttention::save(const std::filesystem::path& path, bool overwrite) const {
+void MultiHeadAttention::save(const std::filesystem::path& path, bool overwrite) const try {
   // What a file is written from lies in host memory.
   std::optional<Parameters> copied;
   if (device() != Device{}) {
@@ -148,9 +149,11 @@ void MultiHeadAttention::save(const std::filesystem::path& path, bool overwrite)
   }
   const Parameters::Named& named = (copied ? *copied : state_->parameters).views();
   save_safetensors(path, {named.begin(), named.end()}, metadata_of(state_->config), {.overwrite = overwrite});
+} catch (...) {
+  throw_own_error("MultiHeadAttention::save");
 }
 
-MultiHeadAttention MultiHeadAttention::load(const std::filesystem::path& path) {
+MultiHeadAttention MultiHeadAttention::load(const std::filesystem::path& path) try {
   SafetensorsFile file = load_safetensors(path);
   const Reader reader(path, file.metadata);
   auto state = std::make_unique<State>();
@@ -162,6 +165,8 @@ MultiHeadAttention MultiHeadAttention::load(const std::filesystem::path& path) {
     reader.refuse("found an unexpected tensor \"", Reader::shortened(file.tensors.begin()->first), "\"");
   }
   return MultiHeadAttention(std::move(state));
+} catch (...) {
+  throw_own_error("MultiHeadAttention::load");
 }
 
 }  // namespace headway

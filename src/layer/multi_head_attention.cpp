@@ -2,7 +2,9 @@
 #include <string_view>
 #include <utility>
 
+#include "core/engine.h"
 #include "core/linear.h"
+#include "core/out_of_memory.h"
 #include "core/text.h"
 #include "core/validate.h"
 #include "headway/layer.h"
@@ -52,8 +54,8 @@ Heads heads_of(const Activations& a, const MultiHeadAttentionConfig& config) {
           split(a.context, config.heads)};
 }
 
-// Everything but the last projection. Options and outputs are checked before anything is computed, which is why memory
-// for the projections comes first.
+// Everything but the last projection. Options and outputs are checked, and an engine is chosen, before anything is
+// computed, which is why memory for the projections comes first.
 Activations attend(std::string_view operation, const MultiHeadAttentionConfig& config, const Parameters& parameters,
                    const LayerInputs& inputs, const AttentionOptions& options, const AttentionOutputs& outputs,
                    Stages& stages) {
@@ -76,8 +78,10 @@ Activations attend(std::string_view operation, const MultiHeadAttentionConfig& c
   result.context = Tensor::uninitialized(result.q.sizes(), config.dtype, inputs.queries.device(), options.stream);
   const Heads heads = heads_of(result, config);
   const TensorView context = split_heads(result.context.view(), config.heads, config.head_dim);
-  forward_problem({.operation = operation, .query = heads.q, .key = heads.k, .value = heads.v, .options = options},
-                  context, outputs);
+  ForwardProblem problem =
+      forward_problem({.operation = operation, .query = heads.q, .key = heads.k, .value = heads.v, .options = options},
+                      context, outputs);
+  const Choice choice = choose(problem);
 
   const StageFlops flops(config, inputs);
   for (std::size_t n = 0; n < groups.size(); ++n) {
@@ -85,9 +89,8 @@ Activations attend(std::string_view operation, const MultiHeadAttentionConfig& c
     linear(options.engine, input_of(inputs, groups[n][0]), weight, bias, result.memory[n],
            stages.next_linear(flops.of(groups[n])));
   }
-  AttentionOptions staged = options;
-  staged.progress = stages.next(flops.attention);
-  attention(heads.q, heads.k, heads.v, context, staged, outputs);
+  problem.progress = stages.next(flops.attention);
+  run(problem, choice, &EngineBase::forward);
   return result;
 }
 
@@ -126,7 +129,7 @@ void project_backward(const AttentionOptions& options, const Parameters& paramet
 
 }  // namespace
 
-MultiHeadAttention::MultiHeadAttention(const MultiHeadAttentionConfig& config) : state_(std::make_unique<State>()) {
+MultiHeadAttention::MultiHeadAttention(const MultiHeadAttentionConfig& config) try : state_(std::make_unique<State>()) {
   state_->config = resolved(config);
   for (const ParameterSpec& spec : parameter_specs(state_->config)) {
     try {
@@ -136,6 +139,8 @@ MultiHeadAttention::MultiHeadAttention(const MultiHeadAttentionConfig& config) :
                              state_->config.dtype));
     }
   }
+} catch (...) {
+  throw_own_error("MultiHeadAttention");
 }
 
 MultiHeadAttention::MultiHeadAttention(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -147,12 +152,14 @@ const MultiHeadAttentionConfig& MultiHeadAttention::config() const { return stat
 
 Device MultiHeadAttention::device() const { return state_->device; }
 
-void MultiHeadAttention::to(Device device, void* stream) {
+void MultiHeadAttention::to(Device device, void* stream) try {
   state_->remembered.reset();
   if (device != state_->device) {
     state_->parameters = state_->parameters.copied_to(device, stream);
     state_->device = device;
   }
+} catch (...) {
+  throw_own_error("MultiHeadAttention::to");
 }
 
 std::vector<std::pair<std::string, TensorView>> MultiHeadAttention::parameters() { return state_->parameters.views(); }
@@ -168,7 +175,7 @@ ConstTensorView MultiHeadAttention::parameter(const std::string& name) const {
 }
 
 Tensor MultiHeadAttention::infer(ConstTensorView queries, ConstTensorView keys, ConstTensorView values,
-                                 const AttentionOptions& options, const AttentionOutputs& outputs) const {
+                                 const AttentionOptions& options, const AttentionOutputs& outputs) const try {
   constexpr std::string_view operation = "MultiHeadAttention::infer";
   const auto& [config, device, parameters, remembered] = *state_;
   const LayerInputs inputs = checked_inputs(operation, *this, queries, keys, values);
@@ -177,10 +184,12 @@ Tensor MultiHeadAttention::infer(ConstTensorView queries, ConstTensorView keys, 
   const Activations activations =
       attend(operation, config, parameters, inputs, with_batch(options, inputs.batched), asked, stages);
   return output_of(options, config, parameters, inputs, activations.context, stages);
+} catch (...) {
+  throw_own_error("MultiHeadAttention::infer");
 }
 
 Tensor MultiHeadAttention::forward(ConstTensorView queries, ConstTensorView keys, ConstTensorView values,
-                                   const AttentionOptions& options, const AttentionOutputs& outputs) {
+                                   const AttentionOptions& options, const AttentionOutputs& outputs) try {
   constexpr std::string_view operation = "MultiHeadAttention::forward";
   const auto& [config, device, parameters, remembered] = *state_;
   state_->remembered.reset();
@@ -203,11 +212,14 @@ Tensor MultiHeadAttention::forward(ConstTensorView queries, ConstTensorView keys
   Tensor y = output_of(options, config, parameters, pass.inputs, pass.activations.context, stages);
   state_->remembered = std::move(pass);
   return y;
+} catch (...) {
+  throw_own_error("MultiHeadAttention::forward");
 }
 
-Gradients MultiHeadAttention::backward(ConstTensorView grad_output, const OptionGradients& option_gradients) {
+Gradients MultiHeadAttention::backward(ConstTensorView grad_output, const OptionGradients& option_gradients) try {
+  constexpr std::string_view operation = "MultiHeadAttention::backward";
   if (!state_->remembered) {
-    throw InvalidArgument("MultiHeadAttention::backward: expected a forward before it, found none");
+    throw InvalidArgument(text(operation, ": expected a forward before it, found none"));
   }
   const auto& [inputs, options, activations, lse] = *state_->remembered;
   const MultiHeadAttentionConfig& config = state_->config;
@@ -216,30 +228,31 @@ Gradients MultiHeadAttention::backward(ConstTensorView grad_output, const Option
   check_option_gradients(*this, inputs, option_gradients);
 
   const StageFlops flops(config, inputs);
-  Stages stages("MultiHeadAttention::backward", options, 2 * flops.projections() + 2.5 * flops.attention);
+  Stages stages(operation, options, 2 * flops.projections() + 2.5 * flops.attention);
   Gradients gradients;
   // dcontext = dy W_o^T  [B,Sq,H*hd]
   const auto memory = [&](const Dims& sizes) {
     return Tensor::uninitialized(sizes, config.dtype, state_->device, options.stream);
   };
   Tensor dcontext = memory(activations.context.sizes());
-  project_backward(options, parameters, 'o', dy, activations.context, dcontext, gradients,
-                   stages.next_linear(2 * flops.output));
-
   const Heads heads = heads_of(activations, config);
   Tensor dq = memory(activations.q.sizes());
   Tensor dk = memory(activations.k.sizes());
   Tensor dv = memory(activations.v.sizes());
-  AttentionOptions staged = options;
-  staged.progress = stages.next(2.5 * flops.attention);
-  attention_backward(split_heads(std::as_const(dcontext).view(), config.heads, config.head_dim), heads.q, heads.k,
-                     heads.v, heads.context, lse,
-                     {.dq = split_heads(dq.view(), config.heads, config.head_dim),
-                      .dk = split_heads(dk.view(), config.kv_heads, config.head_dim),
-                      .dv = split_heads(dv.view(), config.kv_heads, config.head_dim),
-                      .dbias = option_gradients.bias,
-                      .dsinks = option_gradients.sinks},
-                     staged);
+  // As in attend(): what attention would refuse is refused before anything is computed.
+  BackwardProblem problem =
+      backward_problem({.operation = operation, .query = heads.q, .key = heads.k, .value = heads.v, .options = options},
+                       split_heads(std::as_const(dcontext).view(), config.heads, config.head_dim), heads.context, lse,
+                       {.dq = split_heads(dq.view(), config.heads, config.head_dim),
+                        .dk = split_heads(dk.view(), config.kv_heads, config.head_dim),
+                        .dv = split_heads(dv.view(), config.kv_heads, config.head_dim),
+                        .dbias = option_gradients.bias,
+                        .dsinks = option_gradients.sinks});
+  const Choice choice = choose(problem);
+  project_backward(options, parameters, 'o', dy, activations.context, dcontext, gradients,
+                   stages.next_linear(2 * flops.output));
+  problem.progress = stages.next(2.5 * flops.attention);
+  run(problem, choice, &EngineBase::backward);
 
   const auto through = [&](char letter, const Tensor& dprojected, ConstTensorView x, double projection_flops) {
     Tensor dx = memory(callers_sizes(inputs, x.size(1), x.size(2)));
@@ -251,6 +264,8 @@ Gradients MultiHeadAttention::backward(ConstTensorView grad_output, const Option
   gradients.keys = through('k', dk, inputs.keys, flops.key);
   gradients.values = through('v', dv, inputs.values, flops.value);
   return gradients;
+} catch (...) {
+  throw_own_error("MultiHeadAttention::backward");
 }
 
 }  // namespace headway

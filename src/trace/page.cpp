@@ -1,9 +1,11 @@
 // A trace as a page to step through.
 #include <cmath>
-#include <nlohmann/json.hpp>
+#include <span>
 
+#include "core/out_of_memory.h"
 #include "core/text.h"
 #include "headway/trace.h"
+#include "io/json_text.h"
 #include "io/output_file.h"
 #include "trace/layout.h"
 #include "trace_texts.h"
@@ -12,55 +14,50 @@
 namespace headway {
 namespace {
 
-using nlohmann::json;
-
-json number_of(double number) {
+std::string number_text(double number) {
   if (std::isfinite(number)) {
-    return number;
+    return io::json_text(number);
   }
-  return std::isnan(number) ? "NaN" : number < 0 ? "-Infinity" : "Infinity";
+  return io::json_text(std::isnan(number) ? "NaN" : number < 0 ? "-Infinity" : "Infinity");
 }
 
-json data_of(const TraceStep& step) {
+std::string source_text(const TraceSource& source) {
+  return io::JsonObject().set("step", source.step).set("part", name(source.part)).text();
+}
+
+std::string step_text(const TraceStep& step) {
   const tracing::Layout layout(step);
-  json numbers = json::array(), sources = json::array();
-  for (std::int64_t n = 0; n < step.numbers.elements(); ++n) {
-    numbers.push_back(number_of(step.numbers.as<double>()[n]));
-  }
-  for (const TraceSource& source : step.sources) {
-    sources.push_back({{"step", source.step}, {"part", name(source.part)}});
-  }
-  return {{"name", step.name},          {"symbol", step.symbol},
-          {"formula", step.formula},    {"why", step.why},
-          {"kind", name(step.kind)},    {"shape", text(step.numbers.sizes())},
-          {"items", layout.items},      {"hasItems", layout.has_items},
-          {"heads", layout.heads},      {"hasHeads", layout.has_heads},
-          {"rows", layout.rows},        {"columns", layout.columns},
-          {"rowAxis", layout.row_axis}, {"columnAxis", layout.column_axis},
-          {"numbers", numbers},         {"sources", sources}};
+  const std::span numbers(step.numbers.as<double>(), static_cast<std::size_t>(step.numbers.elements()));
+  io::JsonObject object;
+  object.set("name", step.name).set("symbol", step.symbol).set("formula", step.formula).set("why", step.why);
+  object.set("kind", name(step.kind)).set("shape", text(step.numbers.sizes()));
+  object.set("items", layout.items).set("hasItems", layout.has_items);
+  object.set("heads", layout.heads).set("hasHeads", layout.has_heads);
+  object.set("rows", layout.rows).set("columns", layout.columns);
+  object.set("rowAxis", layout.row_axis).set("columnAxis", layout.column_axis);
+  object.add("numbers", io::json_array(numbers, number_text)).add("sources", io::json_array(step.sources, source_text));
+  return object.text();
 }
 
 }  // namespace
 
-std::string trace_page(const Trace& trace) {
-  json data = {{"title", trace.title},
-               {"options", trace.options},
-               {"queryTokens", trace.query_tokens},
-               {"keyTokens", trace.key_tokens},
-               {"steps", json::array()}};
-  for (const TraceStep& step : trace.steps) {
-    data["steps"].push_back(data_of(step));
-  }
-  // Bytes that are no UTF-8 are replaced.
-  const std::string written = data.dump(-1, ' ', false, json::error_handler_t::replace);
-  return view::assembled({trace_page_markup, trace_style, trace_script}, written, view::Connect::nowhere);
+std::string trace_page(const Trace& trace) try {
+  io::JsonObject data;
+  data.set("title", trace.title).set("options", trace.options);
+  data.add("queryTokens", io::json_array(trace.query_tokens)).add("keyTokens", io::json_array(trace.key_tokens));
+  data.add("steps", io::json_array(trace.steps, step_text));
+  return view::assembled({trace_page_markup, trace_style, trace_script}, data.text(), view::Connect::nowhere);
+} catch (...) {
+  throw_own_error("trace_page");
 }
 
-void write_trace(const std::filesystem::path& path, const Trace& trace, bool overwrite) {
+void write_trace(const std::filesystem::path& path, const Trace& trace, bool overwrite) try {
   const std::string page = trace_page(trace);
   io::OutputFile file("write_trace", path, overwrite);
   file.write(std::as_bytes(std::span(page)));
   file.commit();
+} catch (...) {
+  throw_own_error("write_trace");
 }
 
 }  // namespace headway

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <ostream>
 
+#include "core/out_of_memory.h"
 #include "headway/trace.h"
 #include "trace/layout.h"
 
@@ -247,13 +248,17 @@ class Writer {
 
 }  // namespace
 
-std::string to_string(const Trace& trace, const TraceText& form) { return Writer(trace, form).run(); }
+std::string to_string(const Trace& trace, const TraceText& form) try { return Writer(trace, form).run(); } catch (...) {
+  throw_own_error("to_string");
+}
 
-std::string to_string(const Trace& trace, std::size_t step, const TraceText& form) {
+std::string to_string(const Trace& trace, std::size_t step, const TraceText& form) try {
   if (step >= trace.steps.size()) {
     throw InvalidArgument(text("to_string: step is ", step, ", expected less than ", trace.steps.size()));
   }
   return Writer(trace, form).run(step);
+} catch (...) {
+  throw_own_error("to_string");
 }
 
 std::ostream& operator<<(std::ostream& stream, const Trace& trace) { return stream << to_string(trace); }

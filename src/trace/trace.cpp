@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "core/elements.h"
+#include "core/out_of_memory.h"
 #include "core/plan.h"
 #include "core/text.h"
 #include "core/validate.h"
@@ -408,12 +409,14 @@ class Tracer {
 }  // namespace
 
 Trace trace(ConstTensorView query, ConstTensorView key, ConstTensorView value, const AttentionOptions& options,
-            const TraceRequest& request) {
+            const TraceRequest& request) try {
   return Tracer(query, key, value, options, request).run();
+} catch (...) {
+  throw_own_error("trace");
 }
 
 Trace trace(const MultiHeadAttention& layer, ConstTensorView queries, ConstTensorView keys, ConstTensorView values,
-            const AttentionOptions& options, TraceRequest request) {
+            const AttentionOptions& options, TraceRequest request) try {
   checked_inputs("trace", layer, queries, keys, values);
   request.heads = layer.config().heads;
   request.kv_heads = layer.config().kv_heads;
@@ -421,6 +424,8 @@ Trace trace(const MultiHeadAttention& layer, ConstTensorView queries, ConstTenso
     request.weights.insert_or_assign(name, parameter);
   }
   return trace(queries, keys, values, options, request);
+} catch (...) {
+  throw_own_error("trace");
 }
 
 const TraceStep& Trace::step(const std::string& name) const {

@@ -13,6 +13,7 @@
 
 #include "core/ceil_div.h"
 #include "core/elements.h"
+#include "core/out_of_memory.h"
 #include "core/plan.h"
 #include "core/text.h"
 #include "headway/analysis.h"
@@ -207,14 +208,17 @@ struct LiveView::State {
   std::string page, path = text("/", random_word(), "/");
 };
 
-LiveView::LiveView(std::span<const ViewLayer> layers, const ViewRequest& request)
-    : state_(std::make_unique<State>(layers, request)) {}
+LiveView::LiveView(std::span<const ViewLayer> layers, const ViewRequest& request) try
+    : state_(std::make_unique<State>(layers, request)) {
+} catch (...) {
+  throw_own_error("LiveView");
+}
 
 LiveView::~LiveView() = default;
 
 std::string LiveView::address(std::string_view own_host) const { return text("http://", own_host, state_->path); }
 
-ViewAnswer LiveView::answer(std::string_view target, std::string_view host, std::string_view own_host) const {
+ViewAnswer LiveView::answer(std::string_view target, std::string_view host, std::string_view own_host) const try {
   ViewAnswer answer = state_->answer(target, host, own_host);
   if (answer.headers.empty()) {
     answer.headers.emplace_back("Content-Type", "application/octet-stream");
@@ -225,6 +229,8 @@ ViewAnswer LiveView::answer(std::string_view target, std::string_view host, std:
                                                {"Referrer-Policy", "no-referrer"},
                                                {"X-Frame-Options", "DENY"}});
   return answer;
+} catch (...) {
+  throw_own_error("LiveView::answer");
 }
 
 }  // namespace headway

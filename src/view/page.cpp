@@ -5,17 +5,15 @@
 #include <algorithm>
 #include <cmath>
 #include <new>
-#include <nlohmann/json.hpp>
 
 #include "headway/error.h"
+#include "io/json_text.h"
 #include "view/fine_map.h"
 #include "view/html.h"
 #include "viewer_texts.h"
 
 namespace headway::view {
 namespace {
-
-using nlohmann::json;
 
 std::string base64(const std::vector<unsigned char>& bytes) {
   static constexpr char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -43,14 +41,14 @@ std::string packed(const void* data, std::size_t size) {
 }
 
 template <class T>
-void add(json& blobs, const char* name, const std::vector<T>& numbers) {
+void add(io::JsonObject& blobs, const char* name, const std::vector<T>& numbers) {
   if (!numbers.empty()) {
-    blobs[name] = packed(numbers.data(), numbers.size() * sizeof(T));
+    blobs.set(name, packed(numbers.data(), numbers.size() * sizeof(T)));
   }
 }
 
 // In three digits.
-void add_short(json& blobs, const char* name, const std::vector<float>& numbers) {
+void add_short(io::JsonObject& blobs, const char* name, const std::vector<float>& numbers) {
   std::vector<std::uint16_t> halves(numbers.size());
   std::transform(numbers.begin(), numbers.end(), halves.begin(), short_float);
   add(blobs, name, halves);
@@ -58,39 +56,20 @@ void add_short(json& blobs, const char* name, const std::vector<float>& numbers)
 
 double finite(double number) { return std::isfinite(number) ? number : 0.0; }
 
-json data_of(const Content& content, Source source) {
-  json data = {{"title", content.title},
-               {"options", content.options},
-               {"queries", content.queries},
-               {"keys", content.keys},
-               {"rowCell", content.row_cell},
-               {"keyCell", content.key_cell},
-               {"mapRows", content.map_rows},
-               {"mapKeys", content.map_keys},
-               {"top", content.top},
-               {"keyTokens", nullptr},
-               {"queryTokens", nullptr},
-               {"layers", content.layers},
-               {"live", source == Source::server},
-               {"blobs", json::object()}};
-  if (!content.key_tokens.empty()) {
-    data["keyTokens"] = content.key_tokens;
-  }
-  if (!content.query_tokens.empty()) {
-    // "same": the page takes the keys' tokens.
-    data["queryTokens"] = content.query_tokens == content.key_tokens ? json("same") : json(content.query_tokens);
-  }
-  data["heads"] = json::array();
-  for (const Head& head : content.heads) {
-    data["heads"].push_back({{"name", head.name},
-                             {"layer", head.layer},
-                             {"entropy", finite(head.entropy)},
-                             {"distance", finite(head.distance)},
-                             {"first", finite(head.first)},
-                             {"diagonal", finite(head.diagonal)},
-                             {"near", finite(head.near)}});
-  }
-  json& blobs = data["blobs"];
+std::string head_text(const Head& head) {
+  io::JsonObject object;
+  object.set("name", head.name).set("layer", head.layer);
+  object.set("entropy", finite(head.entropy)).set("distance", finite(head.distance)).set("first", finite(head.first));
+  object.set("diagonal", finite(head.diagonal)).set("near", finite(head.near));
+  return object.text();
+}
+
+std::string tokens_text(const std::vector<std::string>& tokens) {
+  return tokens.empty() ? "null" : io::json_array(tokens);
+}
+
+std::string blobs_text(const Content& content) {
+  io::JsonObject blobs;
   add_short(blobs, "mapMean", content.map_mean);
   add_short(blobs, "mapMax", content.map_max);
   add_short(blobs, "entropy", content.entropy);
@@ -98,15 +77,28 @@ json data_of(const Content& content, Source source) {
   add(blobs, "topKeys", content.top_keys);
   add(blobs, "topWeights", content.top_weights);
   add(blobs, "weights", content.weights);
-  return data;
+  return blobs.text();
+}
+
+std::string data_text(const Content& content, Source source) {
+  const bool same_tokens = !content.query_tokens.empty() && content.query_tokens == content.key_tokens;
+  io::JsonObject data;
+  data.set("title", content.title).set("options", content.options);
+  data.set("queries", content.queries).set("keys", content.keys);
+  data.set("rowCell", content.row_cell).set("keyCell", content.key_cell);
+  data.set("mapRows", content.map_rows).set("mapKeys", content.map_keys).set("top", content.top);
+  data.add("keyTokens", tokens_text(content.key_tokens));
+  // "same": the page takes the keys' tokens.
+  data.add("queryTokens", same_tokens ? io::json_text("same") : tokens_text(content.query_tokens));
+  data.set("layers", content.layers).set("live", source == Source::server);
+  data.add("heads", io::json_array(content.heads, head_text)).add("blobs", blobs_text(content));
+  return data.text();
 }
 
 }  // namespace
 
 std::string page_text(const Content& content, Source source) {
-  // Bytes that are no UTF-8 are replaced.
-  return assembled({viewer_page_markup, viewer_style, viewer_script},
-                   data_of(content, source).dump(-1, ' ', false, json::error_handler_t::replace),
+  return assembled({viewer_page_markup, viewer_style, viewer_script}, data_text(content, source),
                    source == Source::server ? Connect::own_server : Connect::nowhere);
 }
 

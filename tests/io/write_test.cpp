@@ -68,6 +68,7 @@ TEST(Write, a_process_that_dies_while_writing_keeps_the_old_file) {
   const int status = save_in_limited_process(path, Tensor({1'000'000}), SIG_DFL);
   EXPECT_TRUE(WIFSIGNALED(status));
   EXPECT_TRUE(same(load_npy(path), small()));
+  EXPECT_EQ(folder.files(), 1u);
 }
 
 TEST(Write, of_many_writers_without_overwrite_one_wins) {

@@ -46,6 +46,33 @@ TEST(LayerErrors, sizes_past_64_bits_are_refused_without_overflow) {
             "MultiHeadAttention: W_k of shape (9223372036854775807, 8) has more than 2^63 bytes");
 }
 
+// Before the projections run: nothing is reported.
+TEST(LayerErrors, what_attention_would_refuse_is_refused_before_anything_is_computed) {
+  const Tensor x({2, 3, 8});
+  MultiHeadAttention layer({.model_dim = 8, .heads = 2});
+  int reports = 0;
+  AttentionOptions options;
+  options.progress = [&](double) { return ++reports > 0; };
+  options.engine = Engine::cuda;
+  const std::string reason = ": no engine asked for can run this (cuda: ";
+  const auto starts_with = [](const std::string& text, const std::string& start) { return text.rfind(start, 0) == 0; };
+  EXPECT_TRUE(starts_with(error_text<Unsupported>([&] { layer.forward(x, x, x, options); }),
+                          "MultiHeadAttention::forward" + reason));
+  EXPECT_TRUE(starts_with(error_text<Unsupported>([&] { layer.infer(x, x, x, options); }),
+                          "MultiHeadAttention::infer" + reason));
+  EXPECT_EQ(reports, 0);
+
+  options.engine = Engine::cpu;
+  layer.forward(x, x, x, options);
+  reports = 0;
+  Tensor dbias({3, 3}), dsinks({2});
+  EXPECT_EQ(error_text<InvalidArgument>([&] { layer.backward(x, {.bias = dbias}); }),
+            "MultiHeadAttention::backward: dbias was asked for, but the call has no bias");
+  EXPECT_EQ(error_text<InvalidArgument>([&] { layer.backward(x, {.sinks = dsinks}); }),
+            "MultiHeadAttention::backward: dsinks was asked for, but the call has no sinks");
+  EXPECT_EQ(reports, 0);
+}
+
 TEST(LayerErrors, a_layer_too_large_for_memory_is_out_of_memory_and_the_next_one_works) {
   const std::string found =
       error_text<OutOfMemory>([] { MultiHeadAttention layer({.model_dim = std::int64_t{1} << 25}); });
