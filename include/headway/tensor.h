@@ -121,6 +121,7 @@ class BasicTensorView {
  private:
   void require_dtype(DType expected) const;
   std::int64_t offset(const Dims& index) const;
+  std::int64_t distance(int axis, std::int64_t index) const;  // in elements
   BasicTensorView moved_by(std::int64_t elements, Dims sizes, Dims strides) const;
 
   Void* data_ = nullptr;

@@ -8,6 +8,7 @@
 #include "core/device_memory.h"
 #include "core/elements.h"
 #include "core/memory.h"
+#include "core/out_of_memory.h"
 #include "core/text.h"
 
 namespace headway {
@@ -59,6 +60,26 @@ Dims contiguous_strides(const Dims& sizes) {
   return strides;
 }
 
+namespace {
+
+// The distance between the elements that are furthest apart must fit 63 bits in bytes: sums of indices times strides
+// then never overflow.
+void check_reach(const Dims& sizes, const Dims& strides, DType dtype) {
+  std::int64_t below = 0, above = 0;
+  for (int axis = 0; axis < sizes.size(); ++axis) {
+    std::int64_t reach = 0;
+    std::int64_t& side = strides[axis] < 0 ? below : above;
+    if (__builtin_mul_overflow(sizes[axis] - 1, strides[axis], &reach) ||
+        __builtin_mul_overflow(reach, static_cast<std::int64_t>(size_of(dtype)), &reach) ||
+        __builtin_add_overflow(side, reach, &side) || __builtin_sub_overflow(above, below, &reach)) {
+      throw InvalidArgument(
+          text("tensor: strides ", strides, " for shape ", sizes, " reach over more than 2^63 bytes of ", dtype));
+    }
+  }
+}
+
+}  // namespace
+
 template <class Void>
 BasicTensorView<Void>::BasicTensorView(Void* data, DType dtype, Dims sizes, Dims strides, Device device)
     : data_(data), dtype_(dtype), device_(device), sizes_(sizes), strides_(strides) {
@@ -69,6 +90,9 @@ BasicTensorView<Void>::BasicTensorView(Void* data, DType dtype, Dims sizes, Dims
   const std::int64_t count = checked_elements(sizes, dtype);
   if (count > 0 && data == nullptr) {
     throw InvalidArgument(text("tensor: expected memory for shape ", sizes, ", found a null pointer"));
+  }
+  if (count > 0) {
+    check_reach(sizes, strides, dtype);
   }
 }
 
@@ -105,15 +129,22 @@ std::int64_t BasicTensorView<Void>::offset(const Dims& index) const {
     throw Unsupported(text("tensor: expected elements in host memory, found them on ", device_));
   }
   bool inside = index.size() == rank();
-  std::int64_t result = 0;
   for (int axis = 0; inside && axis < rank(); ++axis) {
     inside = index[axis] >= 0 && index[axis] < sizes_[axis];
-    result += index[axis] * strides_[axis];
   }
   if (!inside) {
     throw InvalidArgument(text("tensor: index ", index, " is outside the shape ", sizes_));
   }
+  std::int64_t result = 0;
+  for (int axis = 0; axis < rank(); ++axis) {
+    result += index[axis] * strides_[axis];
+  }
   return result;
+}
+
+template <class Void>
+std::int64_t BasicTensorView<Void>::distance(int axis, std::int64_t index) const {
+  return elements() > 0 ? index * strides_[axis] : 0;  // strides of an empty view are anything
 }
 
 template <class Void>
@@ -197,7 +228,7 @@ BasicTensorView<Void> BasicTensorView<Void>::select(int axis, std::int64_t index
   if (index < 0 || index >= sizes_[axis]) {
     throw InvalidArgument(text("select: expected an index from 0 to ", sizes_[axis] - 1, ", found ", index));
   }
-  return moved_by(index * strides_[axis], without(sizes_, axis), without(strides_, axis));
+  return moved_by(distance(axis, index), without(sizes_, axis), without(strides_, axis));
 }
 
 template <class Void>
@@ -208,16 +239,18 @@ BasicTensorView<Void> BasicTensorView<Void>::slice(int axis, std::int64_t begin,
   }
   Dims sizes = sizes_;
   sizes[axis] = end - begin;
-  return moved_by(end > begin ? begin * strides_[axis] : 0, sizes, strides_);
+  return moved_by(end > begin ? distance(axis, begin) : 0, sizes, strides_);
 }
 
 template <class Void>
 BasicTensorView<Void> BasicTensorView<Void>::flip(int axis) const {
   require_axis("flip", axis, rank());
+  if (sizes_[axis] < 2 || elements() == 0) {
+    return *this;
+  }
   Dims strides = strides_;
   strides[axis] = -strides[axis];
-  const std::int64_t last = std::max<std::int64_t>(sizes_[axis] - 1, 0);
-  return moved_by(last * strides_[axis], sizes_, strides);
+  return moved_by(distance(axis, sizes_[axis] - 1), sizes_, strides);
 }
 
 template <class Void>
@@ -246,7 +279,9 @@ BasicTensorView<Void> BasicTensorView<Void>::unflatten(int axis, const Dims& siz
   }
   Dims strides = contiguous_strides(sizes);
   for (int i = 0; i < strides.size(); ++i) {
-    strides[i] *= strides_[axis];
+    if (__builtin_mul_overflow(strides[i], strides_[axis], &strides[i])) {
+      strides[i] = 0;  // of an axis of size 1, or of an empty view: never used
+    }
   }
   return moved_by(0, replaced(sizes_, axis, sizes), replaced(strides_, axis, strides));
 }
@@ -278,7 +313,7 @@ void Tensor::Free::operator()(void* memory) const noexcept {
   }
 }
 
-Tensor Tensor::uninitialized(const Dims& sizes, DType dtype, Device device, void* stream) {
+Tensor Tensor::uninitialized(const Dims& sizes, DType dtype, Device device, void* stream) try {
   const auto bytes = static_cast<std::size_t>(checked_elements(sizes, dtype)) * size_of(dtype);
   const bool in_host_memory = device == Device{};
   Tensor result;
@@ -290,6 +325,8 @@ Tensor Tensor::uninitialized(const Dims& sizes, DType dtype, Device device, void
   result.sizes_ = sizes;
   result.dtype_ = dtype;
   return result;
+} catch (...) {
+  throw_own_error("tensor");
 }
 
 Tensor::Tensor(const Dims& sizes, DType dtype, Device device, void* stream)

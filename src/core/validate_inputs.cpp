@@ -171,7 +171,8 @@ void place_inputs(Problem& problem, const Call& call, Layout& layout) {
 
 // ---- Options: key ranges ----
 
-// Each entry of lens [B] or [B,Sq] must lie in 0 .. limit(b).
+// Each entry of lens [B] or [B,Sq] must lie in 0 .. limit(b). Only then may the problem have them: sequence() computes
+// with what it finds there.
 template <class Limit>
 void check_lens(const Problem& problem, const char* name, ConstTensorView lens, const Limit& limit) {
   if (!on_host(lens)) {
@@ -199,9 +200,9 @@ void resolve_valid_lens(Problem& problem, ConstTensorView lens, const Layout& la
   if (batched.sizes() != Dims{problem.batch} && batched.sizes() != per_row) {
     invalid(problem, "valid_lens has shape ", lens.sizes(), ", expected ", Dims{problem.batch}, " or ", per_row);
   }
+  check_lens(problem, "valid_lens", batched, [&](std::int64_t b) { return sequence(problem, b).key_count; });
   problem.valid_lens_per_batch = batched.rank() == 1;
   problem.valid_lens = problem.valid_lens_per_batch ? batched.unsqueeze(1).expand(per_row) : batched;
-  check_lens(problem, "valid_lens", batched, [&](std::int64_t b) { return sequence(problem, b).key_count; });
 }
 
 void resolve_query_lens(Problem& problem, ConstTensorView lens) {

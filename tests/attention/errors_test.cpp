@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "support/inputs.h"
 
@@ -142,6 +143,39 @@ TEST(Errors, a_valid_length_outside_of_the_keys_is_named_with_its_place) {
   rows.at<std::int32_t>({1, 4}) = 99;
   call.options.valid_lens = rows;
   EXPECT_TRUE(call.is<InvalidArgument>({"valid_lens", "99", "1", "4"}));
+}
+
+// Where adding anything to them overflows.
+TEST(Errors, lengths_at_the_ends_of_64_bits_are_refused_and_windows_there_are_wide) {
+  constexpr std::int64_t lowest = std::numeric_limits<std::int64_t>::min();
+  constexpr std::int64_t highest = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t length : {lowest, lowest + 1, highest}) {
+    const Tensor lens = Tensor::of<std::int64_t>({2}, {1, length});
+    const Tensor rows = Tensor::of<std::int64_t>({2, 5}, {1, 1, 1, 1, 1, 1, 1, 1, 1, length});
+    for (const Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right}) {
+      Legal call;
+      call.options.causal = causal;
+      call.options.valid_lens = lens;
+      EXPECT_TRUE(call.is<InvalidArgument>({"valid_lens[1]", std::to_string(length)}));
+      call.options.valid_lens = rows;
+      EXPECT_TRUE(call.is<InvalidArgument>({"valid_lens[1, 4]", std::to_string(length)}));
+      call.options.valid_lens = {};
+      call.options.query_lens = lens;
+      EXPECT_TRUE(call.is<InvalidArgument>({"query_lens[1]", std::to_string(length)}));
+    }
+    const Tensor starts = Tensor::of<std::int64_t>({3}, {0, length, 5}), packed({5, 6, 8});
+    Tensor out({5, 6, 8});
+    EXPECT_TRUE(throws<InvalidArgument>("attention_varlen", {"cu_seqlens_q[1]", std::to_string(length)},
+                                        [&] { attention_varlen(packed, packed, packed, starts, starts, out); }));
+  }
+  for (const Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right}) {
+    Legal call, unlimited;
+    call.options = {.causal = causal, .window = Window{highest, highest}};
+    call();
+    unlimited.options = {.causal = causal};
+    unlimited();
+    EXPECT_EQ(read(call.out.view()).values, read(unlimited.out.view()).values);
+  }
 }
 
 TEST(Errors, lengths_are_integers_of_the_right_shape) {

@@ -1,6 +1,7 @@
 // Views: shape functions move a pointer and strides, never the numbers.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <sstream>
 
 #include "headway/tensor.h"
@@ -100,6 +101,32 @@ TEST(Views, refuse_axes_indices_and_sizes_that_are_not_there) {
   EXPECT_THROW(view.expand({3, 6}), InvalidArgument);
   EXPECT_THROW(view.expand({6}), InvalidArgument);
   EXPECT_THROW(ConstTensorView(tensor.as<float>(), {2, 6}, {1}), InvalidArgument);
+}
+
+TEST(Views, whose_elements_lie_further_apart_than_memory_reaches_are_refused) {
+  constexpr std::int64_t highest = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t lowest = std::numeric_limits<std::int64_t>::min();
+  const Tensor tensor = counting({2, 6});
+  for (const Dims& strides : {Dims{highest, 1}, Dims{lowest, 1}, Dims{highest / 4 + 1, 1}, Dims{1, highest / 5},
+                              Dims{highest / 8, -highest / 40}, Dims{lowest / 4, lowest / 4}}) {
+    EXPECT_THROW(ConstTensorView(tensor.as<float>(), {2, 6}, strides), InvalidArgument) << strides;
+  }
+  EXPECT_NO_THROW(ConstTensorView(tensor.as<float>(), {2, 6}, {highest / 8, 1}));
+}
+
+// An axis of size 1 has no use for its stride, and an empty view for none.
+TEST(Views, take_strides_that_are_never_used_whatever_they_are) {
+  for (const std::int64_t stride :
+       {std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min()}) {
+    const Tensor tensor = counting({6});
+    const ConstTensorView one(tensor.as<float>(), {1, 6}, {stride, 1});
+    EXPECT_EQ(values(one.flip(0)), values(tensor));
+    EXPECT_EQ(values(one.select(0, 0)), values(tensor));
+    EXPECT_EQ(values(one.slice(0, 0, 1).unflatten(0, {1, 1})), values(tensor));
+    const ConstTensorView none(tensor.as<float>(), {0, 6, 7}, {stride, stride, stride});
+    EXPECT_EQ(none.flip(1).select(1, 5).slice(1, 3, 7).elements(), 0);
+    EXPECT_EQ(none.unflatten(1, {2, 3}).elements(), 0);
+  }
 }
 
 TEST(Views, print_their_sizes_as_tuples) {
