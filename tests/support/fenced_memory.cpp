@@ -1,0 +1,64 @@
+// src/core/memory.cpp's place in tests that are linked with this file: each block ends at a page that nobody may touch,
+// so that a kernel's step past the end of a tensor or of its scratch ends the program, in any build. Blocks begin at
+// multiples of 64 bytes; the bytes between a block's end and the fence are NaNs, and must stay so.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "core/memory.h"
+
+namespace headway {
+namespace {
+
+constexpr std::size_t alignment = 64;
+constexpr int not_a_number = 0xff;  // in every byte, of every float type
+
+std::size_t rounded(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+struct Extent {
+  std::size_t block, pages, page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+
+  explicit Extent(std::size_t bytes) : block(rounded(std::max<std::size_t>(bytes, 1), alignment)) {
+    pages = rounded(block, page);
+  }
+};
+
+}  // namespace
+
+const bool exact_blocks = true;
+
+void* take_memory(std::size_t bytes) noexcept {
+  if (bytes > SIZE_MAX / 2) {
+    return nullptr;
+  }
+  const Extent extent(bytes);
+  void* memory = mmap(nullptr, extent.pages + extent.page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return nullptr;
+  }
+  char* fence = static_cast<char*>(memory) + extent.pages;
+  mprotect(fence, extent.page, PROT_NONE);
+  char* block = fence - extent.block;
+  std::memset(block, not_a_number, extent.block);  // what nobody wrote shows, too
+  return block;
+}
+
+void give_back_memory(void* memory, std::size_t bytes) noexcept {
+  if (memory == nullptr) {
+    return;
+  }
+  const Extent extent(bytes);
+  const auto* block = static_cast<const unsigned char*>(memory);
+  if (std::any_of(block + bytes, block + extent.block, [](unsigned char byte) { return byte != not_a_number; })) {
+    std::fprintf(stderr, "a block of %zu bytes was written past its end\n", bytes);
+    std::abort();
+  }
+  char* fence = static_cast<char*>(memory) + extent.block;
+  munmap(fence - extent.pages, extent.pages + extent.page);
+}
+
+}  // namespace headway
