@@ -29,22 +29,24 @@ void Dims::push_back(std::int64_t value) {
 bool Dims::operator==(const Dims& other) const { return std::equal(begin(), end(), other.begin(), other.end()); }
 
 std::int64_t checked_elements(const Dims& sizes, DType dtype) {
+  bool negative = false, empty = false, overflows = false;
+  std::int64_t elements = 1;
   for (const std::int64_t size : sizes) {
-    if (size < 0) {
-      throw InvalidArgument(text("tensor: expected sizes of 0 or more, found ", sizes));
-    }
+    negative |= size < 0;
+    empty |= size == 0;
+    overflows |= __builtin_mul_overflow(elements, size, &elements);
   }
-  // An empty tensor has no bytes, whatever the other sizes say.
-  if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) {
+  if (negative) {
+    throw InvalidArgument(text("tensor: expected sizes of 0 or more, found ", sizes));
+  }
+  if (empty) {  // it has no bytes, whatever the other sizes say
     return 0;
   }
-  std::int64_t bytes = static_cast<std::int64_t>(size_of(dtype));
-  for (const std::int64_t size : sizes) {
-    if (__builtin_mul_overflow(bytes, size, &bytes)) {
-      throw InvalidArgument(text("tensor: a ", dtype, " tensor of shape ", sizes, " has more than 2^63 bytes"));
-    }
+  if (std::int64_t bytes = 0;
+      overflows || __builtin_mul_overflow(elements, static_cast<std::int64_t>(size_of(dtype)), &bytes)) {
+    throw InvalidArgument(text("tensor: a ", dtype, " tensor of shape ", sizes, " has more than 2^63 bytes"));
   }
-  return bytes / static_cast<std::int64_t>(size_of(dtype));
+  return elements;
 }
 
 Dims contiguous_strides(const Dims& sizes) {
@@ -65,6 +67,14 @@ namespace {
 // The distance between the elements that are furthest apart must fit 63 bits in bytes: sums of indices times strides
 // then never overflow.
 void check_reach(const Dims& sizes, const Dims& strides, DType dtype) {
+  constexpr std::int64_t never_too_far = std::int64_t{1} << 28;  // 2^56 elements an axis
+  std::int64_t bits = 0;
+  for (int axis = 0; axis < sizes.size(); ++axis) {
+    bits |= sizes[axis] | (strides[axis] < 0 ? ~strides[axis] : strides[axis]);
+  }
+  if (bits < never_too_far) {
+    return;
+  }
   std::int64_t below = 0, above = 0;
   for (int axis = 0; axis < sizes.size(); ++axis) {
     std::int64_t reach = 0;
