@@ -1,8 +1,8 @@
 // Running numbered tasks on the library's own threads, or on those that a program lends (set_executor).
 //
-// The library's threads start with the first call that needs them, as many as the system grants, spin for a moment after
-// a call and then sleep. A call from inside a task runs its tasks itself; so does one that comes while another user
-// thread holds the pool, until the pool is free. A forked child starts threads of its own.
+// The library's threads start with the first call that needs them, as many as the system grants, spin for a moment
+// after a call and then sleep. A call from inside a task runs its tasks itself; so does one that comes while another
+// user thread holds the pool, until the pool is free. A forked child starts threads of its own.
 #pragma once
 
 #include <cstdint>
