@@ -180,7 +180,12 @@ HEADWAY_ALWAYS_INLINE void add_cells_body(const WeightRow<T>& row, std::int64_t 
 
 // Each loop for the widths that a machine may have.
 #ifdef __x86_64__
-#define HEADWAY_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#ifdef __clang__  // uses whole vectors anyway, and does not know the option
+#define HEADWAY_WHOLE_VECTORS ""
+#else
+#define HEADWAY_WHOLE_VECTORS ",prefer-vector-width=512"
+#endif
+#define HEADWAY_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl" HEADWAY_WHOLE_VECTORS)))
 #define HEADWAY_AVX2 __attribute__((target("avx2")))
 
 bool has_avx512() {
