@@ -241,7 +241,7 @@ void check(const Problem& problem, const AnalysisRequest& request) {
   for (const auto& side : {request.near.left, request.near.right}) {
     if (side && *side < 0) {
       throw InvalidArgument(
-          text(problem.operation, ": near has  ", *side, ", expected 0 or more, or none for unlimited"));
+          text(problem.operation, ": near has ", *side, ", expected 0 or more, or none for unlimited"));
     }
   }
 }
