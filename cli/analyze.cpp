@@ -73,7 +73,7 @@ class Analyze final : public Command {
     }
     std::cout << table(found);
     if (output_) {
-      std::cout << text(*output_, "  every statistic, by name\n");
+      std::cout << text(printable(*output_), "  every statistic, by name\n");
     }
   }
 

@@ -59,8 +59,8 @@ class LayerInit final : public Command {
     throw_if_interrupted();
     layer.save(path_, force_);
     const MultiHeadAttentionConfig& made = layer.config();
-    std::cout << text(path_, "  model_dim ", made.model_dim, ", ", made.heads, " heads of ", made.head_dim, ", ",
-                      made.dtype, "  ", count_parameters(layer), " parameters\n");
+    std::cout << text(printable(path_), "  model_dim ", made.model_dim, ", ", made.heads, " heads of ", made.head_dim,
+                      ", ", made.dtype, "  ", count_parameters(layer), " parameters\n");
   }
 
  private:

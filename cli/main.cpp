@@ -1,95 +1,10 @@
-// The headway command: picks a command, runs it, and turns what went wrong into one line and an exit code.
-#include <CLI/CLI.hpp>
+// The headway command.
 #include <algorithm>
-#include <iostream>
-#include <new>
-#include <vector>
 
-#include "attention_arguments.h"
-#include "command.h"
-#include "headway/headway.h"
+#include "command_line.h"
 #include "interrupt.h"
-#include "text.h"
-
-namespace headway::cli {
-namespace {
-
-enum ExitCode { success = 0, failure = 1, usage = 2, signalled = 128 };
-
-constexpr const char* epilog = R"(headway COMMAND --help shows a command's options and examples.
-Exit codes: 0 done, 1 failed, 2 not a valid request, 130 interrupted.)";
-
-using Make = std::unique_ptr<Command> (*)(CLI::App&);
-constexpr Make commands[] = {make_attend, make_analyze, make_layer, make_layer_init, make_explain,
-                             make_random, make_view,    make_trace, make_info};
-
-int report(const std::string& who, std::string_view what, int code) {
-  std::cerr << on_one_line(text(who, ": ", what)) << std::endl;
-  return code;
-}
-
-int report_usage(const CLI::App& app, const CLI::ParseError& error, const std::vector<std::string>& arguments) {
-  const auto parsed = app.get_subcommands();
-  const std::string who = parsed.empty() ? "headway" : "headway " + parsed.front()->get_name();
-  std::string what = error.what();
-  if (arguments.empty()) {
-    what = "expected a command";
-  } else if (parsed.empty() && arguments.front()[0] != '-') {
-    what = text("there is no command ", arguments.front());
-  }
-  return report(who, text(what, " (see ", who, " --help)"), usage);
-}
-
-int run(Command& command, const std::string& who) {
-  try {
-    command.run();
-    if (!std::cout.flush()) {
-      return report(who, "cannot write to standard output", failure);
-    }
-    return success;
-  } catch (const UsageError& error) {
-    return report(who, error.what(), usage);
-  } catch (const InvalidArgument& error) {
-    return report(who, without_operation(error.what()), usage);
-  } catch (const TypeMismatch& error) {
-    return report(who, without_operation(error.what()), usage);
-  } catch (const Cancelled&) {
-    return report(who, "interrupted", signalled + interrupted_by());
-  } catch (const Error& error) {
-    return report(who, without_operation(error.what()), failure);
-  } catch (const std::bad_alloc&) {
-    return report(who, "out of memory", failure);
-  } catch (const std::exception& error) {
-    return report(who, error.what(), failure);
-  }
-}
-
-int main(const std::vector<std::string>& arguments) {
-  CLI::App app("Exact multi-head attention over arrays in files.", "headway");
-  app.set_version_flag("--version", text("headway ", version));
-  app.footer(epilog);
-  app.require_subcommand(1);
-  std::vector<std::unique_ptr<Command>> made;
-  for (const Make make : commands) {
-    made.push_back(make(app));
-  }
-  try {
-    const std::vector<std::string> spelled_out = with_causal_spelled_out(arguments);
-    app.parse(std::vector<std::string>(spelled_out.rbegin(), spelled_out.rend()));  // CLI11 takes them from the back
-  } catch (const CLI::ParseError& error) {
-    // CLI11 reports --help and --version as errors with code 0.
-    return error.get_exit_code() == 0 ? app.exit(error) : report_usage(app, error, arguments);
-  }
-  const CLI::App* chosen = app.get_subcommands().front();
-  const auto all = app.get_subcommands([](const CLI::App*) { return true; });
-  const auto index = std::find(all.begin(), all.end(), chosen) - all.begin();
-  return run(*made[static_cast<std::size_t>(index)], "headway " + chosen->get_name());
-}
-
-}  // namespace
-}  // namespace headway::cli
 
 int main(int argc, char** argv) {
   headway::cli::catch_interrupts();
-  return headway::cli::main(std::vector<std::string>(argv + std::min(argc, 1), argv + argc));
+  return headway::cli::run_command_line({argv + std::min(argc, 1), argv + argc});
 }

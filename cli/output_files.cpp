@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "arguments.h"
+#include "headway/printable.h"
 #include "interrupt.h"
 #include "tensor_inputs.h"
 #include "text.h"
@@ -152,7 +153,7 @@ void OutputFiles::summarize(const NamedViews& results, const std::string& remark
   std::string shown_remark = remark;
   for (const File* file : asked_for()) {
     const ConstTensorView& tensor = results.at(file->name);
-    std::cout << text(*file->path, "  ", tensor.sizes(), " ", tensor.dtype(), separator, shown_remark, "\n");
+    std::cout << text(printable(*file->path), "  ", tensor.sizes(), " ", tensor.dtype(), separator, shown_remark, "\n");
     separator = "";
     shown_remark.clear();
   }

@@ -23,19 +23,6 @@ std::string_view without_operation(std::string_view library_text) {
   return identifier ? library_text.substr(end + 2) : library_text;
 }
 
-std::string on_one_line(std::string_view printed) {
-  std::string line(printed);
-  for (char& c : line) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '\n' || c == '\t') {
-      c = ' ';
-    } else if (byte < 0x20 || byte == 0x7f) {
-      c = '?';
-    }
-  }
-  return line;
-}
-
 std::string duration_text(std::chrono::duration<double> duration) {
   const double seconds = duration.count();
   // Three digits, but never an exponent: 1234 s is 1234 s.

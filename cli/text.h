@@ -32,9 +32,6 @@ std::string text(const Parts&... parts) {
 // The library's texts start with its own operation ("load_npy: q.npy: ..."); the user knows the command instead.
 std::string_view without_operation(std::string_view library_text);
 
-// File names and foreign texts may hold anything; what is printed is one line.
-std::string on_one_line(std::string_view printed);
-
 std::string duration_text(std::chrono::duration<double> duration);  // 12.3 ms, 4.56 s
 
 }  // namespace headway::cli

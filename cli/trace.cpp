@@ -10,6 +10,7 @@
 #include "attention_call.h"
 #include "command.h"
 #include "headway/headway.h"
+#include "interrupt.h"
 #include "output_files.h"
 #include "text.h"
 #include "tokens.h"
@@ -50,8 +51,10 @@ class TraceCommand final : public Command {
     TensorInputs inputs;
     const Trace made = layer_ ? trace_layer(inputs) : trace_arrays(inputs);
     if (output_) {
+      finish_files_when_interrupted();
+      throw_if_interrupted();
       write_trace(*output_, made, force_);
-      std::cout << text(*output_, "  ", made.steps.size(), " steps\n");
+      std::cout << text(printable(*output_), "  ", made.steps.size(), " steps\n");
     } else {
       std::cout << to_string(made, {.colour = ::isatty(STDOUT_FILENO) == 1 && std::getenv("NO_COLOR") == nullptr});
     }

@@ -65,12 +65,13 @@ class View final : public Command {
   }
 
   void write(const AttentionCall& call) {
+    finish_files_when_interrupted();  // the file is there, still without its name, while the work goes on
     {
       ProgressLine line;
       request_.progress = line.callback();
       write_view(*output_, call.query, call.key, call.options, request_);
     }
-    std::cout << text(*output_, "  ", std::filesystem::file_size(*output_) / 1024, " KiB\n");
+    std::cout << text(printable(*output_), "  ", std::filesystem::file_size(*output_) / 1024, " KiB\n");
   }
 
   void serve(const AttentionCall& call) {

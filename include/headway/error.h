@@ -1,16 +1,16 @@
 // The errors that Headway throws. Every text starts with the operation, says what was expected and what was found:
-// "attention: key has head_dim 80, query has 64".
+// "attention: key has head_dim 80, query has 64". What a text quotes, a file's name for example, is made printable().
 #pragma once
 
 #include <stdexcept>
-#include <string>
+#include <string_view>
 
 #pragma GCC visibility push(default)
 namespace headway {
 
 class Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit Error(std::string_view text);
 };
 
 // A value, shape or layout that the operation does not accept.

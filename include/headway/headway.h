@@ -8,6 +8,7 @@
 #include "headway/io.h"
 #include "headway/layer.h"
 #include "headway/plan.h"
+#include "headway/printable.h"
 #include "headway/tensor.h"
 #include "headway/threads.h"
 #include "headway/trace.h"

@@ -2,7 +2,7 @@
 #include <string_view>
 #include <utility>
 
-#include "core/out_of_memory.h"
+#include "core/utf8.h"
 #include "headway/io.h"
 #include "io/npy_format.h"
 #include "io/text_checks.h"
@@ -22,7 +22,7 @@ std::string tensor_name(const std::string& member) {
 // Archives store the length of a name in 16 bits, and readers end a name at a zero byte.
 void require_name(const std::string& name) {
   constexpr std::size_t longest = 0xffff - suffix.size();
-  if (name.size() > longest || name.find('\0') != std::string::npos || !io::is_utf8(name)) {
+  if (name.size() > longest || name.find('\0') != std::string::npos || !is_utf8(name)) {
     throw InvalidArgument(text("save_npz: expected names in UTF-8 of at most ", longest,
                                " bytes and no zero byte, found ", io::shown(name)));
   }

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/out_of_memory.h"
+#include "core/utf8.h"
 #include "headway/io.h"
 #include "io/bytes.h"
 #include "io/input_file.h"
@@ -61,7 +61,7 @@ void require_exact_cover(std::vector<io::SafetensorsEntry>& entries, std::uint64
 }
 
 void require_text(const char* what, const std::string& text_found) {
-  if (!io::is_utf8(text_found)) {
+  if (!is_utf8(text_found)) {
     throw InvalidArgument(text("save_safetensors: expected ", what, " in UTF-8, found ", io::shown(text_found)));
   }
 }

@@ -1,4 +1,4 @@
-// Names that come from files or go into them.
+// Names that come from files, in error texts.
 #pragma once
 
 #include <string>
@@ -6,9 +6,7 @@
 
 namespace headway::io {
 
-// For error texts: in quotes, short, and printable ASCII whatever the file holds.
+// In quotes, short, and printable ASCII whatever the file holds.
 std::string shown(std::string_view untrusted);
-
-bool is_utf8(std::string_view name);
 
 }  // namespace headway::io

@@ -5,6 +5,7 @@
 #include <array>
 #include <utility>
 
+#include "core/utf8.h"
 #include "io/bytes.h"
 #include "io/text_checks.h"
 #include "io/zip_format.h"
@@ -177,8 +178,9 @@ ZipEntry take_entry(FieldReader& fields, const InputFile& file) {
   const auto extra = fields.take(extra_bytes);
   fields.take(comment_bytes);
   const FileContext context = member_context(file, entry);
-  if (!is_utf8(entry.name)) {
-    context.fail("expected a name in UTF-8, found other bytes");
+  // Some readers end a name at a zero byte, and would read another archive than this one.
+  if (!is_utf8(entry.name) || entry.name.find('\0') != std::string::npos) {
+    context.fail("expected a name in UTF-8 and no zero byte, found other bytes");
   }
   resolve_zip64(extra, {&entry.bytes, &entry.packed_bytes, &entry.header_offset}, context);
   require_readable(entry, context);

@@ -6,7 +6,8 @@
 #include <cstdio>
 #include <ostream>
 
-#include "core/out_of_memory.h"
+#include "core/utf8.h"
+#include "headway/printable.h"
 #include "headway/trace.h"
 #include "trace/layout.h"
 
@@ -82,16 +83,16 @@ std::size_t width_of(const std::string& text) {
 }
 
 // Tokens may hold anything; what is printed stays on its line, and short.
-std::string shown_label(const std::string& label) {
-  std::string result;
-  for (const char c : label) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (width_of(result) == longest_label - 1 && (byte & 0xC0) != 0x80 && width_of(label) > longest_label) {
-      return result + "~";
-    }
-    result += byte < 0x20 || byte == 0x7f ? '?' : c;
+std::string shown_label(const std::string& token) {
+  const std::string label = printable(token);
+  if (width_of(label) <= longest_label) {
+    return label;
   }
-  return result;
+  std::size_t end = 0;
+  for (std::size_t characters = 0; characters < longest_label - 1; ++characters) {
+    end += utf8_length(std::string_view(label).substr(end));
+  }
+  return label.substr(0, end) + "~";
 }
 
 std::string padded(const std::string& text, std::size_t width, bool left = false) {
@@ -110,7 +111,7 @@ class Writer {
   Writer(const Trace& trace, const TraceText& form) : trace_(trace), form_(form) {}
 
   std::string run() {
-    text_ += marked(trace_.title, bold) + "\n";
+    text_ += marked(printable(trace_.title), bold) + "\n";
     if (!trace_.options.empty()) {
       text_ += trace_.options + "\n";
     }

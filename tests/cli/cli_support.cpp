@@ -64,7 +64,7 @@ Tensor CommandTest::save_random(const std::string& name, const Dims& sizes, unsi
   return tensor;
 }
 
-void CommandTest::become_command(const Arguments& arguments) const {
+void CommandTest::become_command(const Arguments& arguments) {
   // The one who runs the tests may ignore signals; the command is to be tried without that.
   std::signal(SIGINT, SIG_DFL);
   std::signal(SIGXFSZ, SIG_IGN);
@@ -73,15 +73,29 @@ void CommandTest::become_command(const Arguments& arguments) const {
     argv.push_back(const_cast<char*>(argument.c_str()));
   }
   argv.push_back(nullptr);
-  if (::chdir(folder_.c_str()) == 0) {
-    ::execv(HEADWAY_COMMAND, argv.data());
-  }
+  ::execv(HEADWAY_COMMAND, argv.data());
   ::_exit(127);
 }
 
 Finished CommandTest::run(const Arguments& arguments) const { return run_with_file_limit(arguments, RLIM_INFINITY); }
 
 Finished CommandTest::run_with_file_limit(const Arguments& arguments, std::uint64_t bytes) const {
+  return run_child([&] {
+    if (bytes != RLIM_INFINITY) {
+      const rlimit limit{bytes, bytes};
+      ::setrlimit(RLIMIT_FSIZE, &limit);
+    }
+    become_command(arguments);
+  });
+}
+
+void CommandTest::enter_folder() const {
+  if (::chdir(folder_.c_str()) != 0) {
+    ::_exit(127);
+  }
+}
+
+Finished CommandTest::run_child(const std::function<void()>& child) const {
   int out[2], err[2];
   if (::pipe(out) != 0 || ::pipe(err) != 0) {
     throw std::runtime_error("cannot make a pipe");
@@ -93,11 +107,9 @@ Finished CommandTest::run_with_file_limit(const Arguments& arguments, std::uint6
     for (const int descriptor : {out[0], out[1], err[0], err[1]}) {
       ::close(descriptor);
     }
-    if (bytes != RLIM_INFINITY) {
-      const rlimit limit{bytes, bytes};
-      ::setrlimit(RLIMIT_FSIZE, &limit);
-    }
-    become_command(arguments);
+    enter_folder();
+    child();
+    ::_exit(127);
   }
   ::close(out[1]);
   ::close(err[1]);
@@ -115,6 +127,7 @@ Finished CommandTest::run_on_terminal(const Arguments& arguments, const OnOutput
   int terminal = -1;
   const pid_t process = ::forkpty(&terminal, nullptr, nullptr, nullptr);
   if (process == 0) {
+    enter_folder();
     become_command(arguments);
   }
   Finished finished;

@@ -38,13 +38,17 @@ class CommandTest : public ::testing::Test {
   // No file that it writes may grow beyond `bytes`: a disk that is full.
   Finished run_with_file_limit(const Arguments& arguments, std::uint64_t bytes) const;
 
+  // Runs `child` in a process of its own, in the folder, and takes what it prints. It does not return.
+  Finished run_child(const std::function<void()>& child) const;
+  [[noreturn]] static void become_command(const Arguments& arguments);
+
   // On a terminal, both outputs together in `out`. on_output sees everything so far whenever there is more, with the
   // terminal's other side and the process.
   using OnOutput = std::function<void(const std::string& so_far, int terminal, pid_t process)>;
   Finished run_on_terminal(const Arguments& arguments, const OnOutput& on_output = {}) const;
 
  private:
-  [[noreturn]] void become_command(const Arguments& arguments) const;
+  void enter_folder() const;
 
   std::filesystem::path folder_;
 };

@@ -1,4 +1,7 @@
 // What goes wrong is one line on standard error and an exit code: 1 for a failure, 2 for a request that makes no sense.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <fstream>
 
 #include "cli_support.h"
@@ -115,8 +118,36 @@ TEST_F(Errors, commands_that_are_not_there_have_code_2) {
   expect_failure(run({"attend"}), 2, "headway attend", "required (see headway attend --help)");
 }
 
-TEST_F(Errors, a_name_with_line_breaks_still_gives_one_line) {
-  expect_failure(run({"attend", "a\nb\x1b[2J.npy", "k.npy", "k.npy", "-o", "out.npy"}), 1, "headway attend", "a b?[2J");
+TEST_F(Errors, a_name_that_a_terminal_would_act_on_is_shown_with_escapes_in_one_line) {
+  const auto fails = [&](const std::string& name, const std::string& part) {
+    expect_failure(run({"attend", name, "k.npy", "k.npy", "-o", "out.npy"}), 1, "headway attend", part);
+  };
+  fails("a\nb\x1b[2J.npy", "a\\x0ab\\x1b[2J.npy: cannot open");
+  fails("a\u009b2J.npy", "a\\u009b2J.npy: cannot open");
+  fails("a\u202ey\u2066.npy", "a\\u202ey\\u2066.npy: cannot open");
+  fails("a\x9b\xff.npy", "a\\x9b\\xff.npy: cannot open");
+  fails("caf\u00e9 \u6ce8.npy", "caf\u00e9 \u6ce8.npy: cannot open");
+  expect_failure(run({"at\u009b"}), 2, "headway", "there is no command at\\u009b");
+  expect_failure(attend({"--scale", "\u009b1"}), 2, "headway attend", "found \\u009b1");
+  save_npz(file("names.npz"), {{"a\u009b2J", random_tensor({2, 2}, 1)}, {"\u202e", random_tensor({2, 2}, 1)}});
+  fails("names.npz:c", "it has a\\u009b2J, \\u202e");
+  // What succeeds says so on standard output.
+  const Finished finished = attend({"--lse", "l\u009b.npy"});
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_NE(finished.out.find("l\\u009b.npy  (1, 2, 4) f32"), std::string::npos) << finished.out;
+}
+
+TEST_F(Errors, standard_output_that_takes_nothing_has_code_1) {
+  const std::vector<std::pair<Arguments, std::string>> cases = {
+      {{"info"}, "headway info"}, {{"--help"}, "headway"}, {{"view", "--help"}, "headway"}};
+  for (const auto& entry : cases) {
+    const Arguments& arguments = entry.first;
+    const Finished finished = run_child([&] {
+      ::dup2(::open("/dev/full", O_WRONLY), STDOUT_FILENO);
+      become_command(arguments);
+    });
+    expect_failure(finished, 1, entry.second, "cannot write to standard output");
+  }
 }
 
 }  // namespace

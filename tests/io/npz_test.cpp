@@ -316,7 +316,9 @@ TEST(Npz, members_that_are_no_arrays_are_refused) {
   expect_refused(zip_of({stored("a longer text")}), {"expected a .npy array"});
   Member member = stored(one_tensor());
   member.name = "\xff.npy";
-  expect_refused(zip_of({member}), {"member \"\\xff.npy\"", "UTF-8"});
+  expect_refused(zip_of({member}), {"member \"\\xff.npy\"", "expected a name in UTF-8 and no zero byte"});
+  member.name = std::string("a\0b.npy", 7);
+  expect_refused(zip_of({member}), {"member \"a\\x00b.npy\"", "expected a name in UTF-8 and no zero byte"});
 }
 
 TEST(Npz, a_directory_that_contradicts_the_data_or_itself_is_refused) {

@@ -81,9 +81,11 @@ TEST(TraceText, of_one_step_is_part_of_the_whole) {
 
 TEST(TraceText, tokens_stay_on_their_line) {
   TraceRequest request;
-  request.key_tokens = {"a\nb\x1b[31m", "a very long token indeed"};
+  request.key_tokens = {"\n\u009b2J", "a very long token indeed"};
+  request.title = "\x1b[2J\u202e title";
   const std::string text = to_string(small({}, request));
-  EXPECT_NE(text.find("a?b?[31m"), std::string::npos) << text;
+  EXPECT_EQ(text.find("\\x1b[2J\\u202e title\n"), 0u) << text;
+  EXPECT_NE(text.find("\\x0a\\u009b2J"), std::string::npos) << text;
   EXPECT_NE(text.find("a very long~"), std::string::npos) << text;
   EXPECT_EQ(text.find('\x1b'), std::string::npos);
 }
