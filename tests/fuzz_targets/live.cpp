@@ -1,0 +1,88 @@
+// Requests to the server of a page: a line with the Host header, then the target, in which a leading "~" stands for the
+// random path of a small page, and "^" for that of one whose large parts come from its fine map.
+#include <cmath>
+
+#include "headway/threads.h"
+#include "headway/view.h"
+#include "support.h"
+
+using namespace headway;
+
+namespace {
+
+constexpr std::string_view host = "127.0.0.1:8000";
+
+struct Page {
+  Tensor query, key;
+  LiveView view;
+
+  Page(std::int64_t queries, std::int64_t keys, std::int64_t heads)
+      : query({1, heads, queries, 1}), key({1, heads, keys, 1}), view(layers()) {}
+
+  std::string path() const { return view.address(host).substr(std::string_view("http://").size() + host.size()); }
+
+ private:
+  std::vector<ViewLayer> layers() {
+    for (Tensor* tensor : {&query, &key}) {
+      for (std::int64_t n = 0; n < tensor->elements(); ++n) {
+        tensor->as<float>()[n] = std::sin(static_cast<float>(n));
+      }
+    }
+    return {{query, key, {.causal = Causal::bottom_right}}, {query, key, {}}};
+  }
+};
+
+template <class T>
+T number_at(const std::string& body, std::size_t index) {
+  T number;
+  std::memcpy(&number, body.data() + index * sizeof number, sizeof number);
+  return number;
+}
+
+void check_weights(const std::string& body, std::size_t begin) {
+  for (std::size_t n = begin; n < body.size() / sizeof(float); ++n) {
+    const float weight = number_at<float>(body, n);
+    fuzz::require(weight >= 0 && weight <= 1.01f, "a weight outside 0 to 1");
+  }
+}
+
+void check_tile(const std::string& body) {
+  constexpr std::size_t header = 6;
+  const auto rows = static_cast<std::size_t>(number_at<std::int32_t>(body, 4));
+  const auto columns = static_cast<std::size_t>(number_at<std::int32_t>(body, 5));
+  fuzz::require(rows >= 1 && rows <= 513 && columns >= 1 && columns <= 513, "too many cells");
+  fuzz::require(body.size() == (header + 2 * rows * columns) * sizeof(float), "another size than it says");
+  check_weights(body, header);
+}
+
+void check_row(const std::string& body) {
+  fuzz::require(body.size() % 8 == 0 && body.size() <= 64, "more than the strongest keys");
+  check_weights(body, body.size() / 8);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  set_threads(1);
+  static const Page small(5, 7, 2), fine(4100, 4100, 1);
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const std::string_view given_host = text.substr(0, text.find('\n'));
+  std::string target(text.substr(std::min(text.size(), given_host.size() + 1)));
+  const Page& page = target.starts_with('^') ? fine : small;
+  const bool own = target.starts_with('~') || target.starts_with('^');
+  if (own) {
+    target.replace(0, 1, page.path());
+  }
+  const ViewAnswer answer = page.view.answer(target, given_host, host);
+  if (given_host != host) {
+    fuzz::require(answer.status == 403 && answer.body.empty(), "an answer for a stranger");
+  } else if (!own) {
+    fuzz::require(answer.status == 404 && answer.body.empty(), "an answer without the path");
+  } else if (answer.status == 200) {
+    const std::string rest = target.substr(page.path().size());
+    rest.starts_with("tile") ? check_tile(answer.body) : rest.starts_with("row") ? check_row(answer.body) : void();
+  } else {
+    fuzz::require((answer.status == 400 || answer.status == 404) && answer.body.empty(), "another status");
+  }
+  return 0;
+}
