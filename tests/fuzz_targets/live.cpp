@@ -1,10 +1,11 @@
 // Requests to the server of a page: a line with the Host header, then the target, in which a leading "~" stands for the
-// random path of a small page, and "^" for that of one whose large parts come from its fine map.
+// page's random path. Inputs that begin with "^" are parts of a fine map, from which the server takes what is large.
 #include <cmath>
 
 #include "headway/threads.h"
 #include "headway/view.h"
 #include "support.h"
+#include "view/fine_map.h"
 
 using namespace headway;
 
@@ -16,8 +17,7 @@ struct Page {
   Tensor query, key;
   LiveView view;
 
-  Page(std::int64_t queries, std::int64_t keys, std::int64_t heads)
-      : query({1, heads, queries, 1}), key({1, heads, keys, 1}), view(layers()) {}
+  Page() : query({1, 2, 5, 1}), key({1, 2, 7, 1}), view(layers()) {}
 
   std::string path() const { return view.address(host).substr(std::string_view("http://").size() + host.size()); }
 
@@ -60,16 +60,11 @@ void check_row(const std::string& body) {
   check_weights(body, body.size() / 8);
 }
 
-}  // namespace
-
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  set_threads(1);
-  static const Page small(5, 7, 2), fine(4100, 4100, 1);
-  const std::string_view text(reinterpret_cast<const char*>(data), size);
+void check_request(std::string_view text) {
+  static const Page page;
   const std::string_view given_host = text.substr(0, text.find('\n'));
   std::string target(text.substr(std::min(text.size(), given_host.size() + 1)));
-  const Page& page = target.starts_with('^') ? fine : small;
-  const bool own = target.starts_with('~') || target.starts_with('^');
+  const bool own = target.starts_with('~');
   if (own) {
     target.replace(0, 1, page.path());
   }
@@ -83,6 +78,37 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     rest.starts_with("tile") ? check_tile(answer.body) : rest.starts_with("row") ? check_row(answer.body) : void();
   } else {
     fuzz::require((answer.status == 400 || answer.status == 404) && answer.body.empty(), "another status");
+  }
+}
+
+// [begin, end) of `size`, not empty.
+std::pair<std::int64_t, std::int64_t> draw_span(fuzz::Input& input, std::int64_t size) {
+  const std::int64_t begin = input.take<std::uint16_t>() % size;
+  return {begin, begin + 1 + input.take<std::uint16_t>() % (size - begin)};
+}
+
+void check_fine_map(fuzz::Input input) {
+  constexpr std::int64_t queries = 1000, keys = 777;
+  static const view::FineMap map(2, queries, keys, 40'000);
+  const auto rows = draw_span(input, queries), columns = draw_span(input, keys);
+  const auto cells = static_cast<std::int64_t>(1 + input.below(64));
+  const auto head = static_cast<std::int64_t>(input.below(2));
+  const view::Tile tile = map.part(head, {rows.first, rows.second, columns.first, columns.second}, cells);
+  fuzz::require(tile.rows <= cells + 1 && tile.columns <= cells + 1, "too many cells");
+  fuzz::require(tile.row_begin <= rows.first && tile.row_begin + tile.rows * tile.row_cell >= rows.second, "rows");
+  fuzz::require(tile.key_begin <= columns.first && tile.key_begin + tile.columns * tile.key_cell >= columns.second,
+                "keys");
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  set_threads(1);
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  if (text.starts_with('^')) {
+    check_fine_map(fuzz::Input(data + 1, size - 1));
+  } else {
+    check_request(text);
   }
   return 0;
 }
