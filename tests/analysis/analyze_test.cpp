@@ -275,7 +275,8 @@ TEST_P(Analyze, says_what_is_wrong) {
   };
   EXPECT_TRUE(throws<InvalidArgument>("analyze", {"top is -1", "0 or more"}, with({.top = -1})));
   EXPECT_TRUE(throws<InvalidArgument>("analyze", {"cells is 513", "0 to 512"}, with({.cells = 513})));
-  EXPECT_TRUE(throws<InvalidArgument>("analyze", {"near has -2, expected 0 or more, or none for unlimited"}, with({.near = {-2, 0}})));
+  EXPECT_TRUE(throws<InvalidArgument>("analyze", {"near has -2, expected 0 or more, or none for unlimited"},
+                                      with({.near = {-2, 0}})));
   EXPECT_TRUE(throws<InvalidArgument>("analyze", {"head_dim"}, [&] { run_analyze(inputs.q, inputs.v, on_engine()); }));
 }
 
