@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import weakref
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,7 +37,7 @@ class ViewServer:
         self._end = weakref.finalize(self, _end, self._server, self._thread)
 
     def close(self) -> None:
-        """Ends serving; again is allowed."""
+        """Ends serving: waits for answers that are being computed, and closes every connection. Safe to call twice."""
         self._end()
 
     def wait(self) -> None:
@@ -66,19 +68,36 @@ class ViewServer:
 
 
 def _end(server: _Server, thread: threading.Thread) -> None:
+    if threading.current_thread() in (thread, *server.open.values()):
+        # The garbage collector came here on a thread that would wait for itself.
+        threading.Thread(target=_end, args=(server, thread), daemon=True).start()
+        return
     server.shutdown()
     thread.join()
     server.server_close()
+    for connection, handler in list(server.open.items()):
+        with contextlib.suppress(OSError):  # the browser was faster
+            connection.shutdown(socket.SHUT_RDWR)
+        handler.join()
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
     def __init__(self, view: LiveView) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.view = view
+        self.open: dict[socket.socket, threading.Thread] = {}
         self.own_host = f"127.0.0.1:{self.server_address[1]}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Starts a thread for a connection, which serves it until one side closes it."""
+        work = threading.Thread(target=self.process_request_thread, args=(request, client_address), daemon=True)
+        self.open[request] = work
+        work.start()
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forgets a connection whose thread ends."""
+        self.open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that leaves in the middle of an answer is no news."""

@@ -28,8 +28,6 @@ void set_python_error() noexcept {
     PyErr_NoMemory();
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
-  } catch (...) {
-    PyErr_SetString(PyExc_RuntimeError, "headway: an unknown C++ exception");
   }
 }
 

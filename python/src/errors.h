@@ -20,7 +20,8 @@ std::string text(const Parts&... parts) {
   return stream.str();
 }
 
-// Sets the Python exception for the C++ one that is being handled.
+// Sets the Python exception for the std::exception that is being handled. Nothing here throws any other, and to catch
+// all would catch pthread_exit too (see ending.h).
 void set_python_error() noexcept;
 
 // A Python string, with what UTF-8 cannot say (half a surrogate pair) written as an escape.

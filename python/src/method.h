@@ -2,18 +2,22 @@
 #pragma once
 
 #include "arguments.h"
+#include "ending.h"
 
 namespace headway::python {
 
-// Runs `body`, which returns a Python object; C++ exceptions become Python's.
+// Runs `body`, which returns a Python object; C++ exceptions become Python's. Where Python ends while `body` calls it,
+// what `body` holds is released without the GIL: a rare race, and the process is at its end.
 template <class Body>
 PyObject* guarded(const Body& body) noexcept {
-  try {
-    return body().release().ptr();
-  } catch (...) {
-    set_python_error();
-    return nullptr;
-  }
+  return outliving_python([&]() -> PyObject* {
+    try {
+      return body().release().ptr();
+    } catch (const std::exception&) {
+      set_python_error();
+      return nullptr;
+    }
+  });
 }
 
 // `signature` as Python writes it: "engines()".

@@ -5,6 +5,8 @@
 
 NB_MODULE(_headway, module) {
   using namespace headway::python;
+  // What a thread, or a library that ends later, still holds when Python ends is none of the user's concern.
+  nanobind::set_leak_warnings(false);
   nanobind::register_exception_translator([](const std::exception_ptr& error, void*) {
     try {
       std::rethrow_exception(error);

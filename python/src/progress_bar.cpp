@@ -1,5 +1,7 @@
 #include "progress_bar.h"
 
+#include "ending.h"
+
 namespace headway::python {
 
 ProgressBar::ProgressBar(nb::handle wanted)
@@ -10,10 +12,11 @@ ProgressBar::~ProgressBar() {
     return;
   }
   const nb::error_scope kept;  // an exception may be on its way, and stays the one that is seen
-  const nb::object closed = nb::steal(PyObject_CallMethod(bar_.ptr(), "close", nullptr));
-  if (!closed.is_valid()) {
+  PyObject* closed = outliving_python([&] { return PyObject_CallMethod(bar_.ptr(), "close", nullptr); });
+  if (closed == nullptr) {
     PyErr_Clear();
   }
+  Py_XDECREF(closed);
 }
 
 }  // namespace headway::python

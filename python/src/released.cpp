@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 
+#include "ending.h"
+
 namespace headway::python {
 namespace {
 
@@ -23,17 +25,23 @@ Released::Released(Progress& progress, nb::handle report) : report_(report), sta
   state_ = PyEval_SaveThread();
 }
 
+Released::~Released() {
+  outliving_python([&] { PyEval_RestoreThread(state_); });
+}
+
 bool Released::go_on(double share) {
   const bool on_main_thread = PyThread_get_thread_ident() == main_thread;
   if (share >= 1.0 || (!on_main_thread && report_.is_none())) {
     return true;
   }
-  PyEval_RestoreThread(state_);
+  outliving_python([&] { PyEval_RestoreThread(state_); });
   bool well = !on_main_thread || PyErr_CheckSignals() == 0;  // otherwise a Python exception is set, and stays set
   if (well && !report_.is_none()) {
     const nb::object done = nb::steal(PyFloat_FromDouble(share));
-    const nb::object answer = nb::steal(PyObject_CallFunctionObjArgs(report_.ptr(), done.ptr(), nullptr));
-    well = answer.is_valid();
+    PyObject* answer =
+        outliving_python([&] { return PyObject_CallFunctionObjArgs(report_.ptr(), done.ptr(), nullptr); });
+    well = answer != nullptr;
+    Py_XDECREF(answer);
   }
   state_ = PyEval_SaveThread();
   return well;

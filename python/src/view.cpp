@@ -5,6 +5,7 @@
 
 #include "arguments.h"
 #include "docstrings.h"
+#include "ending.h"
 #include "functions.h"
 #include "method.h"
 #include "options.h"
@@ -60,12 +61,14 @@ ViewRequest request_of(const nb::str& title, const nb::list& key_tokens, const n
 // C++ exceptions become Python's, as in the other functions.
 template <class Body>
 void translated(const Body& body) {
-  try {
-    body();
-  } catch (...) {
-    set_python_error();
-    throw nb::python_error();
-  }
+  outliving_python([&] {
+    try {
+      body();
+    } catch (const std::exception&) {
+      set_python_error();
+      throw nb::python_error();
+    }
+  });
 }
 
 void write(const nb::list& layers, const nb::bytes& path, const nb::str& title, const nb::list& key_tokens,
@@ -101,7 +104,7 @@ class OwnedLiveView {
   nb::tuple answer(const std::string& target, const std::string& host, const std::string& own_host) const {
     ViewAnswer answer;
     translated([&] {
-      const nb::gil_scoped_release released;
+      const Released released;
       answer = view_->answer(target, host, own_host);
     });
     nb::dict headers;
