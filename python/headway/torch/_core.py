@@ -97,8 +97,11 @@ def empty_in_order(like: Tensor, width: int) -> Tensor | None:
     order = [next(by_stride) if axis in axes else axis for axis in range(3)]
     if order == [0, 1, 2]:
         return None
-    back = sorted(range(3), key=order.__getitem__)
-    return like.new_empty([sizes[axis] for axis in order] + [width]).permute(*back, 3)
+    steps, step = [0, 0, 0, 1], width
+    for axis in reversed(order):
+        steps[axis] = step
+        step = step * max(sizes[axis], 1)
+    return like.new_empty_strided(sizes, steps)  # not a permuted tensor: forward mode takes no views
 
 
 def out_like(query: Tensor, value: Tensor) -> Tensor | None:
@@ -164,8 +167,8 @@ def backward(
         if options.packed:
             grad_lse = grad_lse.transpose(0, 1)
         grad_out = torch.cat([grad_out, grad_lse.unsqueeze(-1).to(grad_out.dtype)], dim=-1)
-        out = torch.cat([out, torch.full_like(out[..., :1], -1.0)], dim=-1)
-        value = torch.cat([value, torch.zeros_like(value[..., :1])], dim=-1)
+        out = torch.cat([out, out.new_full((*out.shape[:-1], 1), -1.0)], dim=-1)
+        value = torch.cat([value, value.new_zeros(*value.shape[:-1], 1)], dim=-1)
     keywords = {**options.keywords(), "bias_gradient": bias_gradient}
     if options.packed:
         grads = _headway.attention_varlen_backward(

@@ -79,23 +79,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, options: Options, return_w
         query, key, value, options = autocast(query, key, value, options)
     for take in recorders:
         take(query, key, options)
-    if not is_compiling():
-        dual = _forward_mode.unpack(query, key, value, options)
-        if dual is not None:
-            return _attend_forward_mode(dual, options, return_weights)
-    return _attend(query, key, value, options, return_weights)
-
-
-def _attend_forward_mode(inputs: _forward_mode.Dual, options: Options, return_weights: bool) -> Results:
-    """The results of the inputs without their tangents, and then their own."""
-    query, key, value, bias, sinks = inputs.primals
-    options = options._replace(bias=bias, sinks=sinks)
-    out, lse, weights = _attend(query, key, value, options, True)
-    out, lse, weights = _forward_mode.with_tangents(inputs, (out, lse, weights), options)
-    return out, lse, weights if return_weights else None
-
-
-def _attend(query: Any, key: Any, value: Any, options: Options, return_weights: bool) -> Results:
     alibi = options.alibi_slopes
     if alibi is not None and alibi.requires_grad and torch.is_grad_enabled():
         raise ValueError("attention: alibi_slopes requires grad, and has no gradient: pass what is learnt as bias")

@@ -10,7 +10,7 @@ from torch import Tensor
 from headway import _headway
 from headway.torch._core import TENSORS, Options
 from headway.torch._dispatch import attend, autocast, autocast_active, is_plain
-from headway.torch._weights import gradients_through_weights
+from headway.torch._weights import gradients_through_weights, sink_share
 
 
 def attend_for_mean(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor]:
@@ -44,5 +44,6 @@ class _MeanWeights(torch.autograd.Function):
         _, lse, weights = attend(query, key, key[..., :0], options, True)
         assert weights is not None
         grad_weights = (grad_mean / query.shape[1]).unsqueeze(1).expand_as(weights)
-        found = gradients_through_weights(grad_weights, query, key, lse, weights, options)
+        share = sink_share(lse, options.sinks)
+        found = gradients_through_weights(grad_weights, None, query, key, share, weights, options)
         return found[0], found[1], found.get(3), found.get(4), None, None

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.torch import _core
+from headway.torch import _core, _forward_mode, _in_torch
 from headway.torch._core import SCHEMA, TENSORS, Options
-from headway.torch._double_backward import double_backward
-from headway.torch._weights import gradients_through_weights
+from headway.torch._weights import gradients_through_weights, sink_share
 
 Results = tuple[Tensor, ...]
 
 _transforms_active = torch._C._are_functorch_transforms_active
+_is_compiling = torch.compiler.is_compiling
 
 
 # ---- Forward ----
@@ -57,8 +57,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
     query, key, value, *rest, return_weights = inputs
     out, lse, weights = output
     ctx.set_materialize_grads(False)
-    ctx.plain_options = rest[TENSORS:]
+    ctx.plain_options, ctx.return_weights = rest[TENSORS:], return_weights
     ctx.save_for_backward(query, key, value, out, lse, weights if return_weights else None, *rest[:TENSORS])
+    ctx.save_for_forward(query, key, value, *rest[:TENSORS])
 
 
 def _gradients(
@@ -92,12 +93,15 @@ def input_gradients(
         if eager:
             query, key, value, out, lse = (x.detach() for x in saved[:5])
             found = list(_core.backward(grad_out, grad_lse, query, key, value, out, lse, options, True, needed[3]))
+        elif _forward_mode.on():
+            found = list(_in_torch.gradients(grad_out, grad_lse, query, key, value, options))
         else:
             results = _run_backward(grad_out, grad_lse, *saved[:5], *options)
             found = [*results[:3], None if options.bias is None else results[3]]
             found.append(None if options.sinks is None else results[4])
     if grad_weights is not None and weights is not None:
-        more = gradients_through_weights(grad_weights, query, key, lse, weights, options)
+        share = sink_share(lse, options.sinks)
+        more = gradients_through_weights(grad_weights, None, query, key, share, weights, options)
         for index, gradient in more.items():
             one = found[index]
             found[index] = gradient if one is None else one + gradient
@@ -154,7 +158,7 @@ def _save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Results
 def _double_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     grad_out, grad_lse, query, key, value, _, _, *tensors = ctx.saved_tensors
     options = Options(*tensors, *ctx.plain_options)
-    found = double_backward(grads, grad_out, grad_lse, query, key, value, options)
+    found = _in_torch.double_backward(grads, grad_out, grad_lse, query, key, value, options)
     # out and lse were computed from the inputs: what depends on them is in the inputs' gradients already.
     rest = [None] * (len(ctx.needs_input_grad) - 9)
     return (*found[:5], None, None, *found[5:], *rest)
@@ -170,36 +174,58 @@ attention_backward.register_autograd(_double_backward, setup_context=_save_for_d
 def _one_by_one(operator: Any) -> Any:
     """A vmap rule: every item on its own, the results stacked."""
 
-    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Results, tuple[int, ...]]:
+    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         items = [
             operator(*(arg if axis is None else arg.select(axis, item) for arg, axis in zip(args, in_dims)))
             for item in range(info.batch_size)
         ]
+        if isinstance(items[0], Tensor):
+            return torch.stack(items), 0
         results = tuple(torch.stack(parts) for parts in zip(*items))
         return results, (0,) * len(results)
 
     return rule
 
 
-def _function(operator: Any, save: Any, gradients: Any) -> Any:
-    """The operator as torch.func wants it: an operator's own autograd formula does not serve its transforms."""
+def _function(operator: Any, save: Any, gradients: Any, tangents: Any = None) -> Any:
+    """The operator as torch.func and forward mode want it, which its own autograd formula does not serve."""
     parts = {
         "forward": staticmethod(lambda *inputs: operator(*inputs)),
         "setup_context": staticmethod(save),
         "backward": staticmethod(gradients),
         "vmap": staticmethod(_one_by_one(lambda *inputs: run(*inputs))),
     }
+    if tangents is not None:
+        parts["jvp"] = staticmethod(tangents)
     function: Any = type(f"{operator._name.replace('::', '_')}_function", (torch.autograd.Function,), parts)
 
     def run(*inputs: Any) -> Results:
-        results: Results = function.apply(*inputs) if _transforms_active() else operator(*inputs)
+        watched = _transforms_active() or (_forward_mode.on() and not _is_compiling())
+        results: Results = function.apply(*inputs) if watched else operator(*inputs)
         return results
 
     return run
 
 
+def _tangents(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
+    """The tangents of the operator's three results, from those of its inputs."""
+    d_query, d_key, d_value, d_bias, d_sinks, *_ = given
+    with _forward_mode.all_levels(True):
+        query, key, value, *tensors = (_forward_mode.primal(x) for x in ctx.saved_tensors)
+        options = Options(*tensors, *ctx.plain_options)
+        _in_torch.refuse("forward-mode", options)
+        if given[3 + Options._fields.index("alibi_slopes")] is not None:
+            raise ValueError("attention: alibi_slopes has a tangent, and no derivative: pass what is learnt as bias")
+        _, lse, weights = run_attention(query, key, value[..., :0], *options, True)
+        d_inputs = (d_query, d_key, d_value, d_bias, d_sinks)
+        d_out, d_lse, d_weights = _forward_mode.tangents(d_inputs, query, key, value, options, lse, weights)
+        return d_out, d_lse, d_weights if ctx.return_weights else weights.new_zeros(0)
+
+
 attention.register_vmap(_one_by_one(attention))
 attention_backward.register_vmap(_one_by_one(attention_backward))
 
-run_attention = _function(attention, _save, _gradients)
+_in_torch.fixed_terms.register_vmap(_one_by_one(_in_torch.fixed_terms))
+
+run_attention = _function(attention, _save, _gradients, _tangents)
 _run_backward = _function(attention_backward, _save_for_double_backward, _double_backward)

@@ -11,42 +11,45 @@ from headway.torch._core import Options
 
 
 def gradients_through_weights(
-    grad_weights: Tensor, query: Tensor, key: Tensor, lse: Tensor, weights: Tensor, options: Options
+    grad_weights: Tensor,
+    grad_lse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    share: Tensor | None,
+    weights: Tensor,
+    options: Options,
 ) -> dict[int, Tensor]:
-    """What sum(grad_weights * weights) adds to the gradients of query (0), key (1), bias (3) and sinks (4).
+    """What sum(grad_weights * weights) + sum(grad_lse * lse) adds to some gradients.
 
-    grad_weights and weights (B, H, Sq, Sk), the others as in attention; all without heads or batch too.
+    Those are of query (0), key (1), bias (3) and sinks (4). grad_weights and weights (B, H, Sq, Sk), the sinks' share
+    of each row (B, H, Sq), the others as in attention; all without heads or batch too.
     """
     kept = (weights * grad_weights).sum(dim=-1, keepdim=True)  # [.., Sq, 1]
+    if grad_lse is not None:
+        kept = kept - grad_lse.unsqueeze(-1).to(kept.dtype)
     grad_biased = weights * (grad_weights - kept)
     scale = softmax_scale(query, options)
-    group = query.shape[-3] // key.shape[-3] if query.dim() == 4 and key.shape[-3] > 0 else 1
     # What is not finite has made NaN of the rows that attend to it, and times the zeros of the others it would of them.
-    query, keys = _finite(query), _finite(key if group == 1 else key.repeat_interleave(group, dim=-3))
+    query, keys = _finite(query), _finite(_repeat_groups(key, query.shape[-3:-2]))
     grad_scores = grad_biased
     if options.softcap is not None:
         scores = scale * (query @ keys.transpose(-2, -1))
         grad_scores = grad_biased * (1 - torch.tanh(scores / options.softcap) ** 2)
     grad_query = scale * (grad_scores @ keys)
-    grad_key = scale * (grad_scores.transpose(-2, -1) @ query)
-    if group != 1:
-        grad_key = grad_key.reshape(*key.shape[:2], group, *key.shape[2:]).sum(dim=2)
-    found = {0: grad_query, 1: grad_key}
+    found = {0: grad_query, 1: sum_groups(scale * (grad_scores.transpose(-2, -1) @ query), key)}
     if options.bias is not None:
         found[3] = grad_biased.sum_to_size(options.bias.shape).to(options.bias.dtype)
-    if options.sinks is not None:
-        found[4] = _sinks_gradient(kept.squeeze(-1), lse, options.sinks)
+    if options.sinks is not None and share is not None:
+        grad = -share * kept.squeeze(-1)
+        grad = grad.sum(dim=(0, 2)) if grad.dim() == 3 else grad.sum().reshape(1)
+        found[4] = grad.to(options.sinks.dtype)
     return found
 
 
-def _sinks_gradient(kept: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """The sink's share of each row, times -kept: sinks (H,), kept and lse (B, H, Sq), or without heads or batch."""
-    grad = -sink_share(lse, sinks) * kept
-    return (grad.sum(dim=(0, 2)) if lse.dim() == 3 else grad.sum().reshape(1)).to(sinks.dtype)
-
-
-def sink_share(lse: Tensor, sinks: Tensor) -> Tensor:
+def sink_share(lse: Tensor, sinks: Tensor | None) -> Tensor | None:
     """How much of each row goes to its sink: lse (B, H, Sq), or without heads or batch; 0 for padding."""
+    if sinks is None:
+        return None
     return torch.exp(per_head(sinks, lse) - lse.masked_fill(lse == -math.inf, math.inf))
 
 
@@ -60,9 +63,22 @@ def hide_unseen(x: Tensor, weights: Tensor) -> Tensor:
 
     What is stored in a key that nobody attends to must not show, and 0 times NaN would.
     """
-    group = weights.shape[-3] // x.shape[-3] if x.dim() == 4 and x.shape[-3] > 0 else 1
-    x = x if group == 1 else x.repeat_interleave(group, dim=-3)
+    x = _repeat_groups(x, weights.shape[-3:-2])
     return x.masked_fill(~weights.any(dim=-2).unsqueeze(-1), 0.0)
+
+
+def _repeat_groups(x: Tensor, heads: tuple[int, ...]) -> Tensor:
+    """Keys or values (B, Hkv, Sk, width) with a copy for every query head; without heads as they are."""
+    if x.dim() != 4 or x.shape[-3] == 0 or x.shape[-3] == heads[0]:
+        return x
+    return x.repeat_interleave(heads[0] // x.shape[-3], dim=-3)
+
+
+def sum_groups(gradient: Tensor, x: Tensor) -> Tensor:
+    """A gradient with a copy for every query head, for keys or values x (B, Hkv, Sk, width) themselves."""
+    if gradient.shape == x.shape:
+        return gradient
+    return gradient.reshape(*x.shape[:2], gradient.shape[1] // x.shape[1], *x.shape[2:]).sum(dim=2)
 
 
 def _finite(x: Tensor) -> Tensor:
