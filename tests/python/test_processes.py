@@ -117,6 +117,58 @@ def test_a_signal_handler_s_own_exception_comes_through():
         signal.signal(signal.SIGALRM, before)
 
 
+def shared(heads, rows, seed):
+    """(1, heads, rows, 64) of which all heads are one: much work over little memory."""
+    one = np.random.default_rng(seed).standard_normal((1, 1, rows, 64)).astype(np.float32)
+    return np.broadcast_to(one, (1, heads, rows, 64))
+
+
+# Functions that return calls whose inputs are ready, and those the bytes of their results.
+
+
+def decode(heads, keys, seed=0):
+    query = np.random.default_rng(seed).standard_normal((1, heads, 1, 64)).astype(np.float32)
+    inputs = query, shared(heads, keys, seed + 1), shared(heads, keys, seed + 2)
+    return lambda: headway.attention(*inputs).tobytes()
+
+
+def prefill(heads, rows, seed=0):
+    inputs = [shared(heads, rows, seed + n) for n in range(3)]
+    return lambda: headway.attention(*inputs, causal=True).tobytes()
+
+
+def backward(heads, rows, seed=0):
+    inputs = [shared(heads, rows, seed + n) for n in range(3)]
+    out, lse = headway.attention(*inputs, return_lse=True)
+    return lambda: b"".join(x.tobytes() for x in headway.attention_backward(out, *inputs, out, lse)[:3])
+
+
+# Each takes a few times the 50 ms after which a call looks for signals.
+LONG_CALLS = {"decode": (decode, 1024, 16384), "prefill": (prefill, 8, 3000), "backward": (backward, 8, 1500)}
+
+
+@pytest.mark.parametrize("name", LONG_CALLS)
+def test_a_signal_handler_may_call_the_library_in_the_middle_of_a_call(name):
+    make, *sizes = LONG_CALLS[name]
+    call = make(*sizes)
+    inner = [decode(1024, 2048, seed=7), prefill(4, 300, seed=7), backward(4, 300, seed=7)]
+    expected, expected_inner = call(), [one() for one in inner]
+    found = []
+
+    def handler(number, frame):
+        found.append([one() for one in inner])
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        for _ in range(2):
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            assert call() == expected
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert len(found) == 2 and all(results == expected_inner for results in found)
+
+
 FORKING = """
 import multiprocessing, os
 import numpy as np
