@@ -48,14 +48,15 @@ def double_backward(
     if not wanted:
         return (None,) * len(inputs)
 
-    def wanted_gradients(*sources: Tensor) -> tuple[Tensor, ...]:
+    def wanted_gradients(*sources: Tensor) -> tuple[Any, ...]:
         each: list[Any] = [None] * len(inputs)
         for index, x in zip(given, sources):
             each[index] = x
-        found = gradients(*each[:5], options._replace(bias=each[5], sinks=each[6]))
-        return tuple(found[index] for index in wanted)  # type: ignore[misc]
+        grad_out, grad_lse, query, key, value, bias, sinks = each
+        found = gradients(grad_out, grad_lse, query, key, value, options._replace(bias=bias, sinks=sinks))
+        return tuple(found[index] for index in wanted)
 
-    _, derivative = torch.func.vjp(wanted_gradients, *(inputs[index] for index in given))
+    derivative = torch.func.vjp(wanted_gradients, *(inputs[index] for index in given))[1]
     seconds = iter(derivative(tuple(grads[index] for index in wanted)))
     return tuple(None if x is None else next(seconds) for x in inputs)
 
@@ -106,8 +107,8 @@ def _weights(query: Any, key: Any, allowed: Tensor, terms: Tensor, options: Opti
         return torch.softmax(scores.masked_fill(~(allowed | empty), -math.inf), dim=-1), None
     sinks = per_head(options.sinks, scores[..., 0]).unsqueeze(-1).expand(*scores.shape[:-1], 1)
     scores = torch.cat([scores.masked_fill(~allowed, -math.inf), sinks.masked_fill(empty, 0.0)], dim=-1)
-    weights, share = torch.softmax(scores, dim=-1).split([scores.shape[-1] - 1, 1], dim=-1)
-    return weights, share.squeeze(-1)
+    weights = torch.softmax(scores, dim=-1)
+    return weights[..., :-1], weights[..., -1]
 
 
 def _zero_where_forbidden(terms: Tensor) -> Tensor:
