@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.autograd import forward_ad  # noqa: E402
+
 import headway.torch as ht  # noqa: E402
 from torch_support import one_thread  # noqa: E402, F401
 
@@ -159,13 +161,38 @@ def test_each_item_of_a_vmap_has_a_mask_and_lengths_of_its_own():
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("transform", [torch.func.hessian, lambda f: torch.func.jacrev(torch.func.jacrev(f))])
+def gradient_along(f):
+    """jvp over grad."""
+    return lambda x: torch.func.jvp(torch.func.grad(f), (x,), (x,))
+
+
+@pytest.mark.parametrize(
+    "transform", [torch.func.hessian, lambda f: torch.func.jacrev(torch.func.jacrev(f)), gradient_along]
+)
 def test_what_has_no_second_derivative_says_so(transform):
     x, starts = draw(1, 2, 3, 4, seed=1), torch.tensor([0, 1, 3])
     with pytest.raises(NotImplementedError, match="derivative with dropout, found dropout=0.5"):
         transform(lambda x: ht.attention(x, x, x, dropout=0.5, seed=1).sum())(x)
     with pytest.raises(NotImplementedError, match="attention_varlen: there is no .* derivative of packed sequences"):
         transform(lambda x: ht.attention_varlen(x, x, x, starts, starts).sum())(x[0].transpose(0, 1))
+
+
+def test_forward_mode_beside_a_call_changes_none_of_its_gradients():
+    x, starts = draw(1, 2, 3, 4, seed=1), torch.tensor([0, 1, 2])
+    calls = [
+        lambda x: ht.attention(x, x, x),
+        lambda x: ht.attention(x, x, x, dropout=0.5, seed=1),
+        lambda x: ht.attention_varlen(x[0], x[0], x[0], starts, starts),
+    ]
+    for call in calls:
+        gradient = torch.func.grad(lambda x, call=call: call(x).sin().sum())
+        expected = gradient(x)
+        with forward_ad.dual_level():
+            torch.testing.assert_close(gradient(x), expected, rtol=1e-12, atol=1e-12)
+        with forward_ad.dual_level():
+            y = x.clone().requires_grad_()
+            (found,) = torch.autograd.grad(call(y).sin().sum(), y)
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 MEASURING = """

@@ -18,14 +18,18 @@ from headway.torch._core import SCHEMA, Options
 from headway.torch._weights import gradients_through_weights, hide_unseen, per_head, softmax_scale, sum_groups
 
 
+def covers(options: Options) -> bool:
+    """Whether calls with these options are written here."""
+    return not options.packed and options.dropout == 0.0
+
+
 def refuse(what: str, options: Options) -> None:
     """NotImplementedError for calls whose derivatives are not written here."""
+    if covers(options):
+        return
     if options.packed:
         raise NotImplementedError(f"attention_varlen: there is no {what} derivative of packed sequences")
-    if options.dropout != 0.0:
-        raise NotImplementedError(
-            f"attention: there is no {what} derivative with dropout, found dropout={options.dropout}"
-        )
+    raise NotImplementedError(f"attention: there is no {what} derivative with dropout, found dropout={options.dropout}")
 
 
 def double_backward(

@@ -7,7 +7,7 @@ attention takes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -93,7 +93,7 @@ def input_gradients(
         if eager:
             query, key, value, out, lse = (x.detach() for x in saved[:5])
             found = list(_core.backward(grad_out, grad_lse, query, key, value, out, lse, options, True, needed[3]))
-        elif _forward_mode.on():
+        elif _forward_mode.on() and _in_torch.covers(options):
             found = list(_in_torch.gradients(grad_out, grad_lse, query, key, value, options))
         else:
             results = _run_backward(grad_out, grad_lse, *saved[:5], *options)
@@ -153,6 +153,7 @@ def _save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Results
     first = 7 + TENSORS
     ctx.plain_options = inputs[first:]
     ctx.save_for_backward(*inputs[:first])
+    ctx.save_for_forward(*inputs[7:first])
 
 
 def _double_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -222,10 +223,16 @@ def _tangents(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
         return d_out, d_lse, d_weights if ctx.return_weights else weights.new_zeros(0)
 
 
+def _backward_tangents(ctx: Any, *given: Any) -> NoReturn:
+    """The tangents of gradients: there are none of those that the plain code does not have, and only they come here."""
+    _in_torch.refuse("forward-mode", Options(*ctx.saved_tensors, *ctx.plain_options))
+    raise AssertionError
+
+
 attention.register_vmap(_one_by_one(attention))
 attention_backward.register_vmap(_one_by_one(attention_backward))
 
 _in_torch.fixed_terms.register_vmap(_one_by_one(_in_torch.fixed_terms))
 
 run_attention = _function(attention, _save, _gradients, _tangents)
-_run_backward = _function(attention_backward, _save_for_double_backward, _double_backward)
+_run_backward = _function(attention_backward, _save_for_double_backward, _double_backward, _backward_tangents)
