@@ -26,6 +26,8 @@ class Options(TypedDict, total=False):
     dropout: float
     seed: int | None
     engine: Literal["reference", "cpu", "cuda"] | None
+    batch_invariant: bool
+    layout: Literal["bhsd", "bshd"]
 
 __version__: str
 xla_handlers: dict[str, Any]  # PyCapsules, by the names that headway.jax registers

@@ -54,7 +54,8 @@ nb::object similarity_of(const char* operation, const Array& like, const Tensor&
 nb::object call_analyze(const Arguments& arguments) {
   const char* operation = arguments.function();
   const Array query(arguments.leading(0)), key(arguments.leading(1));
-  const ConstTensorView query_view = query.view(), key_view = key.view();
+  const Layout layout = read_layout(arguments);
+  const ConstTensorView query_view = heads_second(query.view(), layout), key_view = heads_second(key.view(), layout);
   Options options(arguments);
   AnalysisRequest request;
   request.top = read_count(arguments.own(0), request.top);
@@ -81,7 +82,8 @@ nb::object call_analyze(const Arguments& arguments) {
 nb::object call_weights_in(const Arguments& arguments) {
   const char* operation = arguments.function();
   const Array query(arguments.leading(0)), key(arguments.leading(1));
-  const ConstTensorView query_view = query.view(), key_view = key.view();
+  const Layout layout = read_layout(arguments);
+  const ConstTensorView query_view = heads_second(query.view(), layout), key_view = heads_second(key.view(), layout);
   Rectangle rectangle;
   const auto read = [](const Argument& argument, std::int64_t& begin, std::int64_t& end) {
     const Window pair = read_pair(argument);
@@ -107,7 +109,9 @@ nb::object call_weights_in(const Arguments& arguments) {
 
 nb::object call_mean_weights(const Arguments& arguments) {
   const Array query(arguments.leading(0)), key(arguments.leading(1)), lse(arguments.leading(2));
-  const ConstTensorView query_view = query.view(), key_view = key.view(), lse_view = lse.view("f32 or f64");
+  const Layout layout = read_layout(arguments);
+  const ConstTensorView query_view = heads_second(query.view(), layout), key_view = heads_second(key.view(), layout);
+  const ConstTensorView lse_view = lse.view("f32 or f64");
   Options options(arguments);
   // What does not fit is refused by the call itself.
   const int rank = query_view.rank();

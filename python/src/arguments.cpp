@@ -5,9 +5,21 @@
 namespace headway::python {
 namespace {
 
-constexpr Parameter options[] = {{"mask"},           {"bias"},  {"causal", "False"}, {"window"},       {"valid_lens"},
-                                 {"query_lens"},     {"scale"}, {"softcap"},         {"alibi_slopes"}, {"sinks"},
-                                 {"dropout", "0.0"}, {"seed"},  {"engine"}};
+constexpr Parameter options[] = {{"mask"},
+                                 {"bias"},
+                                 {"causal", "False"},
+                                 {"window"},
+                                 {"valid_lens"},
+                                 {"query_lens"},
+                                 {"scale"},
+                                 {"softcap"},
+                                 {"alibi_slopes"},
+                                 {"sinks"},
+                                 {"dropout", "0.0"},
+                                 {"seed"},
+                                 {"engine"},
+                                 {"batch_invariant", "False"},
+                                 {"layout", "'bhsd'"}};
 static_assert(std::size(options) == static_cast<std::size_t>(Option::count));
 
 }  // namespace
@@ -23,17 +35,20 @@ Signature::Signature(const char* function, std::vector<Parameter> leading, std::
 }
 
 std::string Signature::python_text() const {
-  const std::size_t engine = leading_ + static_cast<std::size_t>(Option::engine);
+  const std::size_t last = leading_ + static_cast<std::size_t>(Option::engine);
   std::string result;
   const auto add = [&](const auto&... parts) { result += text(result.empty() ? "" : ", ", parts...); };
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (i < leading_) {
-      add(parameters_[i].name);
-    } else if (i != engine) {
+  const auto add_keywords = [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
       add(i == leading_ ? "*, " : "", parameters_[i].name, "=", parameters_[i].fallback);
     }
+  };
+  for (std::size_t i = 0; i < leading_; ++i) {
+    add(parameters_[i].name);
   }
-  add(parameters_[engine].name, "=", parameters_[engine].fallback);  // after the function's own
+  add_keywords(leading_, last);
+  add_keywords(own_, parameters_.size());
+  add_keywords(last, own_);
   return text(function_, "(", result, ")");
 }
 

@@ -30,7 +30,9 @@ enum class Option : std::size_t {
   sinks,
   dropout,
   seed,
-  engine,
+  engine,  // from here on they stand after the function's own keywords
+  batch_invariant,
+  layout,
   count
 };
 

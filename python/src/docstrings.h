@@ -36,6 +36,8 @@ What comes back
     return_weights, return_lse   a tuple (out[, weights][, lse]); weights (B, H, Sq, Sk) before dropout, lse (B, H, Sq)
     out           an array to write the result to, which is then also returned
     engine        "reference", "cpu" or "cuda"; the fastest that can, when absent (see explain)
+    batch_invariant   on a GPU too, the same bits whatever else is in the batch; on the CPU that always holds
+    layout        "bshd": arrays with four axes, out among them, are (B, S, H, D); masks, weights and lse stay as above
 
 A query that no key is left for gives 0, never NaN. Torch tensors that require grad are refused while torch records
 gradients, since nothing would be recorded here.

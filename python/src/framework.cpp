@@ -91,7 +91,7 @@ bool is_set(const nb::object& answer) {
 // torch may store a tensor negated, and says so by a flag that DLPack does not carry.
 void refuse_negated(const Argument& argument) {
   static const nb::object& is_neg = *new nb::object(checked(PyUnicode_InternFromString("is_neg")));
-  if (is_set(nb::steal(PyObject_CallMethodNoArgs(argument.object.ptr(), is_neg.ptr())))) {
+  if (is_set(nb::steal(PyObject_CallMethodObjArgs(argument.object.ptr(), is_neg.ptr(), nullptr)))) {
     refuse<InvalidArgument>(argument, "is stored negated: pass ", argument.name, ".resolve_neg()");
   }
 }

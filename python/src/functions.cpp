@@ -72,16 +72,37 @@ void require_engine(const char* operation, ConstTensorView query, ConstTensorVie
 // query, key, value and the packed sequences' bounds, as they come among the arguments.
 struct Inputs {
   Inputs(const Arguments& arguments, std::size_t first)
-      : query(arguments.leading(first)), key(arguments.leading(first + 1)) {}
+      : layout(read_layout(arguments)), query(arguments.leading(first)), key(arguments.leading(first + 1)) {}
 
   void read_value(const Argument& argument) { value.emplace(argument); }
-  void read_bounds(const Argument& queries, const Argument& keys) {
-    starts_q = read_integers(queries, bounds_q);
-    starts_k = read_integers(keys, bounds_k);
+  void read_bounds(const Arguments& arguments, std::size_t first) {
+    if (layout != Layout::bhsd) {
+      refuse<InvalidArgument>(arguments.option(Option::layout),
+                              "is 'bshd', expected none: packed sequences are (total, H, D)");
+    }
+    starts_q = read_integers(arguments.leading(first), bounds_q);
+    starts_k = read_integers(arguments.leading(first + 1), bounds_k);
   }
 
   bool packed() const { return bounds_q.has_value(); }
 
+  // As (B, H, S, D).
+  ConstTensorView query_view() const { return ordered(query.view()); }
+  ConstTensorView key_view() const { return ordered(key.view()); }
+  ConstTensorView value_view() const { return ordered(value->view()); }
+  template <class View>
+  View ordered(const View& view) const {
+    return heads_second(view, layout);
+  }
+  // (B, H, S, D) sizes in the order of the caller's arrays.
+  Dims stored(Dims sizes) const {
+    if (layout == Layout::bshd && sizes.size() == 4) {
+      std::swap(sizes[1], sizes[2]);
+    }
+    return sizes;
+  }
+
+  Layout layout;
   Array query, key;
   std::optional<Array> value, bounds_q, bounds_k;
   ConstTensorView starts_q, starts_k;
@@ -103,7 +124,7 @@ nb::object results(Output& out, std::optional<Output>& weights, std::optional<Ou
 nb::object forward(const Arguments& arguments, const Inputs& inputs) {
   const char* operation = arguments.function();
   const Argument return_weights = arguments.own(0), return_lse = arguments.own(1), given_out = arguments.own(2);
-  const ConstTensorView query = inputs.query.view(), key = inputs.key.view(), value = inputs.value->view();
+  const ConstTensorView query = inputs.query_view(), key = inputs.key_view(), value = inputs.value_view();
   Options options(arguments);
   require_engine(operation, query, key, value, options.values);
 
@@ -114,7 +135,8 @@ nb::object forward(const Arguments& arguments, const Inputs& inputs) {
   }
   std::optional<Output> out, weights, lse;
   if (is_absent(given_out)) {
-    out.emplace(arguments.made("out"), inputs.query, query.dtype(), out_sizes(query.sizes(), value.sizes()));
+    out.emplace(arguments.made("out"), inputs.query, query.dtype(),
+                inputs.stored(out_sizes(query.sizes(), value.sizes())));
   } else {
     out.emplace(given_out);
   }
@@ -133,7 +155,7 @@ nb::object forward(const Arguments& arguments, const Inputs& inputs) {
     if (inputs.packed()) {
       attention_varlen(query, key, value, inputs.starts_q, inputs.starts_k, out->view(), options.values, outputs);
     } else {
-      attention(query, key, value, out->view(), options.values, outputs);
+      attention(query, key, value, inputs.ordered(out->view()), options.values, outputs);
     }
   }
   return results(*out, weights, lse);
@@ -150,9 +172,9 @@ nb::object call_attention(const Arguments& arguments) {
 nb::object call_plain(const Arguments& arguments) {
   Inputs inputs(arguments, 0);
   inputs.read_value(arguments.leading(2));
-  const Dims query = inputs.query.view().sizes(), key = inputs.key.view().sizes(), value = inputs.value->view().sizes();
+  const Dims query = inputs.query_view().sizes(), key = inputs.key_view().sizes(), value = inputs.value_view().sizes();
   bool plain = query.size() >= 2 && key.size() == query.size() && value.size() == query.size() &&
-               inputs.query.view().is_contiguous();
+               inputs.query_view().is_contiguous();
   for (int axis = 0; plain && axis < query.size() - 2; ++axis) {
     plain = query[axis] == key[axis] && query[axis] == value[axis];
   }
@@ -162,7 +184,7 @@ nb::object call_plain(const Arguments& arguments) {
 nb::object call_varlen(const Arguments& arguments) {
   Inputs inputs(arguments, 0);
   inputs.read_value(arguments.leading(2));
-  inputs.read_bounds(arguments.leading(3), arguments.leading(4));
+  inputs.read_bounds(arguments, 3);
   return forward(arguments, inputs);
 }
 
@@ -206,11 +228,14 @@ struct GradientOutputs {
       output.emplace(given);
     }
   }
-  static std::optional<TensorView> view(const std::optional<Output>& output) {
-    return output ? std::optional(output->view()) : std::nullopt;
-  }
-  AttentionGradients views() const {
-    return {.dq = view(query), .dk = view(key), .dv = view(value), .dbias = view(bias), .dsinks = view(sinks)};
+  AttentionGradients views(const Inputs& inputs) const {
+    const auto view = [](const std::optional<Output>& output) {
+      return output ? std::optional(output->view()) : std::nullopt;
+    };
+    const auto ordered = [&](const std::optional<Output>& output) {
+      return output ? std::optional(inputs.ordered(output->view())) : std::nullopt;
+    };
+    return {.dq = ordered(query), .dk = ordered(key), .dv = ordered(value), .dbias = view(bias), .dsinks = view(sinks)};
   }
   nb::object finish() {
     const auto object = [](std::optional<Output>& output) { return output ? output->finish() : nb::none(); };
@@ -223,8 +248,9 @@ struct GradientOutputs {
 nb::object backward(const Arguments& arguments, const Inputs& inputs) {
   const char* operation = arguments.function();
   const Array grad_out(arguments.leading(0)), out(arguments.leading(4)), lse(arguments.leading(5));
-  const ConstTensorView query = inputs.query.view(), key = inputs.key.view(), value = inputs.value->view();
-  const ConstTensorView grad_out_view = grad_out.view(), out_view = out.view(), lse_view = lse.view("f32 or f64");
+  const ConstTensorView query = inputs.query_view(), key = inputs.key_view(), value = inputs.value_view();
+  const ConstTensorView grad_out_view = inputs.ordered(grad_out.view()), out_view = inputs.ordered(out.view());
+  const ConstTensorView lse_view = lse.view("f32 or f64");
   Options options(arguments);
   require_engine(operation, query, key, value, options.values);
 
@@ -242,7 +268,7 @@ nb::object backward(const Arguments& arguments, const Inputs& inputs) {
     outputs.add(outputs.sinks, given.at(4, "the sinks' gradient"), *options.sinks());
   }
   {
-    const AttentionGradients views = outputs.views();
+    const AttentionGradients views = outputs.views(inputs);
     const Released released(options.values);
     if (inputs.packed()) {
       attention_varlen_backward(grad_out_view, query, key, value, out_view, lse_view, inputs.starts_q, inputs.starts_k,
@@ -263,7 +289,7 @@ nb::object call_backward(const Arguments& arguments) {
 nb::object call_varlen_backward(const Arguments& arguments) {
   Inputs inputs(arguments, 1);
   inputs.read_value(arguments.leading(3));
-  inputs.read_bounds(arguments.leading(6), arguments.leading(7));
+  inputs.read_bounds(arguments, 6);
   return backward(arguments, inputs);
 }
 
@@ -274,7 +300,7 @@ nb::object call_scores(const Arguments& arguments) {
   const Inputs inputs(arguments, 0);
   const Argument given_out = arguments.own(1);
   const Stage stage = read_stage(arguments.own(0));
-  const ConstTensorView query = inputs.query.view(), key = inputs.key.view();
+  const ConstTensorView query = inputs.query_view(), key = inputs.key_view();
   Options options(arguments);
   require_engine(operation, query, key, key, options.values);
 
@@ -297,7 +323,7 @@ nb::object call_explain(const Arguments& arguments) {
   const Options options(arguments);
   const ExplainRequest request{
       .lse = is_true(arguments.own(1)), .weights = is_true(arguments.own(0)), .backward = is_true(arguments.own(3))};
-  return nb::cast(explain(inputs.query.view(), inputs.key.view(), inputs.value->view(), options.values, request));
+  return nb::cast(explain(inputs.query_view(), inputs.key_view(), inputs.value_view(), options.values, request));
 }
 
 // ---- Engines ----

@@ -240,6 +240,21 @@ Stage read_stage(const Argument& argument) {
   refuse<InvalidArgument>(argument, "is ", found(argument), expected);
 }
 
+Layout read_layout(const Arguments& arguments) {
+  static constexpr const char* expected = ", expected 'bhsd' or 'bshd'";
+  const Argument argument = arguments.option(Option::layout);
+  if (!argument.object.is_valid()) {
+    return Layout::bhsd;
+  }
+  if (!nb::isinstance<nb::str>(argument.object)) {
+    refuse<TypeMismatch>(argument, "is ", found(argument), expected);
+  }
+  const auto word = nb::cast<std::string>(argument.object);
+  if (word == "bhsd") return Layout::bhsd;
+  if (word == "bshd") return Layout::bshd;
+  refuse<InvalidArgument>(argument, "is ", found(argument), expected);
+}
+
 Options::Options(const Arguments& arguments) {
   const auto read = [&](Option option, auto& value, auto reader, auto&... array) {
     if (const Argument argument = arguments.option(option); !is_absent(argument)) {
@@ -259,6 +274,7 @@ Options::Options(const Arguments& arguments) {
   read(Option::dropout, values.dropout, read_number);
   read(Option::seed, values.seed, read_seed);
   read(Option::engine, values.engine, read_engine);
+  values.batch_invariant = is_true(arguments.option(Option::batch_invariant));
   values.stream = arguments.stream().value();
 }
 

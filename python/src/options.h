@@ -1,11 +1,22 @@
 // From Python arguments to AttentionOptions: the one place that does it.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "arguments.h"
 
 namespace headway::python {
+
+// The order of an array's four axes; arrays with fewer have no heads, and one order only.
+enum class Layout : std::uint8_t { bhsd, bshd };
+Layout read_layout(const Arguments& arguments);
+
+// The same memory as (B, H, S, D).
+template <class View>
+View heads_second(const View& view, Layout layout) {
+  return layout == Layout::bshd && view.rank() == 4 ? view.transpose(1, 2) : view;
+}
 
 class Options {
  public:

@@ -43,7 +43,9 @@ std::vector<std::string> read_tokens(const Argument& argument) {
 
 nb::object call_trace(const Arguments& arguments) {
   const Array query(arguments.leading(0)), key(arguments.leading(1)), value(arguments.leading(2));
-  const ConstTensorView query_view = query.view(), key_view = key.view(), value_view = value.view();
+  const Layout layout = read_layout(arguments);
+  const ConstTensorView query_view = heads_second(query.view(), layout), key_view = heads_second(key.view(), layout);
+  const ConstTensorView value_view = heads_second(value.view(), layout);
   Options options(arguments);
   TraceRequest request;
   request.heads = read_count(arguments.own(heads), 0);

@@ -18,10 +18,13 @@ namespace {
 // A layer and everything that it views, for as long as it lives.
 struct OwnedLayer {
   explicit OwnedLayer(const Arguments& arguments)
-      : query(arguments.leading(0)), key(arguments.leading(1)), options(arguments) {}
+      : layout(read_layout(arguments)), query(arguments.leading(0)), key(arguments.leading(1)), options(arguments) {}
 
-  ViewLayer view() const { return {query.view(), key.view(), options.values}; }
+  ViewLayer view() const {
+    return {heads_second(query.view(), layout), heads_second(key.view(), layout), options.values};
+  }
 
+  Layout layout;
   Array query, key;
   Options options;
 };
