@@ -108,14 +108,14 @@ double rounded(DType dtype, double value) {
 
 Array read(ConstTensorView view) {
   Array result(view.sizes());
-  for (std::int64_t n = 0; n < result.elements(); ++n)
-    result.values[static_cast<std::size_t>(n)] = static_cast<Real>(get(view, index_of(n, view.sizes())));
+  std::size_t n = 0;
+  each_index(view.sizes(), [&](const Dims& index) { result.values[n++] = static_cast<Real>(get(view, index)); });
   return result;
 }
 
 void write(const Array& values, TensorView view) {
-  for (std::int64_t n = 0; n < values.elements(); ++n)
-    set(view, index_of(n, view.sizes()), static_cast<double>(values.values[static_cast<std::size_t>(n)]));
+  std::size_t n = 0;
+  each_index(view.sizes(), [&](const Dims& index) { set(view, index, static_cast<double>(values.values[n++])); });
 }
 
 bool same_bits(ConstTensorView a, ConstTensorView b) {

@@ -46,6 +46,20 @@ class Array {
 // The index of the element with this row-major number.
 Dims index_of(std::int64_t number, const Dims& sizes);
 
+// Every index of the sizes, in row-major order.
+template <class Visit>
+void each_index(const Dims& sizes, Visit visit) {
+  Dims index = sizes;
+  for (int axis = 0; axis < sizes.size(); ++axis) {
+    if (sizes[axis] == 0) return;
+    index[axis] = 0;
+  }
+  for (int axis = 0; axis >= 0;) {
+    visit(static_cast<const Dims&>(index));
+    for (axis = sizes.size() - 1; axis >= 0 && ++index[axis] == sizes[axis]; --axis) index[axis] = 0;
+  }
+}
+
 // One element of a view of any type. Every type but i64 above 2^53 fits in a double.
 double get(ConstTensorView view, const Dims& index);
 void set(TensorView view, const Dims& index, double value);

@@ -30,7 +30,7 @@ Array as_called(const Array& exact, const Dims& sizes, const Packing* packing, b
 
 Bounded as_called(const Bounded& exact, const Dims& sizes, const Packing* packing, bool of_keys) {
   return {as_called(exact.value, sizes, packing, of_keys), as_called(exact.terms, sizes, packing, of_keys),
-          as_called(exact.weighted, sizes, packing, of_keys)};
+          as_called(exact.weighted, sizes, packing, of_keys), as_called(exact.limit, sizes, packing, of_keys)};
 }
 
 bool same(const std::optional<Tensor>& a, const std::optional<Tensor>& b) {

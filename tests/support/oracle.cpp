@@ -36,17 +36,92 @@ Real kept(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, std:
   return random[at(j & 3)] >= threshold ? 1 / (1 - static_cast<Real>(spec.dropout)) : 0;
 }
 
-// Arithmetic in Number, with what a matrix stores rounded by store().
+// Arithmetic in Number, with what a matrix stores rounded by store(). The exact one adds up dot products in four sums,
+// which is faster; the eager one in one chain.
+template <class Wide>
 struct Exact {
-  using Number = Real;
+  using Number = Wide;
+  static constexpr std::size_t chains = 4;
   Number store(Number value) const { return value; }
 };
 
 template <class Sum>
 struct Eager {
   using Number = Sum;
+  static constexpr std::size_t chains = 1;
   DType dtype;
   Number store(Number value) const { return static_cast<Number>(rounded(dtype, static_cast<double>(value))); }
+};
+
+// Below it numbers lose bits: of the type that an engine computes in.
+Real smallest_normal(DType type) { return type == DType::f64 ? 0x1p-1022L : 0x1p-126L; }
+
+template <class Number>
+std::vector<Number> numbers(const Array& array) {
+  return std::vector<Number>(array.values.begin(), array.values.end());
+}
+
+template <class Number>
+struct Dot {
+  Number value = 0, size = 0;  // the sum of the products, and of their absolute values
+};
+
+template <class Arithmetic, class Number = typename Arithmetic::Number>
+Dot<Number> dot(Arithmetic, const Number* a, const Number* b, std::int64_t width) {
+  constexpr std::size_t chains = Arithmetic::chains;
+  Dot<Number> sums[chains];
+  for (std::int64_t d = 0; d < width; ++d) {
+    const Number product = a[d] * b[d];
+    sums[at(d) % chains].value += product;
+    sums[at(d) % chains].size += std::abs(product);
+  }
+  Dot<Number> result;
+  for (const Dot<Number>& one : sums) {
+    result.value += one.value;
+    result.size += one.size;
+  }
+  return result;
+}
+
+// Sums with the scales of Bounded, in the arithmetic's own numbers.
+template <class Number>
+struct Sums {
+  explicit Sums(const Dims& of)
+      : sizes(of), value(at(Array(of).elements())), terms(value), weighted(value), limit(value) {}
+
+  Bounded bounded() const {
+    Bounded result{Array(sizes), Array(sizes), Array(sizes), Array(sizes)};
+    result.value.values.assign(value.begin(), value.end());
+    result.terms.values.assign(terms.begin(), terms.end());
+    result.weighted.values.assign(weighted.begin(), weighted.end());
+    result.limit.values.assign(limit.begin(), limit.end());
+    return result;
+  }
+
+  // One more term of an element, of a row with this L, whose value is limited by `most`.
+  void add(std::size_t index, Number term, Number size, Number magnitude, Number most) {
+    value[index] += term;
+    terms[index] += size;
+    weighted[index] += magnitude * size;
+    limit[index] += most;
+  }
+
+  // The same for a vector of elements: factor * x[d].
+  void add_vector(std::int64_t index, const Number* x, std::int64_t width, Number factor, Number size, Number magnitude,
+                  Number most) {
+    Number *const to = value.data() + index, *const sizes_to = terms.data() + index;
+    Number *const weighted_to = weighted.data() + index, *const limits_to = limit.data() + index;
+    for (std::int64_t d = 0; d < width; ++d) {
+      const Number x_size = std::abs(x[d]);
+      to[d] += factor * x[d];
+      sizes_to[d] += size * x_size;
+      weighted_to[d] += magnitude * (size * x_size);
+      limits_to[d] += most * x_size;
+    }
+  }
+
+  Dims sizes;
+  std::vector<Number> value, terms, weighted, limit;
 };
 
 struct Score {
@@ -54,73 +129,107 @@ struct Score {
   Real magnitude = 0;  // L's: |scale| sum |q k| + |bias| + |alibi|
 };
 
-// The score of one allowed pair after each stage.
-template <class Arithmetic>
-Score score(const Spec& spec, Arithmetic arithmetic, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
-  using Number = typename Arithmetic::Number;
-  const std::int64_t g = h / (spec.heads() / spec.kv_heads());
-  Number dot = 0, sum_of_sizes = 0;
-  for (std::int64_t d = 0; d < spec.head_dim(); ++d) {
-    const Number product = static_cast<Number>(spec.q(b, h, i, d)) * static_cast<Number>(spec.k(b, g, j, d));
-    dot += product;
-    sum_of_sizes += std::abs(product);
-  }
-  const auto scale = static_cast<Number>(spec.scale);
-  Score result;
-  result.scaled = result.capped = arithmetic.store(scale * dot);
-  result.magnitude = std::abs(scale) * sum_of_sizes;
-  if (spec.softcap) {
-    const auto cap = static_cast<Number>(*spec.softcap);
-    result.capped = arithmetic.store(cap * std::tanh(static_cast<Number>(result.scaled) / cap));
-  }
-  const Real bias = spec.bias ? spec.bias->repeated(b, h, i, j) : 0;
-  const auto distance = static_cast<Real>(std::abs(i + offset(spec, b) - j));
-  const Real alibi = spec.alibi_slopes ? -(*spec.alibi_slopes)(h)*distance : 0;
-  result.biased =
-      arithmetic.store(static_cast<Number>(result.capped) + static_cast<Number>(bias) + static_cast<Number>(alibi));
-  result.magnitude += std::abs(bias) + std::abs(alibi);
-  return result;
-}
-
 // One row of the matrix.
 template <class Number>
 struct Row {
   std::vector<std::int64_t> keys;  // the allowed ones
   std::vector<Number> p, keep;     // of each allowed key
-  std::vector<Real> p_size;        // what p's relative error counts from: at least the smallest normal number
+  std::vector<Number> p_size;      // what p's relative error counts from: at least the smallest normal number
   std::vector<Number> tanh;        // of each allowed key, 0 without softcap
   Number lse = -std::numeric_limits<Number>::infinity();
   Number sink = 0;  // the sink's share of the row
-  Real magnitude = 0;
+  Number magnitude = 0;
 };
 
+// A call's tensors as the arithmetic's numbers, and what is computed from them.
 template <class Arithmetic>
-auto row_of(const Spec& spec, Arithmetic arithmetic, std::int64_t b, std::int64_t h, std::int64_t i) {
+class Work {
+ public:
   using Number = typename Arithmetic::Number;
+
+  Work(const Spec& spec, Arithmetic arithmetic)
+      : spec_(spec),
+        arithmetic_(arithmetic),
+        q_(numbers<Number>(spec.q)),
+        k_(numbers<Number>(spec.k)),
+        v_(numbers<Number>(spec.v)),
+        scale_(static_cast<Number>(spec.scale)),
+        tiny_(static_cast<Number>(smallest_normal(spec.type))) {}
+
+  Score score(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
+  Row<Number> row(std::int64_t b, std::int64_t h, std::int64_t i) const;
+  Forward forward() const;
+  Backward backward(const Array& grad_out) const;
+
+ private:
+  struct Gradients;
+  void add_row_gradients(const Number* grad_row, std::int64_t b, std::int64_t h, std::int64_t i, Gradients& to) const;
+
+  std::int64_t kv_head(std::int64_t h) const { return h / (spec_.heads() / spec_.kv_heads()); }
+  std::int64_t q_at(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    return ((b * spec_.heads() + h) * spec_.q.size(2) + i) * spec_.head_dim();
+  }
+  std::int64_t k_at(std::int64_t b, std::int64_t g, std::int64_t j) const {
+    return ((b * spec_.kv_heads() + g) * spec_.k.size(2) + j) * spec_.head_dim();
+  }
+  std::int64_t v_at(std::int64_t b, std::int64_t g, std::int64_t j) const {
+    return ((b * spec_.kv_heads() + g) * spec_.v.size(2) + j) * spec_.value_dim();
+  }
+
+  const Spec& spec_;
+  Arithmetic arithmetic_;
+  std::vector<Number> q_, k_, v_;
+  Number scale_, tiny_;
+};
+
+// The score of one allowed pair after each stage.
+template <class Arithmetic>
+Score Work<Arithmetic>::score(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+  const Dot<Number> product =
+      dot(arithmetic_, q_.data() + q_at(b, h, i), k_.data() + k_at(b, kv_head(h), j), spec_.head_dim());
+  Score result;
+  result.scaled = result.capped = arithmetic_.store(scale_ * product.value);
+  result.magnitude = std::abs(scale_) * product.size;
+  if (spec_.softcap) {
+    const auto cap = static_cast<Number>(*spec_.softcap);
+    result.capped = arithmetic_.store(cap * std::tanh(static_cast<Number>(result.scaled) / cap));
+  }
+  const Real bias = spec_.bias ? spec_.bias->repeated(b, h, i, j) : 0;
+  const auto distance = static_cast<Real>(std::abs(i + offset(spec_, b) - j));
+  const Real alibi = spec_.alibi_slopes ? -(*spec_.alibi_slopes)(h)*distance : 0;
+  result.biased =
+      arithmetic_.store(static_cast<Number>(result.capped) + static_cast<Number>(bias) + static_cast<Number>(alibi));
+  result.magnitude += std::abs(bias) + std::abs(alibi);
+  return result;
+}
+
+template <class Arithmetic>
+auto Work<Arithmetic>::row(std::int64_t b, std::int64_t h, std::int64_t i) const -> Row<Number> {
   Row<Number> row;
-  if (padding(spec, b, i)) return row;
+  if (padding(spec_, b, i)) return row;
   std::vector<Number> s;
-  const bool sink = spec.sinks.has_value();
-  const Number sink_score = sink ? static_cast<Number>((*spec.sinks)(h)) : 0;
+  const bool sink = spec_.sinks.has_value();
+  const Number sink_score = sink ? static_cast<Number>((*spec_.sinks)(h)) : 0;
   Number largest = sink ? sink_score : -std::numeric_limits<Number>::infinity();
-  for (std::int64_t j = 0; j < spec.keys[at(b)]; ++j) {
-    if (!allowed(spec, b, h, i, j)) continue;
-    const Score one = score(spec, arithmetic, b, h, i, j);
+  for (std::int64_t j = 0; j < spec_.keys[at(b)]; ++j) {
+    if (!allowed(spec_, b, h, i, j)) continue;
+    const Score one = score(b, h, i, j);
     row.keys.push_back(j);
-    row.keep.push_back(static_cast<Number>(kept(spec, b, h, i, j)));
-    row.tanh.push_back(spec.softcap ? static_cast<Number>(one.capped) / static_cast<Number>(*spec.softcap) : 0);
-    row.magnitude = std::max(row.magnitude, one.magnitude);
+    row.keep.push_back(static_cast<Number>(kept(spec_, b, h, i, j)));
+    row.tanh.push_back(spec_.softcap ? static_cast<Number>(one.capped) / static_cast<Number>(*spec_.softcap) : 0);
+    row.magnitude = std::max(row.magnitude, static_cast<Number>(one.magnitude));
     s.push_back(static_cast<Number>(one.biased));
     largest = std::max(largest, s.back());
   }
   if (row.keys.empty() && !sink) return row;
   Number sum = sink ? std::exp(sink_score - largest) : 0;
-  for (Number one : s) sum += std::exp(one - largest);
+  std::vector<Number>& p = row.p;
+  for (Number one : s) sum += p.emplace_back(std::exp(one - largest));
   row.lse = largest + std::log(sum);
-  if (sink) row.sink = std::exp(sink_score - row.lse);
-  for (Number one : s) {
-    row.p.push_back(arithmetic.store(std::exp(one - largest) / sum));
-    row.p_size.push_back(row.p.back() + spec.smallest_normal);
+  if (sink) row.sink = std::exp(sink_score - largest) / sum;
+  for (Number& one : p) {
+    one = arithmetic_.store(one / sum);
+    row.p_size.push_back(one + tiny_);
   }
   return row;
 }
@@ -132,86 +241,115 @@ void each_row(const Spec& spec, Visit visit) {
       for (std::int64_t i = 0; i < spec.rows[at(b)]; ++i) visit(b, h, i);
 }
 
-Bounded zeros(const Dims& sizes) { return {Array(sizes), Array(sizes), Array(sizes)}; }
-
-// A sum that also keeps the sizes of its terms.
-void add(Bounded& to, std::int64_t index, Real term, Real size, Real weight) {
-  to.value.values[at(index)] += term;
-  to.terms.values[at(index)] += size;
-  to.weighted.values[at(index)] += weight * size;
+template <class Arithmetic>
+Forward Work<Arithmetic>::forward() const {
+  const std::int64_t rows = spec_.q.size(2), keys = spec_.k.size(2), width = spec_.value_dim();
+  Sums<Number> out({spec_.batch(), spec_.heads(), rows, width}), weights({spec_.batch(), spec_.heads(), rows, keys});
+  Sums<Number> lse({spec_.batch(), spec_.heads(), rows});
+  std::fill(lse.value.begin(), lse.value.end(), -std::numeric_limits<Number>::infinity());
+  Number largest_score = 0;
+  each_row(spec_, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+    const Row<Number> one = row(b, h, i);
+    const std::int64_t number = (b * spec_.heads() + h) * rows + i;
+    for (std::size_t n = 0; n < one.keys.size(); ++n) {
+      const std::int64_t j = one.keys[n];
+      weights.add(at(number * keys + j), one.p[n], one.p[n], one.magnitude, 1);
+      if (one.keep[n] == 0) continue;
+      const Number* v = v_.data() + v_at(b, kv_head(h), j);
+      out.add_vector(number * width, v, width, one.p[n] * one.keep[n], one.p_size[n] * one.keep[n], one.magnitude, 0);
+      for (std::int64_t d = 0; d < width; ++d) {
+        Number& limit = out.limit[at(number * width + d)];
+        limit = std::max(limit, one.keep[n] * std::abs(v[d]));
+      }
+    }
+    lse.value[at(number)] = one.lse;
+    lse.terms[at(number)] = std::isinf(one.lse) ? 0 : std::abs(one.lse);
+    lse.weighted[at(number)] = std::isinf(one.lse) ? 0 : one.magnitude;
+    lse.limit[at(number)] = std::numeric_limits<Number>::max();
+    largest_score = std::max(largest_score, one.magnitude);
+  });
+  return {out.bounded(), weights.bounded(), lse.bounded(), largest_score};
 }
 
-// The row-major number of [b,h,i,0].
-std::int64_t row_start(const Array& array, std::int64_t b, std::int64_t h, std::int64_t i) {
-  return ((b * array.size(1) + h) * array.size(2) + i) * array.size(3);
-}
+template <class Arithmetic>
+struct Work<Arithmetic>::Gradients {
+  Sums<Number> dq, dk, dv;
+  std::optional<Sums<Number>> dbias, dsinks;
+  Number largest = 0;
+};
 
 // The gradients of one row, added to what the rows before it gave.
 template <class Arithmetic>
-void add_row_gradients(const Spec& spec, Arithmetic arithmetic, const Array& grad_out, std::int64_t b, std::int64_t h,
-                       std::int64_t i, Backward& to) {
-  using Number = typename Arithmetic::Number;
-  const Row<Number> row = row_of(spec, arithmetic, b, h, i);
-  if (row.keys.empty()) return;
-  const std::int64_t g = h / (spec.heads() / spec.kv_heads());
-  const Real weight = 16 + 4 * row.magnitude;
-  std::vector<Number> dp(row.keys.size());     // dP = keep * <dO, v>
-  std::vector<Real> dp_size(row.keys.size());  // keep * sum |dO v|
-  Number delta = 0;                            // sum_j p dP
-  Real delta_size = 0;
-  for (std::size_t n = 0; n < row.keys.size(); ++n) {
-    Number dot = 0, size = 0;
-    for (std::int64_t d = 0; d < spec.value_dim(); ++d) {
-      const Number product =
-          static_cast<Number>(grad_out(b, h, i, d)) * static_cast<Number>(spec.v(b, g, row.keys[n], d));
-      dot += product;
-      size += std::abs(product);
-    }
-    dp[n] = row.keep[n] == 0 ? 0 : arithmetic.store(row.keep[n] * dot);
-    dp_size[n] = row.keep[n] == 0 ? 0 : row.keep[n] * size;
-    delta += row.p[n] * dp[n];
-    delta_size += row.p_size[n] * dp_size[n];
+void Work<Arithmetic>::add_row_gradients(const Number* grad_row, std::int64_t b, std::int64_t h, std::int64_t i,
+                                         Gradients& to) const {
+  const Row<Number> one = row(b, h, i);
+  if (one.keys.empty()) return;
+  const std::int64_t g = kv_head(h), width = spec_.head_dim(), value_width = spec_.value_dim();
+  const std::int64_t q_row = q_at(b, h, i);
+  std::vector<Number> dp(one.keys.size());       // dP = keep * <dO, v>
+  std::vector<Number> dp_size(one.keys.size());  // keep * sum |dO v|
+  Number delta = 0;                              // sum_j p dP
+  Number delta_size = 0, largest_dp = 0;
+  for (std::size_t n = 0; n < one.keys.size(); ++n) {
+    if (one.keep[n] == 0) continue;
+    const Dot<Number> product = dot(arithmetic_, grad_row, v_.data() + v_at(b, g, one.keys[n]), value_width);
+    dp[n] = arithmetic_.store(one.keep[n] * product.value);
+    dp_size[n] = one.keep[n] * product.size + tiny_;
+    delta += one.p[n] * dp[n];
+    delta_size += one.p_size[n] * dp_size[n];
+    largest_dp = std::max(largest_dp, dp_size[n]);
   }
-  for (std::size_t n = 0; n < row.keys.size(); ++n) {
-    const std::int64_t j = row.keys[n];
-    const Number ds = arithmetic.store(row.p[n] * (dp[n] - delta));
-    const Real ds_size = row.p_size[n] * (dp_size[n] + delta_size);
+  const Number scale_size = std::abs(scale_);
+  for (std::size_t n = 0; n < one.keys.size(); ++n) {
+    const std::int64_t j = one.keys[n];
+    const Number ds = arithmetic_.store(one.p[n] * (dp[n] - delta));
+    const Number ds_size = one.p_size[n] * (dp_size[n] + delta_size) + tiny_;
     if (to.dbias) {
-      const auto index = &spec.bias->repeated(b, h, i, j) - spec.bias->values.data();
-      add(*to.dbias, index, ds, ds_size, weight);
+      const auto index = &spec_.bias->repeated(b, h, i, j) - spec_.bias->values.data();
+      to.dbias->add(at(index), ds, ds_size, one.magnitude, 2 * largest_dp);
     }
-    const auto scale = static_cast<Number>(spec.scale);
-    const Number before_cap = arithmetic.store(ds * (1 - row.tanh[n] * row.tanh[n]));
-    const Real before_cap_size = ds_size * (1 + row.tanh[n] * row.tanh[n]);
-    const std::int64_t q_row = row_start(spec.q, b, h, i), k_row = row_start(spec.k, b, g, j);
-    for (std::int64_t d = 0; d < spec.head_dim(); ++d) {
-      const auto q = static_cast<Number>(spec.q.values[at(q_row + d)]);
-      const auto k = static_cast<Number>(spec.k.values[at(k_row + d)]);
-      add(to.dq, q_row + d, before_cap * scale * k, before_cap_size * std::abs(scale * k), weight);
-      add(to.dk, k_row + d, before_cap * scale * q, before_cap_size * std::abs(scale * q), weight);
-    }
-    if (row.keep[n] == 0) continue;
-    const Number dropped = arithmetic.store(row.p[n] * row.keep[n]);
-    const std::int64_t v_row = row_start(spec.v, b, g, j);
-    for (std::int64_t d = 0; d < spec.value_dim(); ++d) {
-      const auto gradient = static_cast<Number>(grad_out(b, h, i, d));
-      add(to.dv, v_row + d, dropped * gradient, row.p_size[n] * row.keep[n] * std::abs(gradient), weight);
-    }
+    const Number before_cap = arithmetic_.store(ds * (1 - one.tanh[n] * one.tanh[n]));
+    const Number size = ds_size * (1 + one.tanh[n] * one.tanh[n]) * scale_size, most = 2 * largest_dp * scale_size;
+    const Number *const q = q_.data() + q_row, *const k = k_.data() + k_at(b, g, j);
+    to.dq.add_vector(q_row, k, width, before_cap * scale_, size, one.magnitude, most);
+    to.dk.add_vector(k_at(b, g, j), q, width, before_cap * scale_, size, one.magnitude, most);
+    for (std::int64_t d = 0; d < width; ++d)
+      to.largest =
+          std::max(to.largest, ds_size * std::max<Number>(1, scale_size) * std::max(std::abs(q[d]), std::abs(k[d])));
+    if (one.keep[n] == 0) continue;
+    const Number dropped = arithmetic_.store(one.p[n] * one.keep[n]);
+    to.dv.add_vector(v_at(b, g, j), grad_row, value_width, dropped, one.p_size[n] * one.keep[n], one.magnitude,
+                     one.keep[n]);
   }
-  if (to.dsinks) add(*to.dsinks, h, -row.sink * delta, row.sink * delta_size, weight);
+  to.largest = std::max(to.largest, 2 * largest_dp);
+  if (to.dsinks) to.dsinks->add(at(h), -one.sink * delta, one.sink * delta_size, one.magnitude, largest_dp);
 }
 
 template <class Arithmetic>
-Backward backward_in(const Spec& spec, Arithmetic arithmetic, const Array& grad_out) {
-  Backward result{zeros(spec.q.sizes()), zeros(spec.k.sizes()), zeros(spec.v.sizes()), {}, {}};
-  if (spec.bias) result.dbias = zeros(spec.bias->sizes());
-  if (spec.sinks) result.dsinks = zeros(spec.sinks->sizes());
-  each_row(spec, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
-    add_row_gradients(spec, arithmetic, grad_out, b, h, i, result);
+Backward Work<Arithmetic>::backward(const Array& grad_out) const {
+  Gradients sums{Sums<Number>(spec_.q.sizes()), Sums<Number>(spec_.k.sizes()), Sums<Number>(spec_.v.sizes()), {}, {}};
+  if (spec_.bias) sums.dbias.emplace(spec_.bias->sizes());
+  if (spec_.sinks) sums.dsinks.emplace(spec_.sinks->sizes());
+  const std::vector<Number> gradient = numbers<Number>(grad_out);
+  each_row(spec_, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+    const std::int64_t row = (b * spec_.heads() + h) * spec_.q.size(2) + i;
+    add_row_gradients(gradient.data() + row * spec_.value_dim(), b, h, i, sums);
   });
-  for (Bounded* one : {&result.dq, &result.dk, &result.dv})
-    for (Real& value : one->value.values) value = arithmetic.store(static_cast<typename Arithmetic::Number>(value));
+  Backward result{sums.dq.bounded(), sums.dk.bounded(), sums.dv.bounded(), {}, {}, sums.largest};
+  if (sums.dbias) result.dbias = sums.dbias->bounded();
+  if (sums.dsinks) result.dsinks = sums.dsinks->bounded();
+  for (Bounded* one : {&result.dq, &result.dk, &result.dv}) {
+    for (Real& value : one->value.values) value = arithmetic_.store(static_cast<Number>(value));
+    for (Real terms : one->terms.values) result.largest = std::max(result.largest, terms);
+  }
   return result;
+}
+
+// In numbers with at least 29 bits more than an engine's: for f64 that takes long double.
+template <class Use>
+auto in_wide_numbers(const Spec& spec, Use use) {
+  if (spec.type == DType::f64) return use(Work(spec, Exact<Real>{}));
+  return use(Work(spec, Exact<double>{}));
 }
 
 }  // namespace
@@ -242,70 +380,61 @@ std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::a
 }
 
 Forward forward(const Spec& spec) {
-  const Dims lse_sizes{spec.batch(), spec.heads(), spec.q.size(2)};
-  Forward result{zeros({spec.batch(), spec.heads(), spec.q.size(2), spec.value_dim()}),
-                 zeros({spec.batch(), spec.heads(), spec.q.size(2), spec.k.size(2)}), zeros(lse_sizes)};
-  std::fill(result.lse.value.values.begin(), result.lse.value.values.end(), -infinity);
-  each_row(spec, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
-    const Row<Real> row = row_of(spec, Exact{}, b, h, i);
-    const std::int64_t g = h / (spec.heads() / spec.kv_heads());
-    const Real weight = 16 + 4 * row.magnitude;
-    const std::int64_t out_row = row_start(result.out.value, b, h, i);
-    for (std::size_t n = 0; n < row.keys.size(); ++n) {
-      const std::int64_t j = row.keys[n];
-      add(result.weights, row_start(result.weights.value, b, h, i) + j, row.p[n], row.p[n], weight);
-      if (row.keep[n] == 0) continue;
-      for (std::int64_t d = 0; d < spec.value_dim(); ++d) {
-        const Real value = row.keep[n] * spec.v(b, g, j, d);
-        add(result.out, out_row + d, row.p[n] * value, row.p_size[n] * std::abs(value), weight);
-      }
-    }
-    result.lse.value(b, h, i) = row.lse;
-    result.lse.terms(b, h, i) = std::isinf(row.lse) ? 0 : std::abs(row.lse);
-    result.lse.weighted(b, h, i) = std::isinf(row.lse) ? 0 : weight;
-  });
-  return result;
+  return in_wide_numbers(spec, [](const auto& work) { return work.forward(); });
 }
 
-Backward backward(const Spec& spec, const Array& grad_out) { return backward_in(spec, Exact{}, grad_out); }
+Backward backward(const Spec& spec, const Array& grad_out) {
+  return in_wide_numbers(spec, [&](const auto& work) { return work.backward(grad_out); });
+}
 
 Backward eager_backward(const Spec& spec, const Array& grad_out, DType dtype) {
-  if (dtype == DType::f64) return backward_in(spec, Eager<double>{dtype}, grad_out);
-  return backward_in(spec, Eager<float>{dtype}, grad_out);
+  if (dtype == DType::f64) return Work(spec, Eager<double>{dtype}).backward(grad_out);
+  return Work(spec, Eager<float>{dtype}).backward(grad_out);
 }
 
 Array scores(const Spec& spec, Stage stage) {
   if (stage == Stage::weights) return forward(spec).weights.value;
   Array result({spec.batch(), spec.heads(), spec.q.size(2), spec.k.size(2)});
-  each_row(spec, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
-    for (std::int64_t j = 0; j < spec.keys[at(b)]; ++j) {
-      const Score one = score(spec, Exact{}, b, h, i, j);
-      const Real biased = allowed(spec, b, h, i, j) ? one.biased : -infinity;
-      result(b, h, i, j) = stage == Stage::scaled ? one.scaled : stage == Stage::capped ? one.capped : biased;
-    }
+  in_wide_numbers(spec, [&](const auto& work) {
+    each_row(spec, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+      for (std::int64_t j = 0; j < spec.keys[at(b)]; ++j) {
+        const Score one = work.score(b, h, i, j);
+        const Real biased = allowed(spec, b, h, i, j) ? one.biased : -infinity;
+        result(b, h, i, j) = stage == Stage::scaled ? one.scaled : stage == Stage::capped ? one.capped : biased;
+      }
+    });
   });
   return result;
 }
 
 Array error_bound(const Bounded& exact, Kind kind, DType dtype, const Array* eager) {
   const bool half = dtype == DType::bf16 || dtype == DType::f16;
+  const bool half_lse = half && kind == Kind::lse;
   const Real unit = dtype == DType::f64 ? 0x1p-53L : 0x1p-24L;
   const Real type_unit = !half || kind == Kind::lse ? 0 : dtype == DType::f16 ? 0x1p-11L : 0x1p-8L;
   const Real quantum = dtype == DType::f64    ? 0x1p-1074L
                        : dtype == DType::f16  ? 0x1p-24L
                        : dtype == DType::bf16 ? 0x1p-133L
                                               : 0x1p-149L;
-  Real eager_error = 0;  // the largest, in units of the element's terms
+  // (units + slope * L) * unit
+  const Real units = kind == Kind::weights || (kind == Kind::lse && !half) ? 32 : 64;
+  const Real slope = kind == Kind::weights || half_lse ? 8 : 4;
+  Real eager_error = 0;  // the largest, in units of the element's terms; an eager result that overflowed says nothing
   for (std::size_t n = 0; eager && n < exact.terms.values.size(); ++n)
-    if (exact.terms.values[n] > 0)
+    if (exact.terms.values[n] > 0 && std::isfinite(eager->values[n]))
       eager_error = std::max(eager_error, std::abs(eager->values[n] - exact.value.values[n]) / exact.terms.values[n]);
   Array bound(exact.value.sizes());
   for (std::size_t n = 0; n < bound.values.size(); ++n) {
-    const Real terms = exact.terms.values[n];
-    const Real weighted = exact.weighted.values[n] * (kind == Kind::weights ? 2 : 1);
-    const Real relative = kind == Kind::lse ? 2 * unit : 2 * type_unit + 2 * eager_error;
-    const bool nothing_to_round = terms == 0 && weighted == 0;
-    bound.values[n] = nothing_to_round ? 0 : unit * weighted + relative * terms + 4 * quantum;
+    const Real terms = exact.terms.values[n], weighted = exact.weighted.values[n];
+    if (terms == 0 && weighted == 0 && kind != Kind::lse) continue;  // nothing to round
+    if (kind == Kind::lse) {
+      bound.values[n] = std::isinf(exact.value.values[n]) ? 0 : unit * (units + slope * weighted + 2 * terms);
+      continue;
+    }
+    // Whatever the scores are, no weight is above 1: for huge scores that says more than the bound.
+    const Real most = 1.05L * exact.limit.values[n] + std::abs(exact.value.values[n]);
+    const Real contract = unit * (units * terms + slope * weighted) + 2 * (type_unit + eager_error) * terms;
+    bound.values[n] = std::min(contract, most) + 4 * quantum;
   }
   return bound;
 }

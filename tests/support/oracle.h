@@ -1,5 +1,5 @@
-// Section 1 of the contract by direct softmax over the full matrix, forward and backward, in long double; and the error
-// bounds of section 3. Written from the contract, independently of every engine.
+// Section 1 of the contract by direct softmax over the full matrix, forward and backward, in double (long double for
+// f64 inputs); and the error bounds of section 3. Written from the contract, independently of every engine.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ struct Spec {
   std::optional<double> softcap;
   double dropout = 0;
   std::uint64_t seed = 0;
-  Real smallest_normal = 0x1p-126L;  // of the type that holds p inside an engine
+  DType type = DType::f32;  // of q, k and v
 
   std::int64_t batch() const { return q.size(0); }
   std::int64_t heads() const { return q.size(1); }
@@ -64,18 +64,21 @@ bool allowed(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, s
 struct Bounded {
   Array value;
   Array terms;     // the sum of the terms' absolute values
-  Array weighted;  // the same with each term times 16 + 4 L(i)
+  Array weighted;  // the same with each term times L(i)
+  Array limit;     // the largest absolute value that weights between 0 and 1, with a sum of at most 1, could give
 };
 
 struct Forward {
   Bounded out;
   Bounded weights;
   Bounded lse;
+  Real largest_score = 0;  // the largest L(i)
 };
 
 struct Backward {
   Bounded dq, dk, dv;
   std::optional<Bounded> dbias, dsinks;
+  Real largest = 0;  // of the sums of absolute terms on the way to a gradient
 };
 
 Forward forward(const Spec& spec);

@@ -28,7 +28,7 @@ std::optional<Array> broadcastable(const std::optional<ConstTensorView>& view, i
 Spec options_only(const AttentionOptions& options, int call_rank, ConstTensorView q) {
   const std::int64_t head_dim = q.size(q.rank() - 1);
   Spec spec;
-  if (q.dtype() == DType::f64) spec.smallest_normal = 0x1p-1022L;
+  spec.type = q.dtype();
   spec.mask = broadcastable(options.mask, call_rank);
   spec.bias = broadcastable(options.bias, call_rank);
   spec.valid_lens = read(options.valid_lens);

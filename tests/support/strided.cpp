@@ -55,14 +55,12 @@ void* Strided::address() { return bytes_.data() + aligned_ + static_cast<std::si
 bool Strided::surroundings_intact() const {
   std::vector<bool> ours(bytes_.size(), false);
   const std::size_t element = size_of(dtype_);
-  const std::int64_t elements = checked_elements(sizes_, dtype_);
-  for (std::int64_t n = 0; n < elements; ++n) {
-    const Dims index = index_of(n, sizes_);
+  each_index(sizes_, [&](const Dims& index) {
     std::int64_t position = first_;
     for (int axis = 0; axis < sizes_.size(); ++axis) position += index[axis] * strides_[axis];
     const std::size_t byte = aligned_ + static_cast<std::size_t>(position) * element;
     std::fill_n(ours.begin() + static_cast<std::ptrdiff_t>(byte), element, true);
-  }
+  });
   for (std::size_t byte = 0; byte < bytes_.size(); ++byte)
     if (!ours[byte] && bytes_[byte] != untouched) return false;
   return true;
@@ -70,14 +68,12 @@ bool Strided::surroundings_intact() const {
 
 void fill_normal(TensorView view, Random& random, double size) {
   std::normal_distribution<double> normal_number(0.0, size);
-  const std::int64_t elements = view.elements();
-  for (std::int64_t n = 0; n < elements; ++n) set(view, index_of(n, view.sizes()), normal_number(random));
+  each_index(view.sizes(), [&](const Dims& index) { set(view, index, normal_number(random)); });
 }
 
 void fill_bool(TensorView view, Random& random, double probability) {
   std::bernoulli_distribution coin(probability);
-  const std::int64_t elements = view.elements();
-  for (std::int64_t n = 0; n < elements; ++n) set(view, index_of(n, view.sizes()), coin(random));
+  each_index(view.sizes(), [&](const Dims& index) { set(view, index, coin(random)); });
 }
 
 Tensor normal(const Dims& sizes, DType dtype, Random& random, double size) {
