@@ -123,6 +123,115 @@ TEST_P(Magnitudes, a_number_of_unusual_size_counts_for_the_pairs_that_see_it) {
   }
 }
 
+// Shapes that the CPU engine computes in different ways: many keys, few keys, few queries.
+const Shape shapes_by_kernel[] = {
+    {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 70, .keys = 600, .head_dim = 64, .value_dim = 16},
+    {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 70, .keys = 100, .head_dim = 64, .value_dim = 16},
+    {.batch = 1, .heads = 4, .kv_heads = 1, .queries = 2, .keys = 600, .head_dim = 64, .value_dim = 16}};
+
+TEST_P(Magnitudes, a_query_of_unusual_size_changes_no_other_row) {
+  for (DType type : {DType::f32, DType::bf16})
+    for (const Shape& shape : shapes_by_kernel)
+      for (const double odd : {1e-39, 1e-25, 1e16}) {
+        SCOPED_TRACE(testing::Message() << name(type) << ' ' << shape.queries << " x " << shape.keys << ' ' << odd);
+        Inputs inputs = random_inputs(shape, type);
+        const Results before = inputs.call(on_engine()).run(true);
+        set(inputs.q, {0, 1, 1, 3}, odd);
+        const Call call = inputs.call(on_engine());
+        const Results after = call.run(true);
+        expect_forward(call, after);
+        for (std::int64_t h = 0; h < shape.heads; ++h)
+          for (std::int64_t i = 0; i < shape.queries; ++i) {
+            if (h == 1 && i == 1) continue;
+            const auto row = [&](const Tensor& tensor) { return tensor.view().select(0, 0).select(0, h).select(0, i); };
+            EXPECT_TRUE(same_bits(row(before.out), row(after.out))) << h << ',' << i;
+            EXPECT_TRUE(same_bits(row(*before.weights), row(*after.weights))) << h << ',' << i;
+            EXPECT_EQ(get(before.lse, {0, h, i}), get(after.lse, {0, h, i})) << h << ',' << i;
+          }
+      }
+}
+
+TEST_P(Magnitudes, scores_up_to_1e38_give_finite_rows) {
+  for (DType type : float_types)
+    for (Shape shape : shapes_by_kernel)
+      for (const std::int64_t dim : {1, 64, 520})
+        for (const double size : {1e4, 1e18, 1e37}) {  // of a query; the scores follow
+          if (type == DType::f16 && size > 1e4) continue;
+          shape.head_dim = dim;
+          SCOPED_TRACE(testing::Message() << name(type) << ' ' << shape.queries << " x " << shape.keys << " D " << dim
+                                          << " query " << size);
+          Inputs inputs = random_inputs(shape, type);
+          const double most = type == DType::f16 ? 1e4 : 1e38 / size / std::sqrt(static_cast<double>(dim));
+          overwrite_rows(inputs.q, 0, 1, {size * 0.7});
+          overwrite_rows(inputs.k, 0, 1, {most * 0.9});
+          overwrite_rows(inputs.k, 0, 3, {most * 0.3});
+          const Call call = inputs.call(on_engine());
+          const Results results = call.run(true);
+          expect_forward(call, results);
+          for (Real value : read(results.out).values) ASSERT_TRUE(std::isfinite(value));
+          const Call negative = inputs.call(on_engine({.causal = Causal::bottom_right, .scale = -0.01}));
+          expect_forward(negative, negative.run());
+        }
+}
+
+TEST_P(Magnitudes, a_softcap_of_any_size_is_within_the_bounds) {
+  for (DType type : float_types)
+    for (const Shape& shape : shapes_by_kernel)
+      for (const double softcap : {5e-324, 1e-310, 1e-45, 1e-40, 1e-30, 1e20, 1e30, 1e38, 1e39, 1e41, 1e300})
+        for (const double size : {0.0, 1.0, 1e3}) {
+          SCOPED_TRACE(testing::Message() << name(type) << ' ' << shape.queries << " x " << shape.keys << " softcap "
+                                          << softcap << " queries times " << size);
+          Inputs inputs = random_inputs(shape, type);
+          inputs.q = times(inputs.q, size);
+          const Call call = inputs.call(on_engine({.softcap = softcap}));
+          expect_forward(call, call.run());
+        }
+}
+
+TEST_P(Magnitudes, a_scale_of_any_size_is_within_the_bounds) {
+  struct Scale {
+    double scale, query, key;
+  };
+  for (DType type : float_types)
+    for (const Shape& shape : shapes_by_kernel)
+      for (const Scale& one : {Scale{1e300, 0, 1},
+                               {1e39, 1e-20, 1e-19},
+                               {-1e60, 1e-30, 1e-30},
+                               {1e38, 1e-38, 1},
+                               {5e-324, 1, 1},
+                               {1e-45, 1e20, 1e25},
+                               {4.0, 1e37, 1e-37},
+                               {0.0, 1e30, 1e30}}) {
+        if (type == DType::f16 && one.query != 0 && one.query != 1) continue;
+        SCOPED_TRACE(testing::Message() << name(type) << ' ' << shape.queries << " x " << shape.keys << " scale "
+                                        << one.scale);
+        Inputs inputs = random_inputs(shape, type);
+        inputs.q = times(inputs.q, one.query);
+        inputs.k = times(inputs.k, one.key);
+        const Call call = inputs.call(on_engine({.scale = one.scale}));
+        expect_forward(call, call.run());
+      }
+}
+
+TEST_P(Magnitudes, outputs_that_are_denormal_are_kept) {
+  for (DType type : {DType::f32, DType::bf16})
+    for (const double largest : {1.0, 1e-20, 1e15}) {
+      SCOPED_TRACE(testing::Message() << name(type) << " values of " << largest);
+      // Each column of V has one value, so that each output is one weight, down to 1e-41, times it.
+      Tensor q = filled({1, 1, 70, 1}, type, 1.0), k({1, 1, 64, 1}, type), v = filled({1, 1, 64, 64}, type, 0.0);
+      for (std::int64_t j = 0; j < 64; ++j) {
+        set(k, {0, 0, j, 0}, -1.5 * static_cast<double>(j));
+        set(v, {0, 0, j, j}, largest);
+      }
+      for (const bool causal : {false, true}) {
+        AttentionOptions options{.scale = 1.0};
+        if (causal) options.causal = Causal::bottom_right;
+        const Call call{q, k, v, on_engine(options)};
+        expect_forward(call, call.run(true));
+      }
+    }
+}
+
 ON_EVERY_ENGINE(Magnitudes);
 
 }  // namespace

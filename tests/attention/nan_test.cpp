@@ -190,6 +190,35 @@ TEST_P(ForbiddenPositions, sequences_of_a_pack_never_see_each_other) {
   EXPECT_TRUE(others_same(gradients.dv, clean_gradients.dv, 3, 8));
 }
 
+TEST_P(ForbiddenPositions, of_one_row_may_be_allowed_to_its_neighbours_without_changing_a_bit) {
+  struct Stretch {
+    std::int64_t keys, begin, end, window;
+  };
+  for (DType type : float_types)
+    for (const Stretch& one : {Stretch{512, 64, 127, 128}, {300, 0, 40, 64}, {200, 10, 90, 20}}) {
+      SCOPED_TRACE(testing::Message() << name(type) << ' ' << one.keys);
+      Inputs inputs = random_inputs({.batch = 1,
+                                     .heads = 1,
+                                     .kv_heads = 1,
+                                     .queries = one.keys,
+                                     .keys = one.keys,
+                                     .head_dim = 64,
+                                     .value_dim = 8},
+                                    type);
+      const Call call = inputs.call(on_engine({.causal = Causal::top_left, .window = Window{one.window, 0}}));
+      const Results clean = call.run();
+      for (std::int64_t j = one.begin; j < one.end; ++j) poison(inputs.k, {0, 0, j}, NAN);
+      const Results results = call.run();
+      for (std::int64_t i = 0; i < one.keys; ++i) {
+        const bool sees = i >= one.begin && i - one.window < one.end;
+        EXPECT_EQ(std::isnan(get(results.lse, {0, 0, i})), sees) << i;
+        if (!sees) {
+          EXPECT_TRUE(same_bits(vector_of(results.out, {0, 0, i}), vector_of(clean.out, {0, 0, i}))) << i;
+        }
+      }
+    }
+}
+
 ON_EVERY_ENGINE(ForbiddenPositions);
 
 }  // namespace

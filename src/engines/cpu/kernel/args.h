@@ -65,7 +65,8 @@ struct ForwardArgs {
   double scale = 1;
   double sink = 0;
   bool has_sink = false;
-  std::int64_t row_begin = 0, row_end = 0;  // the query rows to do now
+  std::int64_t row_begin = 0, row_end = 0;        // the query rows to do now
+  std::uint64_t stored_rows = ~std::uint64_t{0};  // bit r of a task of one panel: whether row_begin + r is stored
   // The first rows of the head that this thread does next, to be fetched; null: not known, or the same ones.
   const void *next_query = nullptr, *next_key = nullptr, *next_value = nullptr;
 };

@@ -55,7 +55,7 @@ class Decode : protected DecodeState<S, In> {
     const PartialSoftmaxes<S> partials(args_);
     each_block(chunk, [&](bool first) {
       for (int r = 0; first && r < rows_; ++r) {
-        partials.clear(partials.at(chunk, this->row_begin_ + r));
+        partials.clear(partials.at(chunk, at_.numbers[r]));
       }
       const Range hull = this->hull_inside(block_);
       if (hull.begin >= hull.end) {
@@ -71,7 +71,7 @@ class Decode : protected DecodeState<S, In> {
         if (at_.forbids[r] && !output_is_finite(r)) {  // what a forbidden key holds shows through its weight of 0
           add_values(r, r + 1, hull, allowed_of(r));
         }
-        partials.absorb(partials.at(chunk, this->row_begin_ + r), at_.references[r], at_.sums[r],
+        partials.absorb(partials.at(chunk, at_.numbers[r]), at_.references[r], at_.sums[r],
                         at_.outputs + r * at_.output_ld, to_log2_);
       }
     });
@@ -90,7 +90,7 @@ class Decode : protected DecodeState<S, In> {
         if (hull.begin < hull.end) {
           modify(r, hull);
         }
-        const std::int64_t merged = partials.at(0, this->row_begin_ + r);
+        const std::int64_t merged = partials.at(0, at_.numbers[r]);
         store_weights(r, hull, partials.references[merged], partials.sums[merged]);
       }
     });
@@ -102,8 +102,8 @@ class Decode : protected DecodeState<S, In> {
   HEADWAY_INLINE void each_block(std::int64_t chunk, const Body& body) {
     const std::int64_t begin = chunk * args_.chunk_keys;
     const std::int64_t end = smaller(begin + args_.chunk_keys, head_.ranges.keys);
-    for (std::int64_t row = 0; row < args_.rows(); row += decode_rows) {
-      this->start_rows(row);
+    for (std::int64_t row = 0; row < args_.rows();) {
+      row = this->start_rows(row);
       for (block_.begin = begin; block_.begin < end; block_.begin = block_.end) {
         block_.end = smaller(block_.begin + stream_keys, end);
         body(block_.begin == begin);
@@ -132,7 +132,7 @@ class Decode : protected DecodeState<S, In> {
   template <int NR>
   HEADWAY_NOINLINE int score_group(int r, std::int64_t key, const StoredRows<In>& keys, std::int64_t last) {
     if constexpr (NR == 1 || lanes % NR == 0) {
-      const Vector factor = S::set(static_cast<Scalar>(this->score_factor_));
+      const Scaling<S> factor(this->product_factor_);
       for (; r + NR <= rows_; r += NR) {
         dot_tile<S, In, NR>(at_.queries + r * at_.query_ld, at_.query_ld, keys.data, keys.ld, last, head_.head_dim,
                             factor, scores_of(r) + (key - block_.begin), at_.score_ld);
@@ -145,7 +145,9 @@ class Decode : protected DecodeState<S, In> {
   HEADWAY_NOINLINE void modify(int r, const Range& hull) {
     const ForwardArgs& head = head_of(r);
     const std::int64_t i = query_of(r);
-    const KeyLaneModifier<S> modifier(head.modifiers, head.ranges);
+    Modifiers after_cap = head.modifiers;
+    after_cap.softcap = 0;
+    const KeyLaneModifier<S> modifier(after_cap, head.ranges);
     at_.forbids[r] = false;
     for (std::int64_t t = first_tile(hull); t < end_tile(hull); ++t) {
       const std::int64_t key = block_.begin + t * tile;
@@ -157,8 +159,11 @@ class Decode : protected DecodeState<S, In> {
             mask_word<S>(static_cast<const std::uint8_t*>(mask.data) + i * mask.row_stride + key * mask.column_stride,
                          mask.column_stride, keys);
       }
+      if (head.modifiers.softcap != 0) {
+        cap(scores_of(r) + t * tile, head.modifiers.softcap);
+      }
       if (head.modifiers.any) {
-        modifier.apply({i, 1, key, keys}, {0, 1, 0, (keys + lanes - 1) / lanes}, scores_of(r) + t * tile, at_.slopes,
+        modifier.apply({i, 1, key, keys}, {0, 1, 0, (keys + lanes - 1) / lanes}, scores_of(r) + t * tile, nullptr,
                        &allowed);
       }
       if (allowed != low_bits(tile)) {
@@ -166,6 +171,13 @@ class Decode : protected DecodeState<S, In> {
         at_.forbids[r] |= allowed != range_word(inside_panel(hull, key, keys));
       }
       allowed_of(r)[t] = allowed;
+    }
+  }
+
+  static void cap(Scalar* scores, double softcap) {
+    const SoftCap<S> soft_cap(softcap);
+    for (int v = 0; v < S::panel_vectors; ++v) {
+      S::store(scores + v * lanes, soft_cap(S::load(scores + v * lanes)));
     }
   }
 

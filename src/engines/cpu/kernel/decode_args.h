@@ -15,6 +15,7 @@ struct DecodeArgs {
   std::int64_t chunk_keys = 0;
   std::int64_t chunks = 0;
   void* partials = nullptr;  // what each chunk leaves of each row, for the merge
+  bool (*wanted)(const ForwardArgs& head, std::int64_t query) = nullptr;  // the rows to do now; null: all
 
   std::int64_t rows() const { return group * queries; }
 };

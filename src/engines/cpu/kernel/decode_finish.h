@@ -16,8 +16,7 @@ class DecodeFinish {
   using Vector = typename S::Vector;
 
  public:
-  explicit DecodeFinish(const DecodeArgs& args)
-      : args_(args), partials_(args), to_log2_(args.heads->modifiers.any ? log2e : 1) {}
+  explicit DecodeFinish(const DecodeArgs& args) : args_(args), partials_(args), to_log2_(decode_units(*args.heads)) {}
 
   HEADWAY_NOINLINE void run() {
     for (std::int64_t step = 1; step < args_.chunks; step *= 2) {
@@ -34,6 +33,7 @@ class DecodeFinish {
   void merge(std::int64_t chunk, std::int64_t other) {
     for (std::int64_t row = 0; row < args_.rows(); ++row) {
       const std::int64_t from = partials_.at(other, row);
+      partials_.round(from);
       partials_.absorb(partials_.at(chunk, row), partials_.references[from], partials_.sums[from],
                        partials_.outputs + from * partials_.ld, to_log2_);
     }
@@ -41,6 +41,7 @@ class DecodeFinish {
 
   // Query i of a head. Its factor takes the place of its sum, for the weights.
   void end_row(const ForwardArgs& head, std::int64_t row, std::int64_t i) {
+    partials_.round(row);
     Scalar& sum = partials_.sums[row];
     const RowSoftmax<Scalar> softmax{partials_.references[row], sum, to_log2_};
     double lse = 0;

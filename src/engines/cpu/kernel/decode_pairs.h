@@ -1,5 +1,5 @@
-// Decode with scores by bf16 dot products, where they are exact enough for the queries (forward_pairs.h says when); the
-// weighted sums of values are in float either way. All rows of a kv head go the same way.
+// Decode with scores by bf16 dot products, for the rows whose queries they are exact enough for (forward_pairs.h says
+// which); the weighted sums of values are in float either way.
 #pragma once
 
 #include "engines/cpu/kernel/decode.h"
@@ -11,32 +11,45 @@ namespace headway::cpu {
 namespace {
 
 template <class Pairs>
-HEADWAY_NOINLINE bool heads_suit_pairs(const DecodeArgs& args) {
-  for (std::int64_t h = 0; h < args.group; ++h) {
-    const ForwardArgs& head = args.heads[h];
-    if (!queries_suit_pairs<Pairs>(head, 0, smaller(args.queries, head.ranges.real_queries))) {
-      return false;
-    }
+HEADWAY_NOINLINE bool query_suits_pairs(const ForwardArgs& head, std::int64_t query) {
+  return query >= head.ranges.real_queries || rows_that_suit_pairs<Pairs>(head, query, query + 1) != 0;
+}
+template <class Pairs>
+bool query_does_not_suit_pairs(const ForwardArgs& head, std::int64_t query) {
+  return !query_suits_pairs<Pairs>(head, query);
+}
+
+// pairs(args) for the rows that suit pairs, plain(args) for the others.
+template <class Pairs, class RunPairs, class RunPlain>
+HEADWAY_INLINE void split_rows(const DecodeArgs& args, const RunPairs& pairs, const RunPlain& plain) {
+  std::int64_t suiting = 0;
+  for (std::int64_t row = 0; row < args.rows(); ++row) {
+    suiting += query_suits_pairs<Pairs>(args.heads[row / args.queries], row % args.queries) ? 1 : 0;
   }
-  return true;
+  const bool mixed = suiting != 0 && suiting != args.rows();
+  DecodeArgs some = args;
+  if (suiting != 0) {
+    some.wanted = mixed ? query_suits_pairs<Pairs> : nullptr;
+    pairs(some);
+  }
+  if (suiting != args.rows()) {
+    some.wanted = mixed ? query_does_not_suit_pairs<Pairs> : nullptr;
+    plain(some);
+  }
 }
 
 template <class Pairs, class Plain>
 void run_decode_pairs(const DecodeArgs& args, std::int64_t chunk, void* scratch) {
-  if (heads_suit_pairs<Pairs>(args)) {
-    Decode<Pairs, bfloat16>(args, scratch).run(chunk);
-  } else {
-    Decode<Plain, bfloat16>(args, scratch).run(chunk);
-  }
+  split_rows<Pairs>(
+      args, [&](const DecodeArgs& rows) { Decode<Pairs, bfloat16>(rows, scratch).run(chunk); },
+      [&](const DecodeArgs& rows) { Decode<Plain, bfloat16>(rows, scratch).run(chunk); });
 }
 
 template <class Pairs, class Plain>
 void run_decode_weights_pairs(const DecodeArgs& args, std::int64_t chunk, void* scratch) {
-  if (heads_suit_pairs<Pairs>(args)) {
-    Decode<Pairs, bfloat16>(args, scratch).run_weights(chunk);
-  } else {
-    Decode<Plain, bfloat16>(args, scratch).run_weights(chunk);
-  }
+  split_rows<Pairs>(
+      args, [&](const DecodeArgs& rows) { Decode<Pairs, bfloat16>(rows, scratch).run_weights(chunk); },
+      [&](const DecodeArgs& rows) { Decode<Plain, bfloat16>(rows, scratch).run_weights(chunk); });
 }
 
 template <class Pairs, class Plain>

@@ -8,9 +8,11 @@
 #include "engines/cpu/kernel/decode_args.h"
 #include "engines/cpu/kernel/exp2.h"
 #include "engines/cpu/kernel/key_lanes.h"
+#include "engines/cpu/kernel/key_sums.h"
 #include "engines/cpu/kernel/operands.h"
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/ranges.h"
+#include "engines/cpu/kernel/score_factor.h"
 #include "engines/cpu/kernel/scratch.h"
 
 namespace headway::cpu {
@@ -20,14 +22,21 @@ constexpr std::int64_t stream_keys = 2048;  // of K, then of V: memory streams w
 constexpr std::int64_t decode_rows = 32;  // that pass over a block together: its scores stay in the second-level cache
 constexpr std::int64_t packed_keys = 64;  // copied at once where a layout cannot be read in place
 
-// The softmax of some keys of a row, unnormalised: 2^(score - reference), summed, and times V.
+// From the units of decode's scores to those of the exponential. Scores that are modified are natural, and so are those
+// whose scale has no room for another factor.
+HEADWAY_INLINE double decode_units(const ForwardArgs& head) {
+  const bool large = !(head.scale < 0x1p1000 && head.scale > -0x1p1000);
+  return head.modifiers.any || large ? log2e : 1;
+}
+
+// The softmax of some keys of a row, unnormalised: 2^(score - reference), summed, and times V; with what the sums lost.
 template <class S>
 struct PartialSoftmaxes {
   using Scalar = typename S::Scalar;
   using Vector = typename S::Vector;
 
   std::int64_t rows, ld;
-  Scalar *references, *sums, *outputs;
+  Scalar *references, *sums, *outputs, *lost_sums, *lost_outputs;
   std::int64_t bytes;
 
   PartialSoftmaxes(std::int64_t chunks, std::int64_t row_count, std::int64_t value_dim, void* memory)
@@ -36,6 +45,8 @@ struct PartialSoftmaxes {
     references = scratch.take<Scalar>(chunks * rows);
     sums = scratch.take<Scalar>(chunks * rows);
     outputs = scratch.take<Scalar>(chunks * rows * ld);
+    lost_sums = scratch.take<Scalar>(chunks * rows);
+    lost_outputs = scratch.take<Scalar>(chunks * rows * ld);
     bytes = scratch.used;
   }
   explicit PartialSoftmaxes(const DecodeArgs& args)
@@ -45,28 +56,55 @@ struct PartialSoftmaxes {
 
   void clear(std::int64_t which) const {
     references[which] = -static_cast<Scalar>(__builtin_inff());
-    sums[which] = 0;
-    for (std::int64_t d = 0; d < ld; d += S::lanes) {
-      S::store(outputs + which * ld + d, S::zero());
+    sums[which] = lost_sums[which] = 0;
+    for (std::int64_t d = which * ld; d < (which + 1) * ld; d += S::lanes) {
+      S::store(outputs + d, S::zero());
+      S::store(lost_outputs + d, S::zero());
     }
   }
 
   // Adds other keys of the same row. `to_log2` turns the references' units into those of exp2.
   HEADWAY_NOINLINE void absorb(std::int64_t which, Scalar reference, Scalar sum, const Scalar* output,
                                double to_log2) const {
-    const Scalar highest = references[which] > reference ? references[which] : reference;
-    const Scalar subtract = highest == -static_cast<Scalar>(__builtin_inff()) ? Scalar{0} : highest;
     const Vector units = S::set(static_cast<Scalar>(to_log2));
-    const Vector kept = exp2<S>((S::set(references[which]) - S::set(subtract)) * units);
-    const Vector added = exp2<S>((S::set(reference) - S::set(subtract)) * units);
-    references[which] = highest;
-    alignas(64) Scalar total[S::lanes];
-    S::store(total, S::fma(S::set(sums[which]), kept, S::set(sum) * added));
-    sums[which] = total[0];
+    const Vector old = S::set(references[which]);
+    const Vector raised = raised_reference<S>(old, S::set(reference), units);
+    const Vector kept = power(old, raised, units);
+    const Vector added = power(S::set(reference), raised, units);
+    references[which] = first_lane(raised);
+    CompensatedSum<S> total{S::set(sums[which]), S::set(lost_sums[which])};
+    total.multiply(kept);
+    total.add(S::set(sum) * added);
+    sums[which] = first_lane(total.sum);
+    lost_sums[which] = first_lane(total.lost);
     for (std::int64_t d = 0; d < ld; d += S::lanes) {
-      Scalar* at = outputs + which * ld + d;
-      S::store(at, S::fma(S::load(at), kept, S::load(output + d) * added));
+      CompensatedSum<S> one{S::load(outputs + which * ld + d), S::load(lost_outputs + which * ld + d)};
+      one.multiply(kept);
+      one.add(S::load(output + d) * added);
+      S::store(outputs + which * ld + d, one.sum);
+      S::store(lost_outputs + which * ld + d, one.lost);
     }
+  }
+
+  // Leaves what was summed in `sums` and `outputs`, as numbers of their type.
+  void round(std::int64_t which) const {
+    sums[which] = first_lane(CompensatedSum<S>{S::set(sums[which]), S::set(lost_sums[which])}.value());
+    for (std::int64_t d = which * ld; d < (which + 1) * ld; d += S::lanes) {
+      S::store(outputs + d, CompensatedSum<S>{S::load(outputs + d), S::load(lost_outputs + d)}.value());
+    }
+  }
+
+ private:
+  // 2^(from - to), 1 between equal ones; `to` is -inf only where `from` is.
+  static HEADWAY_INLINE Vector power(Vector from, Vector to, Vector units) {
+    const Vector lowest = S::set(-static_cast<Scalar>(__builtin_inff()));
+    const Vector subtract = S::select(S::equal(to, lowest), S::zero(), to);
+    return S::select(S::equal(from, to), S::set(1), exp2<S>((from - subtract) * units));
+  }
+  static HEADWAY_INLINE Scalar first_lane(Vector x) {
+    alignas(64) Scalar elements[S::lanes];
+    S::store(elements, x);
+    return elements[0];
   }
 };
 
@@ -91,19 +129,20 @@ class DecodeState {
 
  protected:
   DecodeState(const DecodeArgs& args, void* scratch)
-      : args_(args),
-        head_(args.heads[0]),
-        to_log2_(head_.modifiers.any ? log2e : 1),
-        score_factor_(head_.scale * (head_.modifiers.softcap != 0 ? 1 / head_.modifiers.softcap : log2e / to_log2_)),
-        at_(args, scratch) {}
+      : args_(args), head_(args.heads[0]), to_log2_(decode_units(head_)), at_(args, scratch) {
+    const double factor = head_.scale * (log2e / to_log2_);
+    query_factor_ = score_factor<Scalar>(factor, true).packed;
+    product_factor_ = query_factor_ == 0 ? 1 : factor / query_factor_;
+  }
 
   struct Layout {
     std::int64_t bytes, query_ld, score_ld, word_ld, output_ld;
     Operand* queries;                // [rows][D], zeros up to a whole vector
-    Scalar *scores, *slopes;         // scores, then weights: [rows][keys of the block]
+    Scalar* scores;                  // then weights: [rows][keys of the block]
     Scalar *outputs, *part_outputs;  // [rows][Dv] of the block, and of a part of it
     Scalar *references, *sums;       // of the block
     std::uint64_t* allowed;          // [rows][tiles of the block]
+    std::int64_t* numbers;           // of the rows, among all that share the kv head
     Range* ranges;                   // of the rows
     bool* forbids;                   // whether the row may not attend to some of the block's hull
     In* copy;                        // of keys or values that cannot be read in place
@@ -119,12 +158,12 @@ class DecodeState {
       output_ld = padded<S>(head.value_dim);
       queries = scratch.take<Operand>(rows * query_ld);
       scores = scratch.take<Scalar>(rows * padded<S>(score_ld));
-      slopes = scratch.take<Scalar>(tile);
       outputs = scratch.take<Scalar>(rows * output_ld);
       part_outputs = scratch.take<Scalar>(rows * output_ld);
       references = scratch.take<Scalar>(rows);
       sums = scratch.take<Scalar>(rows);
       allowed = scratch.take<std::uint64_t>(rows * word_ld);
+      numbers = scratch.take<std::int64_t>(rows);
       ranges = scratch.take<Range>(rows);
       forbids = scratch.take<bool>(rows);
       copy = scratch.take<In>(packed_keys * larger(head.head_dim, head.value_dim));
@@ -136,12 +175,18 @@ class DecodeState {
 
   // ---- Rows: those of one query head after the other ----
 
-  const ForwardArgs& head_of(int r) const { return args_.heads[(row_begin_ + r) / args_.queries]; }
-  std::int64_t query_of(int r) const { return (row_begin_ + r) % args_.queries; }
+  const ForwardArgs& head_of(int r) const { return args_.heads[at_.numbers[r] / args_.queries]; }
+  std::int64_t query_of(int r) const { return at_.numbers[r] % args_.queries; }
 
-  void start_rows(std::int64_t begin) {
-    row_begin_ = begin;
-    rows_ = at_most(args_.rows() - begin, decode_rows);
+  // The next rows that pass over the keys together, from number `next` on; gives the first number that is left.
+  std::int64_t start_rows(std::int64_t next) {
+    rows_ = 0;
+    for (; rows_ < decode_rows && next < args_.rows(); ++next) {
+      at_.numbers[rows_] = next;
+      if (args_.wanted == nullptr || args_.wanted(head_of(rows_), query_of(rows_))) {
+        ++rows_;
+      }
+    }
     hull_ = {0, 0};
     for (int r = 0; r < rows_; ++r) {
       pack_query(head_of(r).query, query_of(r), at_.queries + r * at_.query_ld);
@@ -152,18 +197,23 @@ class DecodeState {
             hull_.begin < hull_.end ? Range{smaller(hull_.begin, range.begin), larger(hull_.end, range.end)} : range;
       }
     }
+    return next;
   }
 
   void pack_query(const Matrix& query, std::int64_t i, Operand* packed) const {
     const In* row = static_cast<const In*>(query.data) + i * query.row_stride;
     if constexpr (fold == 1) {
       for (std::int64_t d = 0; d < head_.head_dim; d += lanes) {
-        S::store(packed + d, load_row<S>(row, query.column_stride, d, at_most(head_.head_dim - d, lanes)));
+        const Vector x = load_row<S>(row, query.column_stride, d, at_most(head_.head_dim - d, lanes));
+        S::store(packed + d, x * S::set(static_cast<Scalar>(query_factor_)));
       }
     } else {
       auto* halves = reinterpret_cast<In*>(packed);
       for (std::int64_t d = 0; d < fold * at_.query_ld; ++d) {
         halves[d] = d < head_.head_dim ? row[d * query.column_stride] : In{};
+      }
+      for (std::int64_t d = 0; d < at_.query_ld; d += lanes) {
+        Operands<S>::store(packed + d, Operands<S>::times_power(Operands<S>::load(packed + d), query_factor_));
       }
     }
   }
@@ -201,9 +251,10 @@ class DecodeState {
   const DecodeArgs& args_;
   const ForwardArgs& head_;  // the first; keys, values, ranges and kinds of modifiers are the same for all
   double to_log2_;           // from the units of the scores to those of the exponential
-  double score_factor_;
+  // What queries are multiplied by, a power of two of at most 1, so that products overflow only if scores do; and what
+  // products are multiplied by to be scores.
+  double query_factor_, product_factor_;
   Layout at_;
-  std::int64_t row_begin_ = 0;
   int rows_ = 0;
   Range hull_{0, 0};   // the keys that some row may attend to
   Range block_{0, 0};  // begins at a multiple of stream_keys after the chunk's begin

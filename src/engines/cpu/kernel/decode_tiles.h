@@ -9,6 +9,7 @@
 #include "engines/cpu/kernel/operands.h"
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/ranges.h"
+#include "engines/cpu/kernel/score_factor.h"
 #include "engines/cpu/kernel/strips.h"
 #include "engines/cpu/simd/common.h"
 
@@ -45,11 +46,15 @@ struct KeyTile {
   static constexpr int vectors = together == 1 ? 8 : 1;
 };
 
+// How many products a lane adds up one by one.
+constexpr int longest_dot_chain = 16;
+
 // products[r * NK + k] holds the products of query r and key k, still to be summed over lanes, for NR queries and
-// `together` keys.
+// `together` keys. Only columns [begin, end), whose sums are added to those of the columns before.
 template <class S, class In, int NR, int NK, int together>
 HEADWAY_INLINE void dot_keys(const typename Operands<S>::Scalar* queries, std::int64_t query_ld,
-                             const In* const (&keys)[together], std::int64_t dim, typename S::Vector* products) {
+                             const In* const (&keys)[together], std::int64_t begin, std::int64_t end,
+                             typename S::Vector* products) {
   using Dot = DotOperand<S, In>;
   using Operand = Operands<S>;
   typename S::Vector acc[NR][together];
@@ -83,22 +88,22 @@ HEADWAY_INLINE void dot_keys(const typename Operands<S>::Scalar* queries, std::i
   };
   const auto whole = [](const In* p) HEADWAY_LAMBDA { return Dot::load(p); };
   constexpr int vectors = KeyTile<S, In, NR>::vectors;
-  std::int64_t d = 0;
-  for (; d + vectors * Dot::size <= dim; d += vectors * Dot::size) {
+  std::int64_t d = begin;
+  for (; d + vectors * Dot::size <= end; d += vectors * Dot::size) {
     strip(Strip<vectors>{}, d, whole);
   }
-  for (; d + Dot::size <= dim; d += Dot::size) {
+  for (; d + Dot::size <= end; d += Dot::size) {
     strip(Strip<1>{}, d, whole);
   }
-  if (d < dim) {
-    const int count = static_cast<int>(dim - d);
+  if (d < end) {
+    const int count = static_cast<int>(end - d);
     strip(Strip<1>{}, d, [count](const In* p) HEADWAY_LAMBDA { return Dot::load_part(p, count); });
   }
   HEADWAY_UNROLL
   for (int r = 0; r < NR; ++r) {
     HEADWAY_UNROLL
     for (int n = 0; n < together; ++n) {
-      products[r * NK + n] = acc[r][n];
+      products[r * NK + n] = begin == 0 ? acc[r][n] : products[r * NK + n] + acc[r][n];
     }
   }
 }
@@ -107,7 +112,7 @@ HEADWAY_INLINE void dot_keys(const typename Operands<S>::Scalar* queries, std::i
 // vectors of products make one of sums.
 template <class S, class In, int NR>
 HEADWAY_INLINE void dot_tile(const typename Operands<S>::Scalar* queries, std::int64_t query_ld, const In* keys,
-                             std::int64_t key_ld, std::int64_t last, std::int64_t dim, typename S::Vector factor,
+                             std::int64_t key_ld, std::int64_t last, std::int64_t dim, const Scaling<S>& factor,
                              typename S::Scalar* scores, std::int64_t score_ld) {
   constexpr int NK = S::lanes / NR;
   constexpr int together = KeyTile<S, In, NR>::together;
@@ -119,7 +124,11 @@ HEADWAY_INLINE void dot_tile(const typename Operands<S>::Scalar* queries, std::i
       for (int n = 0; n < together; ++n) {
         rows[n] = keys + smaller(part * NK + k + n, last) * key_ld;
       }
-      dot_keys<S, In, NR, NK, together>(queries, query_ld, rows, dim, products + k);
+      constexpr std::int64_t chained = longest_dot_chain * DotOperand<S, In>::size;
+      dot_keys<S, In, NR, NK, together>(queries, query_ld, rows, 0, smaller(dim, chained), products + k);
+      for (std::int64_t d = chained; d < dim; d += chained) {
+        dot_keys<S, In, NR, NK, together>(queries, query_ld, rows, d, smaller(dim, d + chained), products + k);
+      }
     };
     if constexpr (NR == 4) {
       HEADWAY_UNROLL
@@ -130,7 +139,7 @@ HEADWAY_INLINE void dot_tile(const typename Operands<S>::Scalar* queries, std::i
       _Pragma("GCC unroll 1") for (int k = 0; k < NK; k += together) { some_keys(k); }
     }
     alignas(64) typename S::Scalar sums[S::lanes];
-    S::store(sums, lane_sums<S>(products) * factor);
+    S::store(sums, factor(lane_sums<S>(products)));
     HEADWAY_UNROLL
     for (int r = 0; r < NR; ++r) {
       std::memcpy(scores + r * score_ld + part * NK, sums + r * NK, NK * sizeof(typename S::Scalar));

@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "engines/cpu/kernel/forward_scores.h"
+#include "engines/cpu/kernel/forward_tiny.h"
 
 namespace headway::cpu {
 namespace {
@@ -27,9 +27,9 @@ constexpr std::int64_t foreseen_keys = 16;  // near a row's own position
 constexpr int least_around = 32;            // the least head dim whose products hide exponentials
 
 template <class S, class In>
-class Forward : protected ForwardScores<S, In> {
+class Forward : protected ForwardTiny<S, In> {
  protected:
-  using Base = ForwardScores<S, In>;
+  using Base = ForwardTiny<S, In>;
   using Base::args_;
   using Base::at_;
   using Base::block_begin_;
@@ -38,11 +38,11 @@ class Forward : protected ForwardScores<S, In> {
   using Base::infinity;
   using Base::keys_;
   using Base::lanes;
+  using Base::modified_;
   using Base::modifier_;
   using Base::panel_row;
   using Base::panel_vectors;
   using Base::panels_;
-  using Base::score_factor_;
   using Base::scores_at;
   using Base::to_log2_;
   using typename Base::Mask;
@@ -64,6 +64,7 @@ class Forward : protected ForwardScores<S, In> {
     for (std::int64_t p = 0; p < panels_; ++p) {
       this->start_panel(p);
       this->clear_output(p);
+      this->clear_totals(p);
       all = Base::joined(all, at_.panel_ranges[p].hull);
     }
     const std::int64_t end = smaller((all.end + fold - 1) / fold * fold, args_.ranges.keys);
@@ -79,10 +80,13 @@ class Forward : protected ForwardScores<S, In> {
         for (std::int64_t p = 0; p < panels_; ++p) {
           edges ? edge_block(p) : core_block(p);
         }
+        this->add_to_totals(key / key_block);
       }
     }
     for (std::int64_t p = 0; p < panels_; ++p) {
+      this->take_totals(p);
       this->finish_panel(p);
+      this->restore_tiny_outputs(p);
     }
   }
 
@@ -108,19 +112,20 @@ class Forward : protected ForwardScores<S, In> {
   }
 
   // Whether the exponentials of modified scores hide between products too.
-  bool fuses_modified() const { return fold == 1 && LooksUpPowers<S> && args_.head_dim >= least_around; }
+  bool fuses_modified() const {
+    return fold == 1 && LooksUpPowers<S> && args_.head_dim >= least_around && !this->rescales();
+  }
 
   template <int NV>
   void core_block_of(std::int64_t p, const Range& core) {
     constexpr bool full = NV == S::panel_vectors;
-    const bool modified = args_.modifiers.any;
-    if (!S::fused_softmax || (modified && !(full && fuses_modified()))) {
+    if (!S::fused_softmax || (modified_ && !(full && fuses_modified()))) {
       this->template two_pass<NV>(p, 0, core, false);
       return;
     }
     std::int64_t begin = core.begin;
-    // What a mask hides from one row must not change how the others go on; without one, the first row speaks for all.
-    if (modified ? !at_.panel_ranges[p].has_references : at_.references[p * width] == -infinity) {
+    // A row may still lack a reference, behind a mask or NaNs: what one row sees must not change how the others go on.
+    if (!at_.panel_ranges[p].has_references) {
       at_.panel_ranges[p].has_references = true;
       begin = smaller(core.begin + first_keys, core.end);
       this->template two_pass<NV>(p, 0, {core.begin, begin}, false);
@@ -128,7 +133,7 @@ class Forward : protected ForwardScores<S, In> {
     if (begin == core.end) {
       return;
     }
-    if (!modified) {
+    if (!modified_) {
       fused<NV>(p, {begin, core.end});
     } else if constexpr (full && fold == 1 && LooksUpPowers<S>) {
       if (lacks_reference<NV>(p)) {
@@ -203,28 +208,36 @@ class Forward : protected ForwardScores<S, In> {
 
   template <int NV, class Exp>
   struct Fusing {
-    Vector negated[NV], sum[NV];
+    Vector negated[NV], to_log2;
+    WeightSum<S> sum[NV];
     typename Exp::Witness witness = Exp::no_witness();  // of all vectors together
 
-    explicit Fusing(const Scalar* references) {
+    Fusing(const Scalar* references, double units) : to_log2(S::set(static_cast<Scalar>(units))) {
       HEADWAY_UNROLL
       for (int n = 0; n < NV; ++n) {
         negated[n] = S::zero() - S::load(references + n * lanes);
-        sum[n] = S::zero();
       }
     }
     // 2^(score - reference) of vector n.
-    HEADWAY_INLINE Vector weight(Vector score, int n) { return weight(score, n, S::set(1)); }
-    HEADWAY_INLINE Vector weight(Vector score, int n, Vector to_log2) {
+    HEADWAY_INLINE Vector weight(Vector score, int n) {
       const Vector result = Exp::of((score + negated[n]) * to_log2, witness);
-      sum[n] = sum[n] + result;
+      sum[n].add(result);
       return result;
+    }
+    // After so many keys.
+    HEADWAY_INLINE void end_part(std::int64_t done) {
+      if (done % summed_weights == 0) {
+        HEADWAY_UNROLL
+        for (int n = 0; n < NV; ++n) {
+          sum[n].end_part();
+        }
+      }
     }
     HEADWAY_INLINE bool out_of_reach() const {
       bool any = false;
       HEADWAY_UNROLL
       for (int n = 0; n < NV; ++n) {
-        any |= S::any(Exp::out_of_reach(witness, sum[n]));
+        any |= S::any(Exp::out_of_reach(witness, sum[n].total()));
       }
       return any;
     }
@@ -234,7 +247,7 @@ class Forward : protected ForwardScores<S, In> {
   template <int NV>
   HEADWAY_NOINLINE void fused(std::int64_t p, const Range& piece) {
     constexpr int NB = broadcasts<S, NV>();
-    Fusing<NV, NearExp2<S>> rows(at_.references + p * width);
+    Fusing<NV, NearExp2<S>> rows(at_.references + p * width, to_log2_);
     std::int64_t key = piece.begin;
     if constexpr (NV == S::panel_vectors && LooksUpPowers<S>) {
       if ((fold == 1 || !this->keeps_scalars()) && args_.head_dim >= least_around) {
@@ -243,9 +256,11 @@ class Forward : protected ForwardScores<S, In> {
     }
     for (; key + NB <= piece.end; key += NB) {
       fused_tile<NV, NB>(p, piece, key, rows);
+      rows.end_part(key + NB - piece.begin);
     }
     for (; key < piece.end; key += fold) {
       fused_tile<NV, fold>(p, piece, key, rows);
+      rows.end_part(key + fold - piece.begin);
     }
     finish_fused<NV>(p, piece, rows);
   }
@@ -256,12 +271,13 @@ class Forward : protected ForwardScores<S, In> {
       raise_references<NV, Exp>(p, piece);
       return;
     }
-    Vector decay[NV];
+    Vector decay[NV], totals[NV];
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
       decay[n] = S::set(1);
+      totals[n] = rows.sum[n].total();
     }
-    this->template add_sums<NV>(p, 0, decay, rows.sum);
+    this->template add_sums<NV>(p, 0, decay, totals);
     this->template add_values<NV>(
         p, 0, piece, decay,
         this->keeps_scalars() ? this->template weight_operands<NV>(p, 0, piece) : this->operands_at(piece.begin, 0));
@@ -315,7 +331,6 @@ class Forward : protected ForwardScores<S, In> {
   HEADWAY_INLINE std::int64_t overlapped(std::int64_t p, const Range& piece, Fusing<NV, NearExp2<S>>& rows, More more) {
     constexpr int jobs = NB / fold * NV;
     const Operand* queries = this->query_panel(p);
-    const Vector factor = S::set(static_cast<Scalar>(score_factor_));
     alignas(64) Scalar raw[NB * NV * lanes];
     const auto weigh = [&](std::int64_t key, int job) HEADWAY_LAMBDA {
       const int n = job % NV;
@@ -324,7 +339,7 @@ class Forward : protected ForwardScores<S, In> {
       HEADWAY_UNROLL
       for (int k = 0; k < fold; ++k) {
         const Vector score = S::load(raw + ((c + k) * NV + n) * lanes);
-        weights[k] = rows.weight(fold > 1 ? score * factor : score, n);
+        weights[k] = rows.weight(score, n);
       }
       if constexpr (fold > 1) {
         Operands<S>::store(this->operands_at(key + c, n), Operands<S>::pairs(weights[0], weights[1]));
@@ -338,11 +353,13 @@ class Forward : protected ForwardScores<S, In> {
       for (key += NB; key + NB <= piece.end; key += NB) {
         multiply_around<S, NV, NB, steps, jobs>(raw, queries, width, this->key_operands(key), keys_.ld, more,
                                                 [&](int job) HEADWAY_LAMBDA { weigh(key - NB, job); });
+        rows.end_part(key - piece.begin);
       }
       HEADWAY_UNROLL
       for (int job = 0; job < jobs; ++job) {
         weigh(key - NB, job);
       }
+      rows.end_part(key - piece.begin);
     }
     return key;
   }
@@ -352,7 +369,7 @@ class Forward : protected ForwardScores<S, In> {
   template <int NV>
   HEADWAY_NOINLINE void fused_behind(std::int64_t p, const Range& piece) {
     constexpr int NB = broadcasts<S, NV>();
-    Fusing<NV, SummedExp2<S>> rows(at_.references + p * width);
+    Fusing<NV, SummedExp2<S>> rows(at_.references + p * width, to_log2_);
     Range behind{piece.begin, piece.begin};  // modified, and not weighed yet
     for (std::int64_t key = piece.begin; key < piece.end; key += chunk_keys) {
       const Range chunk{key, smaller(key + chunk_keys, piece.end)};
@@ -370,7 +387,6 @@ class Forward : protected ForwardScores<S, In> {
                                         Fusing<NV, SummedExp2<S>>& rows) {
     const Operand* queries = this->query_panel(p);
     const std::int64_t more = args_.head_dim - steps;
-    const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
     RowsToCome to_come(args_.modifiers, panel_row(p), this->panel_rows(p), chunk);
     std::int64_t key = chunk.begin;
     for (; key + NB <= chunk.end; key += NB) {
@@ -381,7 +397,7 @@ class Forward : protected ForwardScores<S, In> {
         multiply_around<S, NV, NB, steps, NB * NV>(scores, queries, width, this->key_operands(key), keys_.ld, more,
                                                    [&](int job) HEADWAY_LAMBDA {
                                                      Scalar* at = weights + job * lanes;
-                                                     S::store(at, rows.weight(S::load(at), job % NV, to_log2));
+                                                     S::store(at, rows.weight(S::load(at), job % NV));
                                                    });
         behind.begin += NB;
       } else {
@@ -398,14 +414,14 @@ class Forward : protected ForwardScores<S, In> {
 
   template <int NV>
   HEADWAY_INLINE void weigh_keys(const Range& piece, const Range& keys, Fusing<NV, SummedExp2<S>>& rows) {
-    const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
     for (std::int64_t key = keys.begin; key < keys.end; ++key) {
       HEADWAY_UNROLL
       for (int n = 0; n < NV; ++n) {
         Scalar* at = scores_at(piece.begin, n) + (key - piece.begin) * width;
-        S::store(at, rows.weight(S::load(at), n, to_log2));
+        S::store(at, rows.weight(S::load(at), n));
       }
     }
+    rows.end_part(keys.end - piece.begin);
   }
 
   // The piece again, with new references and the exponential of any number for the rows with scores out of reach; the
@@ -413,7 +429,7 @@ class Forward : protected ForwardScores<S, In> {
   template <int NV, class Exp>
   HEADWAY_NOINLINE void raise_references(std::int64_t p, const Range& piece) {
     this->template raw_scores<NV>(p, 0, piece);
-    if (args_.modifiers.any) {
+    if (modified_) {
       this->modify(p, 0, NV, piece);
     }
     Vector reference[NV];
@@ -424,21 +440,24 @@ class Forward : protected ForwardScores<S, In> {
     for (int n = 0; n < NV; ++n) {
       const Vector old = S::load(at_.references + p * width + n * lanes);
       far[n] = rows_out_of_reach<Exp>(piece, n, old);
-      reference[n] = S::select(far[n], reference[n], old);
+      const Vector raised = raised_reference<S>(old, reference[n], S::set(static_cast<Scalar>(to_log2_)));
+      reference[n] = S::select(far[n], raised, old);
     }
     this->template exponentiate<NV, Exp>(p, 0, piece, reference, far);
   }
 
   template <class Exp>
   Mask rows_out_of_reach(const Range& piece, int n, Vector reference) const {
-    Vector sum = S::zero();
+    WeightSum<S> sum;
     auto witness = Exp::no_witness();
     const Scalar* scores = scores_at(piece.begin, n);
     const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
-    for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
-      sum = sum + Exp::of((S::load(scores + j * width) - reference) * to_log2, witness);
-    }
-    return Exp::out_of_reach(witness, sum);
+    in_summed_parts(
+        piece.end - piece.begin,
+        [&](std::int64_t j)
+            HEADWAY_LAMBDA { sum.add(Exp::of((S::load(scores + j * width) - reference) * to_log2, witness)); },
+        [&]() HEADWAY_LAMBDA { sum.end_part(); });
+    return Exp::out_of_reach(witness, sum.total());
   }
 };
 

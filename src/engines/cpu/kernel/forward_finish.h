@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "engines/cpu/kernel/exp2.h"
-#include "engines/cpu/kernel/forward_state.h"
+#include "engines/cpu/kernel/forward_totals.h"
 #include "engines/cpu/kernel/log2.h"
 #include "engines/cpu/kernel/row_end.h"
 
@@ -12,9 +12,9 @@ namespace headway::cpu {
 namespace {
 
 template <class S, class In>
-class ForwardFinish : public ForwardState<S, In> {
+class ForwardFinish : public ForwardTotals<S, In> {
  protected:
-  using Base = ForwardState<S, In>;
+  using Base = ForwardTotals<S, In>;
   using Base::args_;
   using Base::at_;
   using Base::Base;
@@ -31,23 +31,17 @@ class ForwardFinish : public ForwardState<S, In> {
 
   // Output, lse and weights of a panel whose keys are all done.
   HEADWAY_NOINLINE void finish_panel(std::int64_t p) {
-    alignas(64) Scalar factors[width] = {};
     const Vector kept_scale = S::set(static_cast<Scalar>(args_.dropout.kept_scale));
     for (int v = 0; v < panel_vectors(p); ++v) {
       const std::int64_t row = panel_row(p) + v * lanes;
       const int rows = at_most(args_.row_end - row, lanes);
-      end_rows(p, v, rows, factors + v * lanes);
-      unpack_transposed<S, In>(this->output_panel(p) + v * lanes, width, S::load(factors + v * lanes) * kept_scale,
-                               args_.out, row, rows, args_.value_dim);
+      end_rows(p, v, rows, factors_ + v * lanes);
+      unpack_transposed<S, In>(this->output_panel(p) + v * lanes, width, S::load(factors_ + v * lanes) * kept_scale,
+                               args_.out, row, rows, args_.value_dim, this->stored_lanes(p, v));
     }
     if (args_.weights.data != nullptr) {
-      store_weights(p, factors);
+      store_weights(p, factors_);
     }
-  }
-
-  // The reference that an exponent may subtract: a row with no allowed key yet has -inf scores only.
-  HEADWAY_INLINE static Vector usable(Vector reference) {
-    return S::select(S::equal(reference, S::set(-infinity)), S::zero(), reference);
   }
 
   // Remembers the references behind a piece's weights until all keys are done.
@@ -70,12 +64,12 @@ class ForwardFinish : public ForwardState<S, In> {
       const Vector reference = S::load(at_.references + p * width + v * lanes);
       const Vector natural = S::fma(reference, S::set(static_cast<Scalar>(to_log2_ / log2e)),
                                     log2<S>(sum) * S::set(static_cast<Scalar>(1 / log2e)));
-      store_row<S>(lse_at(p, v * lanes), args_.lse_stride, 0, rows, natural);
+      store_lse(p, v, rows, natural);
     }
     if (args_.has_sink || S::any(S::equal(sum, S::zero()))) {
       for (int r = 0; r < rows; ++r) {
         const std::int64_t at = p * width + v * lanes + r;
-        if (args_.has_sink || at_.sums[at] == 0) {
+        if (is_stored(p, v * lanes + r) && (args_.has_sink || at_.sums[at] == 0)) {
           const RowSoftmax<Scalar> row{at_.references[at], at_.sums[at], to_log2_};
           const double unusual = end_unusual_row(args_, panel_row(p) + v * lanes + r, at_.ranges[at], row, factors[r]);
           if (args_.lse != nullptr) {
@@ -87,6 +81,22 @@ class ForwardFinish : public ForwardState<S, In> {
   }
 
  private:
+  bool is_stored(std::int64_t p, int r) const { return (this->stored_lanes(p, r / lanes) >> (r % lanes) & 1) != 0; }
+
+  void store_lse(std::int64_t p, int v, int rows, Vector lse) {
+    if (args_.stored_rows == ~std::uint64_t{0}) {
+      store_row<S>(lse_at(p, v * lanes), args_.lse_stride, 0, rows, lse);
+      return;
+    }
+    alignas(64) Scalar elements[lanes];
+    S::store(elements, lse);
+    for (int r = 0; r < rows; ++r) {
+      if (is_stored(p, v * lanes + r)) {
+        *lse_at(p, v * lanes + r) = elements[r];
+      }
+    }
+  }
+
   Scalar* lse_at(std::int64_t p, int r) const {
     return static_cast<Scalar*>(args_.lse) + (panel_row(p) + r) * args_.lse_stride;
   }
@@ -103,15 +113,15 @@ class ForwardFinish : public ForwardState<S, In> {
     for (std::int64_t k = 0; k < pieces_; ++k) {
       const auto& piece = at_.pieces[k];
       for (int v = piece.vector; v < piece.vector + piece.vectors; ++v) {
-        const Vector now = usable(S::load(at_.references + p * width + v * lanes));
+        const Vector now = Base::usable(S::load(at_.references + p * width + v * lanes));
         const Vector then = S::load(at_.piece_references + k * width + v * lanes);
         const Vector factor = S::load(factors + v * lanes) * exp2<S>((then - now) * to_log2);
-        store_piece(panel_row(p) + v * lanes, v, {piece.key_begin, piece.key_begin + piece.keys}, factor);
+        store_piece(p, v, {piece.key_begin, piece.key_begin + piece.keys}, factor);
       }
     }
     pieces_ = 0;
     for (int r = 0; r < panel_rows(p); ++r) {
-      if (factors[r] != factors[r]) {
+      if (factors[r] != factors[r] && is_stored(p, r)) {
         clear_forbidden(p, r);
       }
     }
@@ -131,8 +141,11 @@ class ForwardFinish : public ForwardState<S, In> {
 
   void clear_weights(std::int64_t p, int v, std::int64_t from, std::int64_t to) {
     const std::int64_t row = panel_row(p) + v * lanes;
-    for (std::int64_t r = row; r < smaller(row + lanes, args_.row_end); ++r) {
-      In* weights = static_cast<In*>(args_.weights.data) + r * args_.weights.row_stride;
+    for (int r = 0; r < at_most(args_.row_end - row, lanes); ++r) {
+      if (!is_stored(p, v * lanes + r)) {
+        continue;
+      }
+      In* weights = static_cast<In*>(args_.weights.data) + (row + r) * args_.weights.row_stride;
       for (std::int64_t key = from; key < to; ++key) {
         weights[key * args_.weights.column_stride] = In{};
       }
@@ -140,14 +153,17 @@ class ForwardFinish : public ForwardState<S, In> {
   }
 
  protected:
-  // weights(row + lane, key) = factor[lane] * scores[key][lane] for the keys of a piece.
-  void store_piece(std::int64_t row, int v, const Range& piece, Vector factor) {
+  // weights(row, key) = factor[lane] * scores[key][lane] for a vector of rows and the keys of a piece.
+  void store_piece(std::int64_t p, int v, const Range& piece, Vector factor) {
+    const std::int64_t row = panel_row(p) + v * lanes;
     const WritableMatrix& weights = args_.weights;
     const WritableMatrix target{static_cast<In*>(weights.data) + piece.begin * weights.column_stride,
                                 weights.row_stride, weights.column_stride};
     unpack_transposed<S, In>(this->scores_at(piece.begin, v), width, factor, target, row,
-                             at_most(args_.row_end - row, lanes), piece.end - piece.begin);
+                             at_most(args_.row_end - row, lanes), piece.end - piece.begin, this->stored_lanes(p, v));
   }
+
+  alignas(64) Scalar factors_[width] = {};  // what end_rows found for the rows of the panel that was finished last
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
-// Forward through bf16 dot products, where they are exact enough. The instruction takes denormal inputs for 0, so
-// queries that are tiny or huge, or a scale that makes the tiny large again, go through the float kernel instead. Only
-// the queries decide: what keys hold must not choose the kernel, since a masked key may hold anything.
+// Forward through bf16 dot products, where they are exact enough. The instruction takes denormal inputs for 0, so rows
+// with queries that are tiny or huge, and all rows where the scale is, go through the float kernel instead. Only a
+// row's own query decides: what keys hold must not choose the kernel, since a masked key may hold anything, nor what
+// else is in the row's panel.
 #pragma once
 
 #include "engines/cpu/kernel/forward.h"
@@ -13,7 +14,13 @@ namespace {
 // Exponents e of bf16 2^e that a query may have so that products with flushed keys stay below 2^-56 of a unit.
 constexpr int lowest_exponent = -76;
 constexpr int highest_exponent = 50;
+constexpr double lowest_scale = 0x1p-50;  // that leaves the lowest query normal
 constexpr double highest_scale = 0x1p20;
+
+HEADWAY_INLINE bool scale_suits_pairs(double scale) {
+  const double size = scale < 0 ? -scale : scale;
+  return size >= lowest_scale && size < highest_scale;
+}
 
 HEADWAY_INLINE bool suits_pairs(bfloat16 x) {
   const int exponent = (x.bits >> 7) & 0xff;
@@ -22,42 +29,62 @@ HEADWAY_INLINE bool suits_pairs(bfloat16 x) {
   return zero || !finite || (exponent >= 127 + lowest_exponent && exponent < 127 + highest_exponent);
 }
 
+// Bit r: whether query row begin + r suits, for up to 64 rows.
 template <class S>
-HEADWAY_NOINLINE bool queries_suit_pairs(const ForwardArgs& args, std::int64_t begin, std::int64_t end) {
-  if (!(args.scale < highest_scale && args.scale > -highest_scale)) {
-    return false;
+HEADWAY_NOINLINE std::uint64_t rows_that_suit_pairs(const ForwardArgs& args, std::int64_t begin, std::int64_t end) {
+  if (!scale_suits_pairs(args.scale)) {
+    return 0;
   }
   const auto seen = Packing<S, bfloat16>::magnitudes(args.query, begin, end, args.head_dim);
   if (!seen.any_below((127 + lowest_exponent) << 7) && !seen.any_from((127 + highest_exponent) << 7)) {
-    return true;
+    return low_bits(end - begin);
   }
-  for (std::int64_t i = begin; i < end; ++i) {  // one that is not finite hides others
+  std::uint64_t suiting = 0;
+  for (std::int64_t i = begin; i < end; ++i) {
     const bfloat16* row = static_cast<const bfloat16*>(args.query.data) + i * args.query.row_stride;
-    for (std::int64_t d = 0; d < args.head_dim; ++d) {
-      if (!suits_pairs(row[d * args.query.column_stride])) {
-        return false;
-      }
+    bool suits = true;
+    for (std::int64_t d = 0; suits && d < args.head_dim; ++d) {
+      suits = suits_pairs(row[d * args.query.column_stride]);
     }
+    suiting |= static_cast<std::uint64_t>(suits) << (i - begin);
   }
-  return true;
+  return suiting;
 }
 
-// Each panel goes its own way, so that a row's way does not depend on how panels are grouped into tasks. Rows of
-// padding decide nothing.
+// Rows of a panel and those among them that suit; rows of padding suit either kernel.
+struct SuitingRows {
+  std::uint64_t real, suiting;
+  bool all() const { return suiting == real; }
+  bool none() const { return suiting == 0 && real != 0; }
+};
+
 template <template <class, class> class Kernel, class Pairs, class Plain>
 void run_pairs(const ForwardArgs& args, void* scratch) {
   constexpr std::int64_t panel = Forward<Pairs, bfloat16>::width;
-  const auto suits = [&](std::int64_t row) {
-    return queries_suit_pairs<Pairs>(args, row, smaller(smaller(row + panel, args.row_end), args.ranges.real_queries));
+  static_assert(panel <= 64);
+  const auto find = [&](std::int64_t row) -> SuitingRows {
+    const std::int64_t end = smaller(smaller(row + panel, args.row_end), args.ranges.real_queries);
+    return {low_bits(larger(end - row, 0)), row < end ? rows_that_suit_pairs<Pairs>(args, row, end) : 0};
   };
   ForwardArgs run = args;
   for (run.row_begin = args.row_begin; run.row_begin < args.row_end; run.row_begin = run.row_end) {
-    const bool pairs = suits(run.row_begin);
+    const SuitingRows rows = find(run.row_begin);
     run.row_end = smaller(run.row_begin + panel, args.row_end);
-    while (run.row_end < args.row_end && suits(run.row_end) == pairs) {
-      run.row_end = smaller(run.row_end + panel, args.row_end);
+    run.stored_rows = ~std::uint64_t{0};
+    if (!rows.all() && !rows.none()) {  // both ways, each for its own rows
+      run.stored_rows = rows.suiting;
+      Kernel<Pairs, bfloat16>(run, scratch).run();
+      run.stored_rows = ~rows.suiting;
+      Kernel<Plain, bfloat16>(run, scratch).run();
+      continue;
     }
-    if (pairs) {
+    for (; run.row_end < args.row_end; run.row_end = smaller(run.row_end + panel, args.row_end)) {
+      const SuitingRows next = find(run.row_end);
+      if (rows.all() ? !next.all() : !next.none()) {
+        break;
+      }
+    }
+    if (rows.all()) {
       Kernel<Pairs, bfloat16>(run, scratch).run();
     } else {
       Kernel<Plain, bfloat16>(run, scratch).run();

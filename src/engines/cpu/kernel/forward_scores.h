@@ -6,6 +6,7 @@
 
 #include "engines/cpu/kernel/exp2.h"
 #include "engines/cpu/kernel/forward_values.h"
+#include "engines/cpu/kernel/key_sums.h"
 #include "engines/cpu/kernel/modifiers.h"
 #include "engines/cpu/kernel/near_exp2.h"
 #include "engines/cpu/kernel/strips.h"
@@ -23,8 +24,9 @@ class ForwardScores : public ForwardValues<S, In> {
   using Base::fold;
   using Base::keys_;
   using Base::lanes;
+  using Base::modified_;
   using Base::panel_row;
-  using Base::score_factor_;
+  using Base::score_unit_;
   using Base::scores_at;
   using Base::to_log2_;
   using Base::width;
@@ -33,8 +35,7 @@ class ForwardScores : public ForwardValues<S, In> {
   using typename Base::Scalar;
   using typename Base::Vector;
 
-  ForwardScores(const ForwardArgs& args, void* scratch)
-      : Base(args, scratch), modifier_(args.modifiers, args.ranges, 1) {}
+  ForwardScores(const ForwardArgs& args, void* scratch) : Base(args, scratch), modifier_(args.modifiers, args.ranges) {}
 
   // ---- Scores ----
 
@@ -63,30 +64,23 @@ class ForwardScores : public ForwardValues<S, In> {
   HEADWAY_INLINE void score_tile(const Operand* queries, const Operand* keys, Scalar* scores) {
     Accumulators<S, NV, NB> acc;
     multiply<NV, NB>(acc, queries, keys);
+    const Vector unit = S::set(score_unit_.first), second = S::set(score_unit_.second);
     HEADWAY_UNROLL
     for (int c = 0; c < NB; ++c) {
       HEADWAY_UNROLL
       for (int n = 0; n < NV; ++n) {
-        S::store(scores + c * width + n * lanes, acc[c][n]);
+        S::store(scores + c * width + n * lanes, acc[c][n] * unit * second);
       }
     }
   }
 
-  // Scores in registers, scaled: pairs of bf16 cannot take the scale in without losing bits, so it comes after.
+  // Products in registers.
   template <int NV, int NB>
   HEADWAY_INLINE void multiply(Accumulators<S, NV, NB>& acc, const Operand* queries, const Operand* keys) {
-    clear<S, NV, NB>(acc);
-    accumulate<S, NV, NB, Scalars::across>(acc, queries, width, keys, keys_.ld, folded<S>(args_.head_dim));
-    if constexpr (fold > 1) {
-      const Vector factor = S::set(static_cast<Scalar>(score_factor_));
-      HEADWAY_UNROLL
-      for (int c = 0; c < NB; ++c) {
-        HEADWAY_UNROLL
-        for (int n = 0; n < NV; ++n) {
-          acc[c][n] = acc[c][n] * factor;
-        }
-      }
-    }
+    add_in_parts<S, NV, NB, longest_product_chain<S>>(
+        acc, folded<S>(args_.head_dim), [&](std::int64_t begin, std::int64_t count) HEADWAY_LAMBDA {
+          accumulate<S, NV, NB, Scalars::across>(acc, queries + begin * width, width, keys + begin, keys_.ld, count);
+        });
   }
 
   HEADWAY_NOINLINE void modify(std::int64_t p, int v, int vectors, const Range& piece) {
@@ -107,8 +101,8 @@ class ForwardScores : public ForwardValues<S, In> {
 
   // ---- Softmax ----
 
-  // Scores, modifiers, a new reference where a row's maximum passes the old one, exponentials, output. Scores are
-  // modified while they are in the first-level cache.
+  // Scores, modifiers, a new reference where a row's maximum passes the old one by far, exponentials, output. Scores
+  // are modified while they are in the first-level cache.
   template <int NV>
   HEADWAY_NOINLINE void two_pass(std::int64_t p, int v, const Range& piece, bool edge) {
     Vector highest[NV];
@@ -116,13 +110,18 @@ class ForwardScores : public ForwardValues<S, In> {
     for (std::int64_t key = piece.begin; key < piece.end; key += chunk_keys) {
       const Range chunk{key, smaller(key + chunk_keys, piece.end)};
       raw_scores<NV>(p, v, chunk);
-      if (args_.modifiers.any) {
+      if (modified_) {
         modify(p, v, NV, chunk);
       }
       if (edge) {
         forbid_outside_ranges<S>(scores_at(key, v), width, at_.ranges + p * width + v * lanes, key, chunk.end - key);
       }
       raise_to_scores<NV>(v, chunk, highest);
+    }
+    HEADWAY_UNROLL
+    for (int n = 0; n < NV; ++n) {
+      highest[n] = raised_reference<S>(S::load(at_.references + p * width + (v + n) * lanes), highest[n],
+                                       S::set(static_cast<Scalar>(to_log2_)));
     }
     exponentiate<NV>(p, v, piece, highest);
   }
@@ -152,33 +151,44 @@ class ForwardScores : public ForwardValues<S, In> {
   template <int NV, class Exp = SummedExp2<S>>
   HEADWAY_INLINE void exponentiate(std::int64_t p, int v, const Range& piece, const Vector (&reference)[NV],
                                    const Mask* far = nullptr) {
-    Vector decay[NV], subtract[NV], sum[NV];
+    Vector decay[NV], subtract[NV], totals[NV];
+    WeightSum<S> sum[NV];
     const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
     Scalar* references = at_.references + p * width + v * lanes;
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
       subtract[n] = Base::usable(reference[n]);
-      const Vector old = S::load(references + n * lanes);
-      decay[n] = S::select(S::equal(old, reference[n]), S::set(1), exp2<S>((old - subtract[n]) * to_log2));
+      decay[n] = this->Base::decay(S::load(references + n * lanes), reference[n]);
       S::store(references + n * lanes, reference[n]);
-      sum[n] = S::zero();
     }
     Scalar* scores = scores_at(piece.begin, v);
-    for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
-      HEADWAY_UNROLL
-      for (int n = 0; n < NV; ++n) {
-        Scalar* at = scores + j * width + n * lanes;
-        const Vector x = (S::load(at) - subtract[n]) * to_log2;
-        Vector weight = exp2<S>(x);
-        if (LooksUpPowers<S> && far != nullptr) {
-          auto witness = Exp::no_witness();
-          weight = S::select(far[n], weight, Exp::of(x, witness));
-        }
-        sum[n] = sum[n] + weight;
-        S::store(at, weight);
-      }
+    in_summed_parts(
+        piece.end - piece.begin,
+        [&](std::int64_t j) HEADWAY_LAMBDA {
+          HEADWAY_UNROLL
+          for (int n = 0; n < NV; ++n) {
+            Scalar* at = scores + j * width + n * lanes;
+            const Vector x = (S::load(at) - subtract[n]) * to_log2;
+            Vector weight = exp2<S>(x);
+            if (LooksUpPowers<S> && far != nullptr) {
+              auto witness = Exp::no_witness();
+              weight = S::select(far[n], weight, Exp::of(x, witness));
+            }
+            sum[n].add(weight);
+            S::store(at, weight);
+          }
+        },
+        [&]() HEADWAY_LAMBDA {
+          HEADWAY_UNROLL
+          for (int n = 0; n < NV; ++n) {
+            sum[n].end_part();
+          }
+        });
+    HEADWAY_UNROLL
+    for (int n = 0; n < NV; ++n) {
+      totals[n] = sum[n].total();
     }
-    add_sums<NV>(p, v, decay, sum);
+    add_sums<NV>(p, v, decay, totals);
     this->template add_values<NV>(p, v, piece, decay, this->template weight_operands<NV>(p, v, piece));
   }
 

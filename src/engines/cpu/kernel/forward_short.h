@@ -19,6 +19,7 @@ namespace headway::cpu {
 namespace {
 
 constexpr std::int64_t short_keys = 256;  // the most that a short sequence has
+constexpr int short_product_chain = 16;   // products of a query and a key that are added up one by one
 
 template <class S, class In>
 class ShortForward : Forward<S, In> {
@@ -90,8 +91,8 @@ class ShortForward : Forward<S, In> {
   HEADWAY_NOINLINE void attend_vectors(std::int64_t p, int v, const Range& piece, bool edge, Scalar* factors) {
     Vector highest[NV];
     scores<NV>(p, v, piece, highest);
-    if (edge || args_.modifiers.any) {
-      if (args_.modifiers.any) {
+    if (edge || this->modified_) {
+      if (this->modified_) {
         this->modify(p, v, NV, piece);
       }
       if (edge) {
@@ -125,22 +126,27 @@ class ShortForward : Forward<S, In> {
     const Scalar* keys = this->key_operands(piece.begin);
     Scalar* target = scores_at(piece.begin, v);
     const std::int64_t first = panel_row(p) - args_.row_begin;
+    const Vector unit = S::set(this->score_unit_.first), second = S::set(this->score_unit_.second);
     in_strips<NB>(piece.end - piece.begin, [&](auto strip, std::int64_t j) HEADWAY_LAMBDA {
       Accumulators<S, NV, strip.size> acc;
-      clear<S, NV, strip.size>(acc);
-      accumulate_fetching<S, NV, strip.size, Scalars::across>(
-          acc, queries, width, keys + j * keys_.ld, keys_.ld, args_.head_dim, [&](int c, int count) HEADWAY_LAMBDA {
-            if (v + NV == panel_vectors(p)) {
-              query_ahead_.template fetch<fetched_locality<strip.size>()>(first + j + c, count);
-              out_ahead_.template fetch<fetched_locality<strip.size>()>(first + j + c, count);
+      const std::int64_t steps = args_.head_dim;
+      add_in_parts<S, NV, strip.size, short_product_chain>(
+          acc, steps, [&](std::int64_t begin, std::int64_t count) HEADWAY_LAMBDA {
+            if (v + NV == panel_vectors(p)) {  // a part of the strip's rows with each part of the products
+              const int from = static_cast<int>(strip.size * begin / steps);
+              const int rows = static_cast<int>(strip.size * (begin + count) / steps) - from;
+              query_ahead_.template fetch<fetched_locality<strip.size>()>(first + j + from, rows);
+              out_ahead_.template fetch<fetched_locality<strip.size>()>(first + j + from, rows);
             }
+            accumulate<S, NV, strip.size, Scalars::across>(acc, queries + begin * width, width,
+                                                           keys + j * keys_.ld + begin, keys_.ld, count);
           });
       HEADWAY_UNROLL
       for (int c = 0; c < strip.size; ++c) {
         HEADWAY_UNROLL
         for (int n = 0; n < NV; ++n) {
           highest[n] = S::max(acc[c][n], highest[n]);
-          S::store(target + (j + c) * width + n * lanes, acc[c][n]);
+          S::store(target + (j + c) * width + n * lanes, acc[c][n] * unit * second);
         }
       }
     });
@@ -150,29 +156,37 @@ class ShortForward : Forward<S, In> {
   template <int NV>
   HEADWAY_INLINE void weigh(std::int64_t p, int v, const Range& piece, const Vector (&reference)[NV]) {
     const Vector to_log2 = S::set(static_cast<Scalar>(this->to_log2_));
-    Vector subtract[NV], sum[NV];
+    Vector subtract[NV];
+    WeightSum<S> sum[NV];
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
       subtract[n] = Base::usable(reference[n]);
-      sum[n] = S::zero();
       S::store(at_.references + p * width + (v + n) * lanes, reference[n]);
     }
     Scalar* scores = scores_at(piece.begin, v);
-    for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
-      if (v + NV == panel_vectors(p)) {
-        key_ahead_.template fetch<fetched_locality<broadcasts<S, NV>()>()>(j, 1);
-      }
-      HEADWAY_UNROLL
-      for (int n = 0; n < NV; ++n) {
-        Scalar* at = scores + j * width + n * lanes;
-        const Vector weight = exp2<S>((S::load(at) - subtract[n]) * to_log2);
-        sum[n] = sum[n] + weight;
-        S::store(at, weight);
-      }
-    }
+    in_summed_parts(
+        piece.end - piece.begin,
+        [&](std::int64_t j) HEADWAY_LAMBDA {
+          if (v + NV == panel_vectors(p)) {
+            key_ahead_.template fetch<fetched_locality<broadcasts<S, NV>()>()>(j, 1);
+          }
+          HEADWAY_UNROLL
+          for (int n = 0; n < NV; ++n) {
+            Scalar* at = scores + j * width + n * lanes;
+            const Vector weight = exp2<S>((S::load(at) - subtract[n]) * to_log2);
+            sum[n].add(weight);
+            S::store(at, weight);
+          }
+        },
+        [&]() HEADWAY_LAMBDA {
+          HEADWAY_UNROLL
+          for (int n = 0; n < NV; ++n) {
+            sum[n].end_part();
+          }
+        });
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
-      S::store(at_.sums + p * width + (v + n) * lanes, sum[n]);
+      S::store(at_.sums + p * width + (v + n) * lanes, sum[n].total());
     }
   }
 
@@ -200,10 +214,15 @@ class ShortForward : Forward<S, In> {
     in_strips<broadcasts<S, NV>()>(rows, [&](auto strip, std::int64_t r) HEADWAY_LAMBDA {
       constexpr int NB = strip.size;
       Accumulators<S, NV, NB> acc;
-      clear<S, NV, NB>(acc);
-      accumulate_fetching<S, NV, NB, Scalars::along>(
-          acc, values, values_.ld, weights + r, width, piece.end - piece.begin, [&](int c, int count) HEADWAY_LAMBDA {
-            value_ahead_.template fetch<fetched_locality<NB>()>(row - args_.row_begin + r + c, count);
+      add_in_parts<S, NV, NB, summed_values<S>>(
+          acc, piece.end - piece.begin, [&](std::int64_t begin, std::int64_t keys) HEADWAY_LAMBDA {
+            accumulate_fetching<S, NV, NB, Scalars::along>(
+                acc, values + begin * values_.ld, values_.ld, weights + begin * width + r, width, keys,
+                [&](int c, int count) HEADWAY_LAMBDA {
+                  if (begin == 0) {
+                    value_ahead_.template fetch<fetched_locality<NB>()>(row - args_.row_begin + r + c, count);
+                  }
+                });
           });
       HEADWAY_UNROLL
       for (int c = 0; c < NB; ++c) {

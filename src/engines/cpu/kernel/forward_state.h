@@ -9,6 +9,7 @@
 #include "engines/cpu/kernel/operands.h"
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/ranges.h"
+#include "engines/cpu/kernel/score_factor.h"
 #include "engines/cpu/kernel/scratch.h"
 #include "engines/cpu/kernel/tile.h"
 
@@ -30,6 +31,10 @@ class ForwardState {
   static constexpr int key_block = 256 * fold;
   static constexpr int most_panels = 4 * fold;
 
+  // Where a sequence has more keys than a few blocks, what those left is added to compensated totals.
+  static constexpr std::int64_t total_blocks = 16;
+  static bool has_totals(const ForwardArgs& args) { return args.ranges.keys > total_blocks * key_block; }
+
   // Bytes of scratch for a task of `panels` panels. Weights keep a whole panel's scores: they take one panel a task.
   static std::int64_t scratch_bytes(const ForwardArgs& args, std::int64_t panels) {
     return Layout(args, panels, nullptr).bytes;
@@ -37,13 +42,8 @@ class ForwardState {
 
  protected:
   ForwardState(const ForwardArgs& args, void* scratch)
-      : args_(args),
-        to_log2_(args.modifiers.any ? log2e : 1),
-        panels_((args.row_end - args.row_begin + width - 1) / width),
-        at_(args, panels_, scratch) {
-    // Plain scores are wanted in units of log2, ready for the exponential; those that a bias may push to the end of the
-    // range stay natural; a capped one is divided by its cap.
-    score_factor_ = args.scale * (args.modifiers.softcap != 0 ? 1 / args.modifiers.softcap : log2e / to_log2_);
+      : args_(args), panels_((args.row_end - args.row_begin + width - 1) / width), at_(args, panels_, scratch) {
+    choose_units();
   }
 
   // Keys of one panel that were computed together, remembered for the weights.
@@ -56,13 +56,15 @@ class ForwardState {
   struct PanelRanges {
     Range hull, core;
     Range vector_hull[S::panel_vectors];
-    bool has_references;  // from keys that all rows share
+    bool has_references;  // whether every row has visited a key of its range
   };
 
   struct Layout {
     std::int64_t bytes;
     Operand *queries, *key_copy, *value_copy, *pairs;
     Scalar *outputs, *references, *sums, *scores, *dropped, *piece_references;
+    Scalar *largest_values, *exact_outputs;                                            // for outputs that pairs lose
+    Scalar *total_outputs, *lost_outputs, *total_sums, *lost_sums, *total_references;  // where has_totals
     Range* ranges;
     PanelRanges* panel_ranges;
     Piece* pieces;
@@ -76,6 +78,14 @@ class ForwardState {
       outputs = scratch.take<Scalar>(panels * args.value_dim * width);
       references = scratch.take<Scalar>(panels * width);
       sums = scratch.take<Scalar>(panels * width);
+      const std::int64_t totals = has_totals(args) ? panels * width : 0;
+      total_outputs = scratch.take<Scalar>(totals * args.value_dim);
+      lost_outputs = scratch.take<Scalar>(totals * args.value_dim);
+      total_sums = scratch.take<Scalar>(totals);
+      lost_sums = scratch.take<Scalar>(totals);
+      total_references = scratch.take<Scalar>(totals);
+      largest_values = scratch.take<Scalar>(fold > 1 ? args.value_dim : 0);
+      exact_outputs = scratch.take<Scalar>(fold > 1 ? 2 * args.value_dim * lanes : 0);
       scores = scratch.take<Scalar>((weights ? args.ranges.keys : key_block) * width);
       pairs = scratch.take<Operand>(fold > 1 ? folded<S>(key_block) * width : 0);
       dropped = scratch.take<Scalar>(weights && args.dropout.active ? key_block * width : 0);
@@ -92,11 +102,46 @@ class ForwardState {
 
   static constexpr Scalar infinity = __builtin_inff();
 
+  // ---- Units ----
+
+  // A plain score is the product with a query that was multiplied by a power of two of at most 1: that rounds nothing
+  // and overflows nowhere if the score does not. What is missing to units of log2 comes after the reference is
+  // subtracted: a rounded score times a factor could be far from its rounded reference. Scores that are modified, and
+  // those with a scale beyond the type's range, become natural before.
+  void choose_units() {
+    const double sign = args_.scale < 0 ? -1 : 1;
+    const double size = sign * args_.scale;
+    ScoreFactor<Scalar> factor = score_factor<Scalar>(size * log2e, true);
+    modified_ = args_.modifiers.any || factor.power != 1 || size > 0x1p1000;
+    to_log2_ = factor.rest == 0 ? 1 : factor.rest;  // all scores are 0
+    if (modified_) {
+      factor = natural_factor(size);
+      to_log2_ = log2e;
+      score_unit_ = {factor.rest, factor.power};
+    }
+    query_factor_ = sign * factor.packed;
+  }
+
+  // Scalars take a whole factor of up to 1 in, which saves a product a score.
+  static ScoreFactor<Scalar> natural_factor(double scale) {
+    constexpr double least = sizeof(Scalar) == 4 ? 0x1p-126 : 0x1p-1022;
+    if (fold == 1 && scale <= 1 && scale >= least) {
+      return {static_cast<Scalar>(scale), 1, 1};
+    }
+    return score_factor<Scalar>(scale, true);
+  }
+  bool rescales() const { return score_unit_.first != 1 || score_unit_.second != 1; }
+
   // ---- Panels ----
 
   std::int64_t panel_row(std::int64_t p) const { return args_.row_begin + p * width; }
   int panel_rows(std::int64_t p) const { return at_most(args_.row_end - panel_row(p), width); }
   int panel_vectors(std::int64_t p) const { return (panel_rows(p) + lanes - 1) / lanes; }
+  // The lanes of a vector of rows whose results are stored.
+  std::uint64_t stored_lanes(std::int64_t p, int v) const {
+    const std::int64_t first = p * width + v * lanes;
+    return first == 0 || first >= 64 ? args_.stored_rows : args_.stored_rows >> first;
+  }
   Operand* query_panel(std::int64_t p) const { return at_.queries + p * folded<S>(args_.head_dim) * width; }
   Scalar* output_panel(std::int64_t p) const { return at_.outputs + p * args_.value_dim * width; }
 
@@ -104,7 +149,7 @@ class ForwardState {
     for (int v = 0; v < panel_vectors(p); ++v) {
       const std::int64_t at = p * width + v * lanes;
       Packing<S, In>::queries(args_.query, panel_row(p) + v * lanes, at_most(panel_rows(p) - v * lanes, lanes),
-                              args_.head_dim, score_factor_, query_panel(p) + v * lanes, width);
+                              args_.head_dim, query_factor_, query_panel(p) + v * lanes, width);
       S::store(at_.references + at, S::set(-infinity));
       S::store(at_.sums + at, S::zero());
     }
@@ -120,7 +165,6 @@ class ForwardState {
 
   void find_panel_ranges(std::int64_t p) {
     PanelRanges& found = at_.panel_ranges[p];
-    found.has_references = false;
     Range* ranges = at_.ranges + p * width;
     const int rows = panel_rows(p);
     if (rows_share_range(args_.ranges, panel_row(p), panel_row(p) + rows)) {
@@ -151,6 +195,11 @@ class ForwardState {
     found.core = {(found.core.begin + fold - 1) / fold * fold, found.core.end / fold * fold};
     if (found.core.begin >= found.core.end) {
       found.core = {found.hull.end, found.hull.end};
+    }
+    // Keys outside the core come first. Ranges decide whether each row has one there, not what its keys hold.
+    found.has_references = true;
+    for (int r = 0; r < rows; ++r) {
+      found.has_references &= ranges[r].begin < found.core.begin || ranges[r].end > found.core.end;
     }
   }
 
@@ -277,8 +326,10 @@ class ForwardState {
   }
 
   const ForwardArgs& args_;
-  double to_log2_;  // from the units of the scores to those of the exponential
-  double score_factor_;
+  bool modified_ = false;                 // whether scores are natural
+  double to_log2_ = 1;                    // from the units of the scores to those of the exponential
+  double query_factor_ = 1;               // what queries are multiplied by
+  SplitFactor<Scalar> score_unit_{1, 1};  // what products are multiplied by to be scores
   std::int64_t panels_;
   Layout at_;
   std::int64_t pieces_ = 0;

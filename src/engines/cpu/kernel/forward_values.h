@@ -96,8 +96,10 @@ class ForwardValues : public ForwardFinish<S, In> {
   HEADWAY_INLINE void value_tile(const Operand* weights, const Operand* values, std::int64_t steps, Scalar* output,
                                  const Vector (&decay)[NV]) {
     Accumulators<S, NV, NB> acc;
-    clear<S, NV, NB>(acc);
-    accumulate<S, NV, NB, Scalars::along>(acc, weights, width, values, values_.ld, steps);
+    add_in_parts<S, NV, NB, summed_values<S>>(acc, steps, [&](std::int64_t begin, std::int64_t count) HEADWAY_LAMBDA {
+      accumulate<S, NV, NB, Scalars::along>(acc, weights + begin * width, width, values + begin * values_.ld,
+                                            values_.ld, count);
+    });
     HEADWAY_UNROLL
     for (int c = 0; c < NB; ++c) {
       HEADWAY_UNROLL

@@ -1,5 +1,5 @@
-// Score modifiers on a chunk of scores S^T, [keys][queries in lanes], in the contract's order: softcap, bias, ALiBi,
-// masks. A forbidden score becomes -inf whatever it was, so that the softmax ignores it.
+// Score modifiers on a chunk of natural scores S^T, [keys][queries in lanes], in the contract's order: softcap, bias,
+// ALiBi, masks. A forbidden score becomes -inf whatever it was, so that the softmax ignores it.
 #pragma once
 
 #include <cstdint>
@@ -137,8 +137,7 @@ class ScoreModifier {
   using Scalar = typename S::Scalar;
   using Vector = typename S::Vector;
 
-  ScoreModifier(const Modifiers& modifiers, const RangeRule& ranges, double units)
-      : modifiers_(modifiers), ranges_(ranges), units_(units) {}
+  ScoreModifier(const Modifiers& modifiers, const RangeRule& ranges) : modifiers_(modifiers), ranges_(ranges) {}
 
   // Modifies scores[key][lane] of one vector of queries; mask_bits are the panel's, with this vector's lanes from bit
   // `mask_shift` on.
@@ -170,9 +169,9 @@ class ScoreModifier {
   static HEADWAY_INLINE Vector forbidden() { return S::set(-static_cast<Scalar>(__builtin_inff())); }
 
   void cap(Scalar* scores, std::int64_t width, int keys) const {
-    const Vector factor = S::set(static_cast<Scalar>(modifiers_.softcap * units_));
+    const SoftCap<S> soft_cap(modifiers_.softcap);
     for (int j = 0; j < keys; ++j) {
-      S::store(scores + j * width, factor * tanh<S>(S::load(scores + j * width)));
+      S::store(scores + j * width, soft_cap(S::load(scores + j * width)));
     }
   }
 
@@ -189,10 +188,8 @@ class ScoreModifier {
                        : S::zero();
       }
       S::transpose(block);
-      const Vector units = S::set(static_cast<Scalar>(units_));
       add_terms(
-          scores + j * width, width, count,
-          [&](int c, Vector score) HEADWAY_LAMBDA { return S::fma(block[c], units, score); },
+          scores + j * width, width, count, [&](int c, Vector score) HEADWAY_LAMBDA { return block[c] + score; },
           [&](int c) HEADWAY_LAMBDA { return block[c]; });
     }
   }
@@ -202,7 +199,7 @@ class ScoreModifier {
     for (int r = 0; r < S::lanes; ++r) {
       positions[r] = static_cast<Scalar>(place.row_begin + r + ranges_.offset - place.key_begin);
     }
-    const Vector slope = S::set(static_cast<Scalar>(-modifiers_.alibi_slope * units_));
+    const Vector slope = S::set(static_cast<Scalar>(-modifiers_.alibi_slope));
     for (int j = 0; j < place.keys; j += S::lanes) {
       const Vector position = S::load(positions) - S::set(static_cast<Scalar>(j));
       add_terms(
@@ -246,7 +243,6 @@ class ScoreModifier {
 
   const Modifiers& modifiers_;
   const RangeRule& ranges_;
-  double units_;
 };
 
 // Whether a bias is -inf, read as bits.

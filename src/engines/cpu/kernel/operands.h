@@ -54,9 +54,9 @@ struct Packing<S, In, 2> {
   using Vector = typename Operand::Vector;
   static constexpr int part = 2 * S::lanes;  // elements of a vector
 
-  // panel[d / 2][lane] = (query(row_begin + lane, d), query(row_begin + lane, d + 1))
-  static HEADWAY_NOINLINE void queries(const Matrix& matrix, std::int64_t row_begin, int rows, std::int64_t dim, double,
-                                       Scalar* panel, std::int64_t width) {
+  // panel[d / 2][lane] = factor * (query(row_begin + lane, d), query(row_begin + lane, d + 1)), for powers of two
+  static HEADWAY_NOINLINE void queries(const Matrix& matrix, std::int64_t row_begin, int rows, std::int64_t dim,
+                                       double factor, Scalar* panel, std::int64_t width) {
     const In* first = static_cast<const In*>(matrix.data) + row_begin * matrix.row_stride;
     for (std::int64_t d = 0; d < dim; d += part) {
       const int count = at_most(dim - d, part);
@@ -71,7 +71,8 @@ struct Packing<S, In, 2> {
       HEADWAY_UNROLL
       for (int r = 0; r < S::lanes; ++r) {
         if (2 * r < count) {
-          Operand::store(panel + (d / 2 + r) * width, __builtin_bit_cast(Vector, block[r]));
+          Operand::store(panel + (d / 2 + r) * width,
+                         Operand::times_power(__builtin_bit_cast(Vector, block[r]), factor));
         }
       }
     }

@@ -81,11 +81,11 @@ HEADWAY_NOINLINE void pack_transposed(const Matrix& matrix, std::int64_t row_beg
   }
 }
 
-// matrix(row_begin + lane, c) = factor[lane] * panel[c][lane] for `rows` lanes.
+// matrix(row_begin + lane, c) = factor[lane] * panel[c][lane] for those of `rows` lanes that are `wanted`.
 template <class S, class Out>
 HEADWAY_NOINLINE void unpack_transposed(const typename S::Scalar* panel, std::int64_t width, typename S::Vector factor,
                                         const WritableMatrix& matrix, std::int64_t row_begin, int rows,
-                                        std::int64_t columns) {
+                                        std::int64_t columns, std::uint64_t wanted = ~std::uint64_t{0}) {
   using Vector = typename S::Vector;
   Out* first = static_cast<Out*>(matrix.data) + row_begin * matrix.row_stride;
   for (std::int64_t c = 0; c < columns; c += S::lanes) {
@@ -98,7 +98,7 @@ HEADWAY_NOINLINE void unpack_transposed(const typename S::Scalar* panel, std::in
     S::transpose(block);
     HEADWAY_UNROLL
     for (int r = 0; r < S::lanes; ++r) {
-      if (r < rows) {
+      if (r < rows && (wanted >> r & 1) != 0) {
         store_row<S>(first + r * matrix.row_stride, matrix.column_stride, c, count, block[r]);
       }
     }

@@ -48,7 +48,7 @@ HEADWAY_NOINLINE double end_unusual_row(const ForwardArgs& args, std::int64_t i,
   using Wider = std::conditional_t<sizeof(Scalar) == 8, long double, double>;
   constexpr auto wide_log2e = static_cast<Wider>(1.442695040888963407359924681001892137L);
   constexpr Scalar infinity = __builtin_inff();
-  const Wider reference = row.reference * (row.to_log2 == 1 ? Wider{1} : wide_log2e);
+  const Wider reference = row.reference * (row.to_log2 == log2e ? wide_log2e : static_cast<Wider>(row.to_log2));
   const Wider sum = row.sum;
   const bool sinks = args.has_sink && i < args.ranges.real_queries;
   if (sum == 0) {  // no key may be attended to; or, without a sink, a key may and every score is -inf

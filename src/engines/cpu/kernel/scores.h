@@ -39,13 +39,13 @@ class Scores : Forward<S, In> {
   void store_block(std::int64_t p, int v) {
     const Range block{this->block_begin_, this->block_end_};
     this->template raw_scores<1>(p, v, block);
-    if (args_.modifiers.any) {
+    if (this->modified_) {
       this->modify(p, v, 1, block);
     }
     forbid_outside_ranges<S>(this->scores_at(block.begin, v), width, at_.ranges + p * width + v * lanes, block.begin,
                              block.end - block.begin);
     const auto natural = static_cast<typename S::Scalar>(this->to_log2_ / log2e);
-    this->store_piece(this->panel_row(p) + v * lanes, v, block, S::set(natural));
+    this->store_piece(p, v, block, S::set(natural));
   }
 };
 

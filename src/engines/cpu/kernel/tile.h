@@ -102,6 +102,39 @@ HEADWAY_INLINE void accumulate_fetching(Accumulators<S, NV, NB>& acc, const type
   }
 }
 
+// acc = the sums of part(begin, count), which adds that many of `steps` terms to acc; none adds more than `longest`,
+// so that no chain of additions is longer.
+template <class S, int NV, int NB, int longest, class Part>
+HEADWAY_INLINE void add_in_parts(Accumulators<S, NV, NB>& acc, std::ptrdiff_t steps, const Part& part) {
+  alignas(64) typename S::Scalar sums[NB * NV * S::lanes];
+  const auto each_sum = [&](const auto& body) HEADWAY_LAMBDA {
+    HEADWAY_UNROLL
+    for (int c = 0; c < NB; ++c) {
+      HEADWAY_UNROLL
+      for (int v = 0; v < NV; ++v) {
+        body(acc[c][v], sums + (c * NV + v) * S::lanes);
+      }
+    }
+  };
+  clear<S, NV, NB>(acc);
+  for (std::ptrdiff_t begin = 0; begin < steps; begin += longest) {
+    if (begin > 0) {
+      each_sum([begin](typename S::Vector& sum, typename S::Scalar* at)
+                   HEADWAY_LAMBDA { S::store(at, begin == longest ? sum : S::load(at) + sum); });
+      clear<S, NV, NB>(acc);
+    }
+    part(begin, steps - begin < longest ? steps - begin : longest);
+  }
+  if (steps > longest) {
+    each_sum([](typename S::Vector& sum, typename S::Scalar* at) HEADWAY_LAMBDA { sum = S::load(at) + sum; });
+  }
+}
+
+// How many steps of products of a query and a key are added up one by one. Products of bf16 have so few bits that 256
+// equal ones add up exactly.
+template <class S>
+constexpr int longest_product_chain = Operands<S>::fold > 1 ? 128 : 64;
+
 // That there are no more steps, known when it is compiled.
 struct NoMore {
   constexpr operator std::ptrdiff_t() const { return 0; }  // NOLINT(google-explicit-constructor)
@@ -117,7 +150,8 @@ HEADWAY_INLINE void multiply_around(typename S::Scalar* products, const typename
   // At least 4 steps, of which the compiler makes a loop and keeps the sums in registers.
   constexpr int between = jobs == 0 ? steps : steps / jobs > 4 ? steps / jobs : 4;
   constexpr int together = jobs * between / steps;
-  static_assert(together * steps == jobs * between && steps % between == 0);
+  constexpr std::ptrdiff_t longest = longest_product_chain<S>;
+  static_assert(together * steps == jobs * between && steps % between == 0 && steps <= longest);
   Accumulators<S, NV, NB> acc;
   clear<S, NV, NB>(acc);
   HEADWAY_UNROLL
@@ -129,13 +163,24 @@ HEADWAY_INLINE void multiply_around(typename S::Scalar* products, const typename
       job(part * together + n);
     }
   }
-  accumulate<S, NV, NB, Scalars::across>(acc, vectors + steps * width, width, scalars + steps, ld, more);
-  HEADWAY_UNROLL
-  for (int c = 0; c < NB; ++c) {
+  std::ptrdiff_t done = more < longest - steps ? steps + more : longest;
+  accumulate<S, NV, NB, Scalars::across>(acc, vectors + steps * width, width, scalars + steps, ld, done - steps);
+  const auto each_sum = [&](const auto& body) HEADWAY_LAMBDA {
     HEADWAY_UNROLL
-    for (int v = 0; v < NV; ++v) {
-      S::store(products + (c * NV + v) * S::lanes, acc[c][v]);
+    for (int c = 0; c < NB; ++c) {
+      HEADWAY_UNROLL
+      for (int v = 0; v < NV; ++v) {
+        body(acc[c][v], products + (c * NV + v) * S::lanes);
+      }
     }
+  };
+  each_sum([](typename S::Vector sum, typename S::Scalar* at) HEADWAY_LAMBDA { S::store(at, sum); });
+  for (; done < steps + more; done += longest) {
+    const std::ptrdiff_t left = steps + more - done;
+    clear<S, NV, NB>(acc);
+    accumulate<S, NV, NB, Scalars::across>(acc, vectors + done * width, width, scalars + done, ld,
+                                           left < longest ? left : longest);
+    each_sum([](typename S::Vector sum, typename S::Scalar* at) HEADWAY_LAMBDA { S::store(at, S::load(at) + sum); });
   }
 }
 

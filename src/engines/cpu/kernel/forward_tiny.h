@@ -1,0 +1,163 @@
+// Outputs that dot products of bf16 pairs lose. The instruction flushes denormals, so an output all of whose terms are
+// tiny comes out as 0, or short of some. Such outputs are rare: they are found when a panel is done and computed again
+// in float.
+#pragma once
+
+#include <cstdint>
+
+#include "engines/cpu/kernel/forward_scores.h"
+
+namespace headway::cpu {
+namespace {
+
+template <class S, class In>
+class ForwardTiny : public ForwardScores<S, In> {
+ protected:
+  using Base = ForwardScores<S, In>;
+  using Base::args_;
+  using Base::at_;
+  using Base::Base;
+  using Base::fold;
+  using Base::key_block;
+  using Base::lanes;
+  using Base::modified_;
+  using Base::panel_row;
+  using Base::panel_vectors;
+  using Base::scores_at;
+  using Base::to_log2_;
+  using Base::width;
+  using typename Base::Mask;
+  using typename Base::Scalar;
+  using typename Base::Vector;
+
+  // After finish_panel, whose outputs are still in scratch.
+  void restore_tiny_outputs(std::int64_t p) {
+    if constexpr (fold > 1) {
+      for (int v = 0; v < panel_vectors(p); ++v) {
+        if (may_lack_terms(p, v)) {
+          restore(p, v);
+        }
+      }
+    }
+  }
+
+ private:
+  // A term is lost below 2^-126, or below that times its value where the weight is flushed before. Beside an output
+  // from here on, for values up to 1, a million such terms are nothing.
+  static constexpr double tiny_output = 0x1p-90;
+  static constexpr double largest_value = 0x1p60;  // 1e18, the largest that the contract speaks of
+
+  HEADWAY_INLINE static Vector least_safe_output(Vector largest) {
+    return S::max(largest, S::set(1)) * S::set(static_cast<Scalar>(tiny_output));
+  }
+  Vector output_of(std::int64_t p, int v, std::int64_t d) const {
+    return S::load(this->output_panel(p) + d * width + v * lanes);
+  }
+  Mask has_weights(std::int64_t p, int v) const {
+    return S::less(S::zero(), S::load(at_.sums + p * width + v * lanes));
+  }
+
+  // Whether an output of these rows may be short of terms: a quick look that may err on the side of yes.
+  bool may_lack_terms(std::int64_t p, int v) {
+    Vector least = S::set(Base::infinity);
+    for (std::int64_t d = 0; d < args_.value_dim; ++d) {
+      least = S::min(S::abs(output_of(p, v, d)), least);  // NaN passes by
+    }
+    const Mask rows = has_weights(p, v);
+    if (!S::any(S::both(rows, S::less(least, S::set(static_cast<Scalar>(tiny_output * largest_value)))))) {
+      return false;
+    }
+    find_largest_values();
+    bool found = false;
+    for (std::int64_t d = 0; d < args_.value_dim; ++d) {
+      const Scalar largest = at_.largest_values[d];
+      const Mask lacking = S::less(S::abs(output_of(p, v, d)), least_safe_output(S::set(largest)));
+      found |= largest != 0 && S::any(S::both(rows, lacking));
+    }
+    return found;
+  }
+
+  // Of each column of V, over all keys; once a task.
+  void find_largest_values() {
+    if (knows_largest_values_) {
+      return;
+    }
+    knows_largest_values_ = true;
+    for (std::int64_t d = 0; d < args_.value_dim; d += lanes) {
+      const int count = at_most(args_.value_dim - d, lanes);
+      Vector largest = S::zero();
+      for (std::int64_t key = 0; key < args_.ranges.keys; ++key) {
+        largest = S::max(S::abs(load_row<S>(this->value_row(key), args_.value.column_stride, d, count)), largest);
+      }
+      S::store_first(at_.largest_values + d, count, largest);
+    }
+  }
+
+  // The outputs of a vector of rows again, in float. What a row's own keys hold decides which of them replace those
+  // before.
+  HEADWAY_NOINLINE void restore(std::int64_t p, int v) {
+    for (std::int64_t d = 0; d < 2 * args_.value_dim; ++d) {
+      S::store(at_.exact_outputs + d * lanes, S::zero());
+    }
+    const Range& hull = at_.panel_ranges[p].vector_hull[v];
+    for (std::int64_t key = hull.begin / key_block * key_block; key < hull.end; key += key_block) {
+      this->enter_block(key, smaller((hull.end + fold - 1) / fold * fold, args_.ranges.keys));
+      this->load_block();
+      add_block(p, v, {larger(key, hull.begin), smaller(key + key_block, hull.end)});
+    }
+    const Vector factor = S::load(this->factors_ + v * lanes) * S::set(static_cast<Scalar>(args_.dropout.kept_scale));
+    for (std::int64_t d = 0; d < args_.value_dim; ++d) {
+      const Vector largest = S::load(at_.exact_outputs + (args_.value_dim + d) * lanes);
+      const Mask lacking = S::both(has_weights(p, v), S::less(S::abs(output_of(p, v, d)), least_safe_output(largest)));
+      if (S::any(lacking)) {
+        store_column(p, v, d, lacking, S::load(at_.exact_outputs + d * lanes) * factor);
+      }
+    }
+  }
+
+  // Adds weights * values of these keys, and finds the largest values, where weights are not 0.
+  void add_block(std::int64_t p, int v, const Range& piece) {
+    const Vector reference = Base::usable(S::load(at_.references + p * width + v * lanes));
+    const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
+    this->template raw_scores<1>(p, v, piece);
+    if (modified_) {
+      this->modify(p, v, 1, piece);
+    }
+    Scalar* scores = scores_at(piece.begin, v);
+    forbid_outside_ranges<S>(scores, width, at_.ranges + p * width + v * lanes, piece.begin, piece.end - piece.begin);
+    for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
+      S::store(scores + j * width, exp2<S>((S::load(scores + j * width) - reference) * to_log2));
+    }
+    const Scalar* weights = args_.dropout.active ? this->dropped(p, v, 1, piece) : scores;
+    for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
+      const Vector weight = S::load(weights + j * width);
+      const Mask counts = S::less(S::zero(), weight);
+      for (std::int64_t d = 0; d < args_.value_dim; ++d) {
+        const Vector value = S::set(this->value_at(piece.begin + j, d));
+        Scalar* sum = at_.exact_outputs + d * lanes;
+        Scalar* largest = sum + args_.value_dim * lanes;
+        S::store(sum, S::select(counts, S::fma(weight, value, S::load(sum)), S::load(sum)));
+        S::store(largest, S::select(counts, S::max(S::abs(value), S::load(largest)), S::load(largest)));
+      }
+    }
+  }
+
+  void store_column(std::int64_t p, int v, std::int64_t d, Mask wanted, Vector numbers) {
+    alignas(64) Scalar marks[lanes];
+    alignas(64) Scalar elements[lanes];
+    S::store(marks, S::select(wanted, S::set(1), S::zero()));
+    S::store(elements, numbers);
+    const std::int64_t row = panel_row(p) + v * lanes;
+    for (int r = 0; r < at_most(args_.row_end - row, lanes); ++r) {
+      if (marks[r] != 0 && (this->stored_lanes(p, v) >> r & 1) != 0) {
+        In* at = static_cast<In*>(args_.out.data) + (row + r) * args_.out.row_stride;
+        store_row<S>(at, args_.out.column_stride, d, 1, S::set(elements[r]));
+      }
+    }
+  }
+
+  bool knows_largest_values_ = false;
+};
+
+}  // namespace
+}  // namespace headway::cpu
