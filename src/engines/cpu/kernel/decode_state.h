@@ -11,8 +11,8 @@
 #include "engines/cpu/kernel/key_sums.h"
 #include "engines/cpu/kernel/operands.h"
 #include "engines/cpu/kernel/pack.h"
+#include "engines/cpu/kernel/query_factor.h"
 #include "engines/cpu/kernel/ranges.h"
-#include "engines/cpu/kernel/score_factor.h"
 #include "engines/cpu/kernel/scratch.h"
 
 namespace headway::cpu {
@@ -131,7 +131,7 @@ class DecodeState {
   DecodeState(const DecodeArgs& args, void* scratch)
       : args_(args), head_(args.heads[0]), to_log2_(decode_units(head_)), at_(args, scratch) {
     const double factor = head_.scale * (log2e / to_log2_);
-    query_factor_ = score_factor<Scalar>(factor, true).packed;
+    query_factor_ = query_power<Scalar>(factor);
     product_factor_ = query_factor_ == 0 ? 1 : factor / query_factor_;
   }
 
@@ -251,8 +251,7 @@ class DecodeState {
   const DecodeArgs& args_;
   const ForwardArgs& head_;  // the first; keys, values, ranges and kinds of modifiers are the same for all
   double to_log2_;           // from the units of the scores to those of the exponential
-  // What queries are multiplied by, a power of two of at most 1, so that products overflow only if scores do; and what
-  // products are multiplied by to be scores.
+  // What queries are multiplied by, a power of two; and what products are multiplied by to be scores.
   double query_factor_, product_factor_;
   Layout at_;
   int rows_ = 0;

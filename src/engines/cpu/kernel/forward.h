@@ -1,7 +1,7 @@
 // Attention forward, queries in lanes.
 //
 // A panel is a few vectors of queries (64 for float on AVX-512). Q is packed once per panel as Q^T [D][queries] with
-// the scale folded in; K and V are read in place, one broadcast at a time:
+// what it takes of the scale; K and V are read in place, one broadcast at a time:
 //   S^T [keys][queries] = K Q^T      O^T [Dv][queries] += V^T P^T
 // For a block of 256 keys the scores stay in the second-level cache; K and V come from memory once per task of several
 // panels; Q and O are touched once. The FMA units bound it: 2 (D + Dv) operations a score against one exponential.
@@ -349,10 +349,11 @@ class Forward : protected ForwardTiny<S, In> {
     };
     std::int64_t key = piece.begin;
     if (key + NB <= piece.end) {
-      multiply_around<S, NV, NB, steps, 0>(raw, queries, width, this->key_operands(key), keys_.ld, more, [](int) {});
+      multiply_in_chains_around<S, NV, NB, steps, 0>(raw, queries, width, this->key_operands(key), keys_.ld, more,
+                                                     [](int) {});
       for (key += NB; key + NB <= piece.end; key += NB) {
-        multiply_around<S, NV, NB, steps, jobs>(raw, queries, width, this->key_operands(key), keys_.ld, more,
-                                                [&](int job) HEADWAY_LAMBDA { weigh(key - NB, job); });
+        multiply_in_chains_around<S, NV, NB, steps, jobs>(raw, queries, width, this->key_operands(key), keys_.ld, more,
+                                                          [&](int job) HEADWAY_LAMBDA { weigh(key - NB, job); });
         rows.end_part(key - piece.begin);
       }
       HEADWAY_UNROLL
@@ -373,7 +374,11 @@ class Forward : protected ForwardTiny<S, In> {
     Range behind{piece.begin, piece.begin};  // modified, and not weighed yet
     for (std::int64_t key = piece.begin; key < piece.end; key += chunk_keys) {
       const Range chunk{key, smaller(key + chunk_keys, piece.end)};
-      key_scores_around<NV, NB, least_around>(p, piece, chunk, behind, rows);
+      if (args_.head_dim >= 64) {
+        key_scores_around<NV, NB, 64>(p, piece, chunk, behind, rows);
+      } else {
+        key_scores_around<NV, NB, least_around>(p, piece, chunk, behind, rows);
+      }
       this->modify(p, 0, NV, chunk);
       behind = chunk;
     }
@@ -394,15 +399,15 @@ class Forward : protected ForwardTiny<S, In> {
       Scalar* scores = scores_at(piece.begin, 0) + (key - piece.begin) * width;
       if (behind.begin + NB <= behind.end) {
         Scalar* weights = scores_at(piece.begin, 0) + (behind.begin - piece.begin) * width;
-        multiply_around<S, NV, NB, steps, NB * NV>(scores, queries, width, this->key_operands(key), keys_.ld, more,
-                                                   [&](int job) HEADWAY_LAMBDA {
-                                                     Scalar* at = weights + job * lanes;
-                                                     S::store(at, rows.weight(S::load(at), job % NV));
-                                                   });
+        multiply_in_chains_around<S, NV, NB, steps, NB * NV>(scores, queries, width, this->key_operands(key), keys_.ld,
+                                                             more, [&](int job) HEADWAY_LAMBDA {
+                                                               Scalar* at = weights + job * lanes;
+                                                               S::store(at, rows.weight(S::load(at), job % NV));
+                                                             });
         behind.begin += NB;
       } else {
-        multiply_around<S, NV, NB, steps, 0>(scores, queries, width, this->key_operands(key), keys_.ld, more,
-                                             [](int) {});
+        multiply_in_chains_around<S, NV, NB, steps, 0>(scores, queries, width, this->key_operands(key), keys_.ld, more,
+                                                       [](int) {});
       }
     }
     for (; key < chunk.end; ++key) {

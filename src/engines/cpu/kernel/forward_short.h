@@ -130,8 +130,8 @@ class ShortForward : Forward<S, In> {
     in_strips<NB>(piece.end - piece.begin, [&](auto strip, std::int64_t j) HEADWAY_LAMBDA {
       Accumulators<S, NV, strip.size> acc;
       const std::int64_t steps = args_.head_dim;
-      add_in_parts<S, NV, strip.size, short_product_chain>(
-          acc, steps, [&](std::int64_t begin, std::int64_t count) HEADWAY_LAMBDA {
+      add_in_parts<S, NV, strip.size>(
+          acc, steps, short_product_chain, [&](std::int64_t begin, std::int64_t count) HEADWAY_LAMBDA {
             if (v + NV == panel_vectors(p)) {  // a part of the strip's rows with each part of the products
               const int from = static_cast<int>(strip.size * begin / steps);
               const int rows = static_cast<int>(strip.size * (begin + count) / steps) - from;
@@ -214,8 +214,8 @@ class ShortForward : Forward<S, In> {
     in_strips<broadcasts<S, NV>()>(rows, [&](auto strip, std::int64_t r) HEADWAY_LAMBDA {
       constexpr int NB = strip.size;
       Accumulators<S, NV, NB> acc;
-      add_in_parts<S, NV, NB, summed_values<S>>(
-          acc, piece.end - piece.begin, [&](std::int64_t begin, std::int64_t keys) HEADWAY_LAMBDA {
+      add_in_parts<S, NV, NB>(
+          acc, piece.end - piece.begin, summed_values<S>, [&](std::int64_t begin, std::int64_t keys) HEADWAY_LAMBDA {
             accumulate_fetching<S, NV, NB, Scalars::along>(
                 acc, values + begin * values_.ld, values_.ld, weights + begin * width + r, width, keys,
                 [&](int c, int count) HEADWAY_LAMBDA {

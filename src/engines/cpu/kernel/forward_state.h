@@ -8,8 +8,8 @@
 #include "engines/cpu/kernel/modifiers.h"
 #include "engines/cpu/kernel/operands.h"
 #include "engines/cpu/kernel/pack.h"
+#include "engines/cpu/kernel/query_factor.h"
 #include "engines/cpu/kernel/ranges.h"
-#include "engines/cpu/kernel/score_factor.h"
 #include "engines/cpu/kernel/scratch.h"
 #include "engines/cpu/kernel/tile.h"
 
@@ -104,31 +104,33 @@ class ForwardState {
 
   // ---- Units ----
 
-  // A plain score is the product with a query that was multiplied by a power of two of at most 1: that rounds nothing
-  // and overflows nowhere if the score does not. What is missing to units of log2 comes after the reference is
-  // subtracted: a rounded score times a factor could be far from its rounded reference. Scores that are modified, and
-  // those with a scale beyond the type's range, become natural before.
+  // A plain score is the product with a query that has taken in a power of two. What is missing to units of log2 comes
+  // after the reference is subtracted: a rounded score times a factor could be far from its rounded reference. Scores
+  // that are modified, and those with a scale beyond the type's range, become natural before.
   void choose_units() {
     const double sign = args_.scale < 0 ? -1 : 1;
     const double size = sign * args_.scale;
-    ScoreFactor<Scalar> factor = score_factor<Scalar>(size * log2e, true);
-    modified_ = args_.modifiers.any || factor.power != 1 || size > 0x1p1000;
-    to_log2_ = factor.rest == 0 ? 1 : factor.rest;  // all scores are 0
+    double factor = size * log2e;
+    double taken = query_power<Scalar>(factor);
+    SplitFactor<Scalar> rest = left_after(factor, taken);
+    modified_ = args_.modifiers.any || rest.second != 1 || size > 0x1p1000;
+    to_log2_ = rest.first;
     if (modified_) {
-      factor = natural_factor(size);
+      taken = natural_part(size);
+      score_unit_ = left_after(size, taken);
       to_log2_ = log2e;
-      score_unit_ = {factor.rest, factor.power};
     }
-    query_factor_ = sign * factor.packed;
+    query_factor_ = sign * taken;
+  }
+
+  static SplitFactor<Scalar> left_after(double factor, double taken) {
+    return split_factor<Scalar>(taken == 0 ? 1 : factor / taken);
   }
 
   // Scalars take a whole factor of up to 1 in, which saves a product a score.
-  static ScoreFactor<Scalar> natural_factor(double scale) {
+  static double natural_part(double scale) {
     constexpr double least = sizeof(Scalar) == 4 ? 0x1p-126 : 0x1p-1022;
-    if (fold == 1 && scale <= 1 && scale >= least) {
-      return {static_cast<Scalar>(scale), 1, 1};
-    }
-    return score_factor<Scalar>(scale, true);
+    return fold == 1 && scale <= 1 && scale >= least ? scale : query_power<Scalar>(scale);
   }
   bool rescales() const { return score_unit_.first != 1 || score_unit_.second != 1; }
 

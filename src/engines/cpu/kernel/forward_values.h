@@ -96,7 +96,7 @@ class ForwardValues : public ForwardFinish<S, In> {
   HEADWAY_INLINE void value_tile(const Operand* weights, const Operand* values, std::int64_t steps, Scalar* output,
                                  const Vector (&decay)[NV]) {
     Accumulators<S, NV, NB> acc;
-    add_in_parts<S, NV, NB, summed_values<S>>(acc, steps, [&](std::int64_t begin, std::int64_t count) HEADWAY_LAMBDA {
+    add_in_parts<S, NV, NB>(acc, steps, summed_values<S>, [&](std::int64_t begin, std::int64_t count) HEADWAY_LAMBDA {
       accumulate<S, NV, NB, Scalars::along>(acc, weights + begin * width, width, values + begin * values_.ld,
                                             values_.ld, count);
     });

@@ -104,8 +104,9 @@ HEADWAY_INLINE void accumulate_fetching(Accumulators<S, NV, NB>& acc, const type
 
 // acc = the sums of part(begin, count), which adds that many of `steps` terms to acc; none adds more than `longest`,
 // so that no chain of additions is longer.
-template <class S, int NV, int NB, int longest, class Part>
-HEADWAY_INLINE void add_in_parts(Accumulators<S, NV, NB>& acc, std::ptrdiff_t steps, const Part& part) {
+template <class S, int NV, int NB, class Part>
+HEADWAY_INLINE void add_in_parts(Accumulators<S, NV, NB>& acc, std::ptrdiff_t steps, std::ptrdiff_t longest,
+                                 const Part& part) {
   alignas(64) typename S::Scalar sums[NB * NV * S::lanes];
   const auto each_sum = [&](const auto& body) HEADWAY_LAMBDA {
     HEADWAY_UNROLL
@@ -119,7 +120,7 @@ HEADWAY_INLINE void add_in_parts(Accumulators<S, NV, NB>& acc, std::ptrdiff_t st
   clear<S, NV, NB>(acc);
   for (std::ptrdiff_t begin = 0; begin < steps; begin += longest) {
     if (begin > 0) {
-      each_sum([begin](typename S::Vector& sum, typename S::Scalar* at)
+      each_sum([begin, longest](typename S::Vector& sum, typename S::Scalar* at)
                    HEADWAY_LAMBDA { S::store(at, begin == longest ? sum : S::load(at) + sum); });
       clear<S, NV, NB>(acc);
     }
@@ -130,10 +131,12 @@ HEADWAY_INLINE void add_in_parts(Accumulators<S, NV, NB>& acc, std::ptrdiff_t st
   }
 }
 
-// How many steps of products of a query and a key are added up one by one. Products of bf16 have so few bits that 256
-// equal ones add up exactly.
+// How many steps of products of a query and a key are added up one by one: a long chain of equal products would leave
+// the bound on scores. Products of bf16 have so few bits that 256 equal ones add up exactly.
 template <class S>
-constexpr int longest_product_chain = Operands<S>::fold > 1 ? 128 : 64;
+constexpr int product_chain(std::int64_t head_dim) {
+  return Operands<S>::fold > 1 ? 128 : head_dim >= 64 ? 16 : 32;
+}
 
 // That there are no more steps, known when it is compiled.
 struct NoMore {
@@ -150,8 +153,7 @@ HEADWAY_INLINE void multiply_around(typename S::Scalar* products, const typename
   // At least 4 steps, of which the compiler makes a loop and keeps the sums in registers.
   constexpr int between = jobs == 0 ? steps : steps / jobs > 4 ? steps / jobs : 4;
   constexpr int together = jobs * between / steps;
-  constexpr std::ptrdiff_t longest = longest_product_chain<S>;
-  static_assert(together * steps == jobs * between && steps % between == 0 && steps <= longest);
+  static_assert(together * steps == jobs * between && steps % between == 0);
   Accumulators<S, NV, NB> acc;
   clear<S, NV, NB>(acc);
   HEADWAY_UNROLL
@@ -163,24 +165,84 @@ HEADWAY_INLINE void multiply_around(typename S::Scalar* products, const typename
       job(part * together + n);
     }
   }
-  std::ptrdiff_t done = more < longest - steps ? steps + more : longest;
-  accumulate<S, NV, NB, Scalars::across>(acc, vectors + steps * width, width, scalars + steps, ld, done - steps);
-  const auto each_sum = [&](const auto& body) HEADWAY_LAMBDA {
+  accumulate<S, NV, NB, Scalars::across>(acc, vectors + steps * width, width, scalars + steps, ld, more);
+  HEADWAY_UNROLL
+  for (int c = 0; c < NB; ++c) {
     HEADWAY_UNROLL
-    for (int c = 0; c < NB; ++c) {
+    for (int v = 0; v < NV; ++v) {
+      S::store(products + (c * NV + v) * S::lanes, acc[c][v]);
+    }
+  }
+}
+
+// products[c][v] += acc[c][v], or = it.
+template <class S, int NV, int NB>
+HEADWAY_INLINE void sum_up(const Accumulators<S, NV, NB>& acc, typename S::Scalar* products, bool first) {
+  HEADWAY_UNROLL
+  for (int c = 0; c < NB; ++c) {
+    HEADWAY_UNROLL
+    for (int v = 0; v < NV; ++v) {
+      typename S::Scalar* at = products + (c * NV + v) * S::lanes;
+      S::store(at, first ? acc[c][v] : S::load(at) + acc[c][v]);
+    }
+  }
+}
+
+// multiply_around with chains of additions as product_chain() says, for head dims from 64 on with `steps` for 64. Tiles
+// whose `steps` are several chains go by in parts of NB / 2, which leaves registers for the sums of chains.
+template <class S, int NV, int NB, int steps, int jobs, class More, class Job>
+HEADWAY_INLINE void multiply_in_chains_around(typename S::Scalar* products, const typename Operands<S>::Scalar* vectors,
+                                              std::ptrdiff_t width, const typename Operands<S>::Scalar* scalars,
+                                              std::ptrdiff_t ld, More more, const Job& job) {
+  constexpr int longest = product_chain<S>(steps * Operands<S>::fold);
+  constexpr int chain = steps < longest ? steps : longest;
+  constexpr int rows = chain < steps ? NB / 2 : NB;
+  constexpr int all_steps = steps * (NB / rows);
+  // At least 4 steps, of which the compiler makes a loop and keeps the sums in registers.
+  constexpr int between = jobs == 0 ? chain : all_steps / jobs > 4 ? all_steps / jobs : 4;
+  constexpr int together = jobs * between / all_steps;
+  static_assert(together * all_steps == jobs * between && steps % chain == 0 && chain % between == 0);
+  HEADWAY_UNROLL
+  for (int part = 0; part < NB / rows; ++part) {
+    const typename Operands<S>::Scalar* part_scalars = scalars + part * rows * ld;
+    typename S::Scalar* part_products = products + part * rows * NV * S::lanes;
+    Accumulators<S, NV, rows> acc, total;
+    HEADWAY_UNROLL
+    for (int begin = 0; begin < steps; begin += between) {
+      if (begin % chain == 0) {
+        clear<S, NV, rows>(acc);
+      }
+      accumulate<S, NV, rows, Scalars::across>(acc, vectors + begin * width, width, part_scalars + begin, ld, between);
       HEADWAY_UNROLL
-      for (int v = 0; v < NV; ++v) {
-        body(acc[c][v], products + (c * NV + v) * S::lanes);
+      for (int n = 0; n < together; ++n) {
+        job((part * steps + begin) / between * together + n);
+      }
+      if ((begin + between) % chain == 0 && chain < steps) {
+        HEADWAY_UNROLL
+        for (int c = 0; c < rows; ++c) {
+          HEADWAY_UNROLL
+          for (int v = 0; v < NV; ++v) {
+            total[c][v] = begin < chain ? acc[c][v] : total[c][v] + acc[c][v];
+          }
+        }
       }
     }
-  };
-  each_sum([](typename S::Vector sum, typename S::Scalar* at) HEADWAY_LAMBDA { S::store(at, sum); });
-  for (; done < steps + more; done += longest) {
-    const std::ptrdiff_t left = steps + more - done;
-    clear<S, NV, NB>(acc);
-    accumulate<S, NV, NB, Scalars::across>(acc, vectors + done * width, width, scalars + done, ld,
-                                           left < longest ? left : longest);
-    each_sum([](typename S::Vector sum, typename S::Scalar* at) HEADWAY_LAMBDA { S::store(at, S::load(at) + sum); });
+    // What is left of a chain, then chains.
+    std::ptrdiff_t done = more < longest - chain ? steps + more : steps + longest - chain;
+    if constexpr (chain < steps) {
+      sum_up<S, NV, rows>(total, part_products, true);
+    } else {
+      accumulate<S, NV, rows, Scalars::across>(acc, vectors + steps * width, width, part_scalars + steps, ld,
+                                               done - steps);
+      sum_up<S, NV, rows>(acc, part_products, true);
+    }
+    for (; done < steps + more; done += longest) {
+      const std::ptrdiff_t left = steps + more - done;
+      clear<S, NV, rows>(acc);
+      accumulate<S, NV, rows, Scalars::across>(acc, vectors + done * width, width, part_scalars + done, ld,
+                                               left < longest ? left : longest);
+      sum_up<S, NV, rows>(acc, part_products, false);
+    }
   }
 }
 
