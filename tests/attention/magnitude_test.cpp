@@ -167,9 +167,11 @@ TEST_P(Magnitudes, scores_up_to_1e38_give_finite_rows) {
           overwrite_rows(inputs.k, 0, 3, {most * 0.3});
           const Call call = inputs.call(on_engine());
           const Results results = call.run();
-          expect_forward(call, results.out);
+          if (dim <= 64)
+            expect_forward(call, results);
+          else
+            expect_forward(call, results.out);
           for (Real value : read(results.lse).values) ASSERT_TRUE(std::isfinite(value));
-          if (dim <= 64) expect_forward(call, results);
           const Call negative = inputs.call(on_engine({.causal = Causal::bottom_right, .scale = -0.01}));
           expect_forward(negative, negative.run().out);
         }

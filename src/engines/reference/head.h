@@ -47,11 +47,11 @@ Vector<T> vector_at(const ConstTensorView& view, std::int64_t b, std::int64_t h,
 
 template <class T>
 double dot(const Vector<T>& x, const Vector<T>& y, std::int64_t size) {
-  double result = 0;
+  Sum result;
   for (std::int64_t d = 0; d < size; ++d) {
-    result += x[d] * y[d];
+    result.add(x[d] * y[d]);
   }
-  return result;
+  return result.value();
 }
 
 // An allowed key of a row, with its score after scaling, softcap, bias and ALiBi.
