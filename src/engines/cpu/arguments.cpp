@@ -1,6 +1,8 @@
 // Filling in kernel arguments.
 #include "engines/cpu/arguments.h"
 
+#include <algorithm>
+
 #include "core/elements.h"
 
 namespace headway::cpu {
@@ -21,9 +23,16 @@ MatrixType matrix_of(const View& view, std::int64_t b, std::int64_t h, std::int6
   return matrix_of<MatrixType>(view, bytes_of(view.dtype()), b, h, begin);
 }
 
+// A softcap that the compute type and its inverse can hold. Beyond it nothing changes that a score could show: s /
+// softcap loses at most the last bits of 1, and a score at a cap of 2^-126 is 0 beside any other.
+double usable_softcap(const Problem& problem) {
+  const double highest = problem.dtype() == DType::f64 ? 0x1p1022 : 0x1p126;
+  return problem.softcap ? std::clamp(*problem.softcap, 1 / highest, highest) : 0;
+}
+
 Modifiers modifiers_of(const Problem& problem, std::int64_t b, std::int64_t h) {
   Modifiers result;
-  result.softcap = problem.softcap.value_or(0.0);
+  result.softcap = usable_softcap(problem);
   if (problem.bias) {
     result.bias = matrix_of<Matrix>(*problem.bias, b, h, 0);
     result.bias_storage = storage_of(problem.bias->dtype());

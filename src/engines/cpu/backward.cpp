@@ -19,6 +19,7 @@
 namespace headway::cpu {
 namespace {
 
+constexpr std::int64_t row_numbers = 3;      // that are prepared for a row: its reference, lse and delta
 constexpr std::int64_t prepared_rows = 256;  // rows of one partial sum of a sink's gradient, and of a task
 
 const BackwardKernel& kernel_for(const Problem& problem) {
@@ -74,8 +75,9 @@ class BackwardRun {
     std::int64_t prepared;    // first of its scalars; -1 for a sequence that is done in one task a kv head
     std::int64_t partials;
     KeyChunks chunks;
-    std::int64_t scratch;  // bytes of a task
+    std::int64_t scratch;  // bytes of a task, and of preparing rows
     bool has_partials;     // of dq
+    bool keeps_lost;       // of those
   };
   struct Chunk {
     std::int64_t b, g;
@@ -92,20 +94,21 @@ class BackwardRun {
     std::int64_t scalars = 0;
     std::int64_t sink_parts = 0;
     for (std::int64_t b = 0; b < problem_.batch; ++b) {
-      Place place{sequence(problem_, b), sink_parts, -1, 0, {}, 0, false};
+      Place place{sequence(problem_, b), sink_parts, -1, 0, {}, 0, false, false};
       const std::int64_t rows = place.sequence.query_count;
       sink_parts += problem_.heads * ceil_div(rows, prepared_rows);
       BackwardArgs shape = backward_args(problem_, place.sequence, b);
       shape.head_count = group_;
       place.chunks = kernel_.cut(shape);
-      place.scratch = kernel_.scratch_bytes(shape);
+      place.scratch = std::max(kernel_.scratch_bytes(shape), kernel_.prepare_scratch_bytes(shape));
       place.has_partials = problem_.dq && !kernel_.is_short(shape);
+      place.keeps_lost = place.has_partials && bytes_ >= 4 && longest(place.chunks) > compensated_keys;
       const bool whole = place.chunks.count == 1 && !sums_bias_;
       if (!whole) {
         place.prepared = scalars;
-        scalars += ceil_div(2 * problem_.heads * rows, kernel_.lanes) * kernel_.lanes;
+        scalars += ceil_div(row_numbers * problem_.heads * rows, kernel_.lanes) * kernel_.lanes;
         place.partials = scalars;
-        scalars += place.has_partials ? problem_.heads * place.chunks.count * rows * padded_dim_ : 0;
+        scalars += problem_.heads * head_partials(place);
       }
       for (std::int64_t g = 0; g < problem_.kv_heads; ++g) {
         for (int chunk = whole ? -1 : 0; chunk < (whole ? 0 : place.chunks.count); ++chunk) {
@@ -122,6 +125,20 @@ class BackwardRun {
     }
     sink_parts_.assign(problem_.sinks ? static_cast<std::size_t>(sink_parts) : 0, 0.0);
     memory_.at_least(scalars * kernel_.scalar_bytes);
+  }
+
+  static std::int64_t longest(const KeyChunks& chunks) {
+    std::int64_t keys = 0;
+    for (int c = 0; c < chunks.count; ++c) {
+      keys = std::max(keys, chunks.begin[c + 1] - chunks.begin[c]);
+    }
+    return keys;
+  }
+
+  // Scalars of one head's dq partials, and of what they lose.
+  std::int64_t head_partials(const Place& place) const {
+    const std::int64_t parts = place.has_partials ? (place.keeps_lost ? 2 : 1) : 0;
+    return parts * place.chunks.count * place.sequence.query_count * padded_dim_;
   }
 
   char* memory_at(std::int64_t scalars) { return static_cast<char*>(memory_.data()) + scalars * kernel_.scalar_bytes; }
@@ -157,23 +174,24 @@ class BackwardRun {
       const std::int64_t index = own != nullptr ? n : h;
       char* prepared = own != nullptr ? own : memory_at(place.prepared);
       char* partials = own != nullptr ? own + own_prepared_bytes(rows) : memory_at(place.partials);
-      head.prepared_lse = prepared + 2 * index * rows * bytes;
-      head.delta = prepared + (2 * index + 1) * rows * bytes;
-      head.dq_partials =
-          place.has_partials ? partials + index * place.chunks.count * rows * padded_dim_ * bytes : nullptr;
+      head.references = prepared + row_numbers * index * rows * bytes;
+      head.prepared_lse = prepared + (row_numbers * index + 1) * rows * bytes;
+      head.delta = prepared + (row_numbers * index + 2) * rows * bytes;
+      head.dq_partials = place.has_partials ? partials + index * head_partials(place) * bytes : nullptr;
+      head.dq_lost = place.keeps_lost ? partials + (2 * index + 1) * head_partials(place) / 2 * bytes : nullptr;
     }
   }
 
   std::int64_t own_prepared_bytes(std::int64_t rows) const {
-    return ceil_div(2 * group_ * rows * kernel_.scalar_bytes, 64) * 64;
+    return ceil_div(row_numbers * group_ * rows * kernel_.scalar_bytes, 64) * 64;
   }
 
   // ---- Phases ----
 
-  void prepare_rows(const Args& args, std::int64_t b, std::int64_t h, std::int64_t block) {
+  void prepare_rows(const Args& args, std::int64_t b, std::int64_t h, std::int64_t block, void* scratch) {
     const std::int64_t rows = args.sequence.queries;
     const double sink = kernel_.prepare(args.sequence, args.heads[static_cast<std::size_t>(h - args.g * group_)],
-                                        block * prepared_rows, std::min(rows, (block + 1) * prepared_rows));
+                                        block * prepared_rows, std::min(rows, (block + 1) * prepared_rows), scratch);
     if (problem_.sinks) {
       const Place& place = places_[static_cast<std::size_t>(b)];
       sink_parts_[static_cast<std::size_t>(place.sink_parts + h * ceil_div(rows, prepared_rows) + block)] = sink;
@@ -204,8 +222,9 @@ class BackwardRun {
   }
 
   void prepare() {
-    for_row_blocks(
-        [&](const Args& args, std::int64_t b, std::int64_t h, std::int64_t block) { prepare_rows(args, b, h, block); });
+    for_row_blocks([&](const Args& args, std::int64_t b, std::int64_t h, std::int64_t block) {
+      prepare_rows(args, b, h, block, thread_scratch(kernel_.prepare_scratch_bytes(args.sequence)));
+    });
   }
 
   void sum_queries() {
@@ -229,15 +248,14 @@ class BackwardRun {
       return;
     }
     const std::int64_t rows = place.sequence.query_count;
-    const std::int64_t own =
-        own_prepared_bytes(rows) + (place.has_partials ? group_ * rows * padded_dim_ * kernel_.scalar_bytes : 0);
+    const std::int64_t own = own_prepared_bytes(rows) + group_ * head_partials(place) * kernel_.scalar_bytes;
     const std::int64_t rounded = ceil_div(own, 64) * 64;
     char* memory = static_cast<char*>(scratch.at_least(rounded + place.scratch));
     fill(args, chunk.b, chunk.g, memory);
     announce(args.sequence, next);
     for (std::int64_t h = chunk.g * group_; h < (chunk.g + 1) * group_; ++h) {
       for (std::int64_t block = 0; block * prepared_rows < rows; ++block) {
-        prepare_rows(args, chunk.b, h, block);
+        prepare_rows(args, chunk.b, h, block, memory + rounded);
       }
     }
     kernel_.gradients(args.sequence, 0, memory + rounded);
@@ -346,14 +364,14 @@ class BackwardRun {
       return;
     }
     for (std::int64_t h = 0; h < problem_.heads; ++h) {
-      double sum = 0;
+      long double sum = 0;  // one type wider than any gradient
       for (const Place& place : places_) {
         const std::int64_t blocks = ceil_div(place.sequence.query_count, prepared_rows);
         for (std::int64_t block = 0; block < blocks; ++block) {
           sum += sink_parts_[static_cast<std::size_t>(place.sink_parts + h * blocks + block)];
         }
       }
-      store_float(*problem_.dsinks, h * problem_.dsinks->stride(0), sum);
+      store_float(*problem_.dsinks, h * problem_.dsinks->stride(0), static_cast<double>(sum));
     }
   }
 
@@ -379,6 +397,7 @@ void describe_backward(const Problem& problem, Plan& plan) {
   shape.ranges.keys = problem.key_len;
   shape.head_dim = problem.head_dim;
   shape.value_dim = problem.value_dim;
+  shape.head_count = problem.kv_heads > 0 ? problem.heads / problem.kv_heads : 0;
   plan.kernel = kernel.is_short(shape) ? "panels of keys in lanes, all queries and keys at once"
                                        : "panels of keys in lanes, dQ partials per chunk of keys";
   plan.query_block = kernel.region_rows;
@@ -388,7 +407,7 @@ void describe_backward(const Problem& problem, Plan& plan) {
   plan.threads = plan.flops < task_flops ? 1 : get_threads();
   const double rows = static_cast<double>(problem.query_rows()) * static_cast<double>(problem.heads);
   plan.scratch_bytes =
-      chunks > 1 ? rows * (2 + chunks * static_cast<double>(problem.head_dim)) * kernel.scalar_bytes : 0;
+      chunks > 1 ? rows * (row_numbers + chunks * static_cast<double>(problem.head_dim)) * kernel.scalar_bytes : 0;
 }
 
 void backward(const BackwardProblem& problem, const Plan& plan) { BackwardRun(problem, plan).run(); }

@@ -37,7 +37,9 @@ struct BackwardKernel {
   bool (*is_short)(const BackwardArgs& args);  // whether P and dS are kept whole, and no dq partials
   int (*chunk_count)(std::int64_t keys);
   KeyChunks (*cut)(const BackwardArgs& args);
-  double (*prepare)(const BackwardArgs& args, const BackwardHead& head, std::int64_t row_begin, std::int64_t row_end);
+  double (*prepare)(const BackwardArgs& args, const BackwardHead& head, std::int64_t row_begin, std::int64_t row_end,
+                    void* scratch);
+  std::int64_t (*prepare_scratch_bytes)(const BackwardArgs& args);
   void (*gradients)(const BackwardArgs& args, int chunk, void* scratch);
   std::int64_t (*scratch_bytes)(const BackwardArgs& args);
   void (*sum_queries)(const BackwardArgs& args, const BackwardHead& head, std::int64_t row_begin, std::int64_t row_end);

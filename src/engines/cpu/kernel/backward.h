@@ -9,14 +9,15 @@
 // and dO are read once and the dQ partial is read and written once: 4 (3 D + Dv) bytes for 512 (3 D + 2 Dv) operations
 // a query, so the FMA units bound it.
 //
-// Sums start from 0 in each block, are added up over some blocks, and those sums are added up again, so that long sums
-// keep their accuracy. A key's bits depend on its own sequence alone: blocks, groups and heads come in one order, and
-// skipped ones add nothing.
+// Sums start from 0 in each block, are added up over some blocks, and those sums are added up again with what rounding
+// loses, so that sums of any length keep their accuracy. A key's bits depend on its own sequence alone: blocks, groups
+// and heads come in one order, and skipped ones add nothing.
 #pragma once
 
 #include <cstdint>
 
 #include "engines/cpu/kernel/backward_args.h"
+#include "engines/cpu/kernel/backward_panel.h"
 #include "engines/cpu/kernel/backward_state.h"
 #include "engines/cpu/kernel/backward_tile.h"
 #include "engines/cpu/kernel/operands.h"
@@ -157,13 +158,25 @@ class Backward : public BackwardState<S, In, fold> {
     TileGradients<S> gradients(args_, *head_, tile);
     const bool forbids = gradients.run(has_edge(keys_of(p)), wants_gradients());
     if (head_->dbias.data != nullptr) {
-      store_as(head_->dbias, head_->dbias_storage, place.row_begin, place.rows, place.key_begin, place.keys,
-               tile.gradients, width);
+      wanted_ == nullptr ? store_as(head_->dbias, head_->dbias_storage, place.row_begin, place.rows, place.key_begin,
+                                    place.keys, tile.gradients, width)
+                         : store_wanted_bias(tile);
     }
     if (head_->modifiers.softcap != 0) {
       gradients.apply_slopes();
     }
     return forbids;
+  }
+
+  void store_wanted_bias(const Tile<S>& tile) {
+    const ChunkPlace& place = tile.place;
+    for (int n = 0; n < place.rows * width; ++n) {
+      const int r = n / width, key = n % width;
+      if (key < place.keys && (tile.wanted[r] >> key & 1) != 0) {
+        store_as(head_->dbias, head_->dbias_storage, place.row_begin + r, 1, place.key_begin + key, 1,
+                 tile.gradients + n, 0);
+      }
+    }
   }
 
   // Whether some rows' ranges leave out some of the keys.
@@ -178,6 +191,7 @@ class Backward : public BackwardState<S, In, fold> {
     return {place,
             query,
             grad_out,
+            Operands<T>::fold > 1 ? nullptr : references_of<S>(*head_, rows().begin, rows().count),
             static_cast<const Scalar*>(head_->prepared_lse) + rows().begin,
             static_cast<const Scalar*>(head_->delta) + rows().begin,
             key_panels + p * folded<T>(args_.head_dim) * width,
@@ -188,6 +202,7 @@ class Backward : public BackwardState<S, In, fold> {
             tile_allowed(p),
             at_.kept,
             tile_spans(p),
+            wanted_ == nullptr ? nullptr : wanted_ + p * query_block,
             &query_ahead_,
             &grad_out_ahead_,
             &mask_ahead_,
@@ -320,11 +335,11 @@ class Backward : public BackwardState<S, In, fold> {
         }
       }
     };
+    // Never -0, which would become 0 where nothing but zeros comes later.
     if (empty) {
-      each([&](const Scalar*, Vector sum) HEADWAY_LAMBDA { return lowering<T> == 1 ? sum : sum * lower; });
+      each([&](const Scalar*, Vector sum) HEADWAY_LAMBDA { return S::zero() + sum * lower; });
     } else {
-      each([&](const Scalar* at, Vector sum)
-               HEADWAY_LAMBDA { return lowering<T> == 1 ? S::load(at) + sum : S::fma(sum, lower, S::load(at)); });
+      each([&](const Scalar* at, Vector sum) HEADWAY_LAMBDA { return S::load(at) + sum * lower; });
     }
   }
 
@@ -340,7 +355,7 @@ class Backward : public BackwardState<S, In, fold> {
             sum = S::fma_scalar(rows_of.data[r * rows_of.ld + d], pairs[r * width + key], sum);
           }
         }
-        target[d * width + key] = sums_empty(p) ? sum : target[d * width + key] + sum;
+        target[d * width + key] = (sums_empty(p) ? 0 : target[d * width + key]) + sum;
       }
     }
   }
@@ -352,7 +367,14 @@ class Backward : public BackwardState<S, In, fold> {
     const std::int64_t ld = padded<S>(args_.head_dim);
     return static_cast<Scalar*>(head_->dq_partials) + (chunk_ * args_.queries + rows().begin) * ld;
   }
-  bool is_first() const { return larger(rows().hull.begin, args_.chunks.begin[chunk_]) >= group_.begin; }
+  bool is_first() const {
+    return !adds_to_sums_ && larger(rows().hull.begin, args_.chunks.begin[chunk_]) >= group_.begin;
+  }
+
+  // Panels whose products are summed up before they go to the partial: 128 keys, so that equal terms don't drift; those
+  // of pairs are rounded to halves in the end.
+  template <class T>
+  static constexpr int chain_panels = Operands<T>::fold > 1 ? most_panels<S, fold> : (128 + width - 1) / width;
 
   // dQ [queries][D] += dS [queries][keys] * K [keys][D], 16 rows at a time, each with the keys that they reach.
   void add_queries(bool forbids) {
@@ -387,33 +409,66 @@ class Backward : public BackwardState<S, In, fold> {
       const int count = at_most(rows().count - row, edge_rows);
       in_strips<broadcasts<T, NV>()>(count, [&](auto strip, std::int64_t r) HEADWAY_LAMBDA {
         constexpr int NB = strip.size;
-        Accumulators<T, NV, NB> acc;
-        clear<T, NV, NB>(acc);
-        for (int p = 0; p < panel_count(); ++p) {
-          const Range& span = tile_spans(p)[row / edge_rows];
-          const std::int64_t first = span.begin / keys_at_once;
-          accumulate<T, NV, NB, Scalars::across>(acc, key_rows + (p * row_operands + first) * ld + v * lanes, ld,
-                                                 gradients + (p * query_block + row + r) * row_operands + first,
-                                                 row_operands, folded<T>(span.end) - first);
+        for (int chain = 0; chain < panel_count(); chain += chain_panels<T>) {
+          Accumulators<T, NV, NB> acc;
+          clear<T, NV, NB>(acc);
+          for (int p = chain; p < at_most(panel_count(), chain + chain_panels<T>); ++p) {
+            const Range& span = tile_spans(p)[row / edge_rows];
+            const std::int64_t first = span.begin / keys_at_once;
+            accumulate<T, NV, NB, Scalars::across>(acc, key_rows + (p * row_operands + first) * ld + v * lanes, ld,
+                                                   gradients + (p * query_block + row + r) * row_operands + first,
+                                                   row_operands, folded<T>(span.end) - first);
+          }
+          const std::int64_t at = (row + r) * ld + v * lanes;
+          head_->dq_lost == nullptr ? add_to<T, NV, NB>(acc, partial() + at, ld, is_first() && chain == 0)
+                                    : add_keeping_lost<T, NV, NB>(acc, at, ld, is_first() && chain == 0);
         }
-        add_to<T, NV, NB>(acc, partial() + (row + r) * ld + v * lanes, ld, is_first());
       });
     }
+  }
+
+  // The same for the partial's numbers from `at` on, with what they lose.
+  template <class T, int NV, int NB>
+  HEADWAY_INLINE void add_keeping_lost(const Accumulators<T, NV, NB>& acc, std::int64_t at, std::int64_t ld,
+                                       bool empty) {
+    HEADWAY_UNROLL
+    for (int c = 0; c < NB; ++c) {
+      HEADWAY_UNROLL
+      for (int v = 0; v < NV; ++v) {
+        add_term(at + c * ld + v * lanes, lanes, acc[c][v] * S::set(lowering<T>), empty);
+      }
+    }
+  }
+  HEADWAY_INLINE void add_term(std::int64_t at, int count, Vector term, bool empty) {
+    Scalar* total = partial() + at;
+    Scalar* lost = static_cast<Scalar*>(head_->dq_lost) + (total - static_cast<Scalar*>(head_->dq_partials));
+    const Compensated<S> sum(empty ? S::zero() : S::load_first(total, count),
+                             empty ? term : term + S::load_first(lost, count));
+    S::store_first(total, count, sum.sum);
+    S::store_first(lost, count, sum.lost);
   }
 
   HEADWAY_NOINLINE void add_queries_carefully(const Rows<Scalar>& keys) {
     for (int r = 0; r < rows().count; ++r) {
       for (std::int64_t d = 0; d < args_.head_dim; ++d) {
         Scalar& total = partial()[r * keys.ld + d];
-        const Scalar sum = careful_query_sum(keys, r, d);
-        total = is_first() ? sum : total + sum;
+        for (int chain = 0; chain < panel_count(); chain += chain_panels<S>) {
+          const Range chained{chain * width, smaller((chain + chain_panels<S>)*width, group_.end - group_.begin)};
+          const Scalar sum = careful_query_sum(keys, r, d, chained);
+          const bool empty = is_first() && chain == 0;
+          if (head_->dq_lost != nullptr) {
+            add_term(r * keys.ld + d, 1, S::set(sum), empty);
+          } else {
+            total = (empty ? 0 : total) + sum;
+          }
+        }
       }
     }
   }
 
-  Scalar careful_query_sum(const Rows<Scalar>& keys, int r, std::int64_t d) const {
+  Scalar careful_query_sum(const Rows<Scalar>& keys, int r, std::int64_t d, const Range& chained) const {
     Scalar sum = 0;
-    for (std::int64_t key = 0; key < group_.end - group_.begin; ++key) {
+    for (std::int64_t key = chained.begin; key < chained.end; ++key) {
       const auto p = static_cast<int>(key / width);
       if ((tile_allowed(p)[r] >> (key % width) & 1) != 0) {
         sum = S::fma_scalar(tile_gradients(p)[r * width + key % width], keys.data[key * keys.ld + d], sum);
@@ -425,6 +480,8 @@ class Backward : public BackwardState<S, In, fold> {
   Rows<Scalar> query_{}, grad_out_{};
   Ahead query_ahead_, grad_out_ahead_, mask_ahead_, bias_ahead_;  // for the tile at hand to fetch
   bool seen_far_ = false;                                         // see Tile
+  const std::uint64_t* wanted_ = nullptr;                         // [panel][query_block], see Tile
+  bool adds_to_sums_ = false;                                     // whether the block's dQ holds something already
 };
 
 }  // namespace

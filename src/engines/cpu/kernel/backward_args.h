@@ -1,7 +1,7 @@
 // What the backward kernels are told, beside args.h. A BackwardArgs is one kv head of one batch item (or packed
 // sequence) with the query heads that share it. Its work is four kinds of tasks; a kind begins when the ones it reads
 // are done:
-//   prepare    a head's rows, cut anywhere                 lse and delta, from grad_out, out and lse
+//   prepare    a head's rows, in multiples of query_block  references, lse and delta, from grad_out, out and lse
 //   gradients  a chunk of keys, all heads of the group     dk, dv, a dq partial per head, dbias where no axis is summed
 //   sum        a head's rows, in multiples of query_block  dq from the partials; short sequences have none
 //   bias       a region of dbias                           dbias where axes are summed over; needs `prepare` alone
@@ -15,6 +15,7 @@
 namespace headway::cpu {
 
 constexpr int most_key_chunks = 4;
+constexpr std::int64_t compensated_keys = 8192;  // a longer chunk's dq partials keep what they lose
 
 // Chunk c holds keys [begin[c], begin[c + 1]).
 struct KeyChunks {
@@ -31,12 +32,16 @@ struct BackwardHead {
   DropoutRule dropout;
   double sink = 0;
   bool has_sink = false;
-  void* prepared_lse = nullptr;  // [Sq] in the compute type: lse in the units of the scores
-  void* delta = nullptr;         // [Sq] in the compute type: <grad_out, out>
+  // [Sq] in the compute type. A row whose lse is large has a score as its reference, and what is left of lse counts
+  // from there; others have 0. backward_large_rows.h says why.
+  void* references = nullptr;
+  void* prepared_lse = nullptr;  // in the units of the scores
+  void* delta = nullptr;         // <grad_out, out>
   void* dq_partials =
-      nullptr;           // [chunks][Sq][padded D] in the compute type, 64-byte aligned; null: not wanted, or short
-  WritableMatrix dq;     // [Sq, D]; data null: not wanted
-  WritableMatrix dbias;  // [Sq, Sk]; data null: not wanted, or summed over axes
+      nullptr;              // [chunks][Sq][padded D] in the compute type, 64-byte aligned; null: not wanted, or short
+  void* dq_lost = nullptr;  // like dq_partials: what rounding those loses; null where chunks are short enough without
+  WritableMatrix dq;        // [Sq, D]; data null: not wanted
+  WritableMatrix dbias;     // [Sq, Sk]; data null: not wanted, or summed over axes
   Storage dbias_storage = Storage::f32;
 };
 

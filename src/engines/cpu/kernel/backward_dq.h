@@ -1,6 +1,6 @@
-// dQ from its partials: one partial per chunk of keys, added in the chunks' order, times the scale, in the storage
-// type. Each partial is read once and dQ is written once; memory bounds it, next to keys x D multiplications a row
-// before.
+// dQ from its partials: one partial per chunk of keys (and what it lost), added in the chunks' order, times the scale,
+// in the storage type. Each partial is read once and dQ is written once; memory bounds it, next to keys x D
+// multiplications a row before.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,7 @@
 #include "engines/cpu/kernel/backward_args.h"
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/row_blocks.h"
+#include "engines/cpu/kernel/score_factor.h"
 
 namespace headway::cpu {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 // The partials of one block of rows that chunks have written: those whose keys the block reaches.
 template <class Scalar>
 struct Partials {
-  const Scalar* first_row[most_key_chunks];
+  const Scalar* first_row[2 * most_key_chunks];
   int count = 0;
 };
 
@@ -25,8 +26,11 @@ HEADWAY_INLINE Partials<typename S::Scalar> partials_of(const BackwardArgs& args
   Partials<typename S::Scalar> partials{};
   for (int c = 0; c < args.chunks.count; ++c) {
     if (overlap(block.hull, {args.chunks.begin[c], args.chunks.begin[c + 1]})) {
-      partials.first_row[partials.count++] = static_cast<const typename S::Scalar*>(head.dq_partials) +
-                                             (c * args.queries + block.begin) * padded<S>(args.head_dim);
+      const std::int64_t first = (c * args.queries + block.begin) * padded<S>(args.head_dim);
+      partials.first_row[partials.count++] = static_cast<const typename S::Scalar*>(head.dq_partials) + first;
+      if (head.dq_lost != nullptr) {
+        partials.first_row[partials.count++] = static_cast<const typename S::Scalar*>(head.dq_lost) + first;
+      }
     }
   }
   return partials;
@@ -38,7 +42,7 @@ HEADWAY_NOINLINE void sum_query_gradients(const BackwardArgs& args, const Backwa
                                           std::int64_t row_end) {
   using Vector = typename S::Vector;
   const std::int64_t ld = padded<S>(args.head_dim);
-  const Vector scale = S::set(static_cast<typename S::Scalar>(args.scale));
+  const Scaling<S> scaled(args.scale);
   for (std::int64_t b = row_begin / query_block; b * query_block < row_end; ++b) {
     const RowBlock block = row_block(args, b);
     const auto partials = partials_of<S>(args, head, block);
@@ -49,7 +53,7 @@ HEADWAY_NOINLINE void sum_query_gradients(const BackwardArgs& args, const Backwa
         for (int c = 0; c < partials.count; ++c) {
           sum = sum + S::load(partials.first_row[c] + r * ld + d);
         }
-        store_row<S>(row, head.dq.column_stride, d, at_most(args.head_dim - d, S::lanes), scale * sum);
+        store_row<S>(row, head.dq.column_stride, d, at_most(args.head_dim - d, S::lanes), scaled(sum));
       }
     }
   }

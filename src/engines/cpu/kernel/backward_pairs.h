@@ -6,9 +6,10 @@
 // P and dS are rounded to bf16 there; sums stay in float. The dot products bound it, at half the FMAs' time.
 //
 // The instruction takes denormals for 0, in and out, and a 0 that stands for a forbidden pair must not meet NaN or
-// infinity. So a block of queries against a group of keys goes this way only if the numbers of all pairs that are
-// allowed in it are of ordinary size; else it goes through the float kernel. Numbers that no allowed pair sees decide
-// nothing, and are 0 where another pair's 0 would meet them.
+// infinity. So pairs of a query and a key go this way only if the numbers of both are of ordinary size and the row has
+// no reference (backward_large_rows.h). The others of a block and a group of keys come behind, through the float
+// kernel, where all pairs that are done already count as forbidden. Each pair's own numbers decide, so what a row may
+// not see changes none of its bits; numbers that are not ordinary are 0 where another pair's 0 would meet them.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +54,7 @@ class BackwardPairs : public Backward<S, bfloat16, 2> {
     Operand *key_panels, *value_panels, *key_rows, *queries, *grad_outs, *query_copy, *grad_out_copy;
     Operand *weights, *gradients, *gradient_rows;
     Scalar* bias_gradients;
-    bool* odd_keys;
+    std::uint64_t *odd_keys, *odd_pairs, *ordinary_pairs;
 
     PairLayout(const BackwardArgs& args, Scalar* base) : scratch{base} {
       const std::int64_t keys = group_keys<S, 2>(args);
@@ -69,7 +70,9 @@ class BackwardPairs : public Backward<S, bfloat16, 2> {
       gradients = scratch.template take<Operand>(block_pairs * width);
       gradient_rows = scratch.template take<Operand>(block_pairs * keys);
       bias_gradients = scratch.template take<Scalar>(query_block * width);
-      odd_keys = scratch.template take<bool>(keys);
+      odd_keys = scratch.template take<std::uint64_t>(keys / width);
+      odd_pairs = scratch.template take<std::uint64_t>(keys / width * query_block);
+      ordinary_pairs = scratch.template take<std::uint64_t>(keys / width * query_block);
     }
   };
 
@@ -113,22 +116,35 @@ class BackwardPairs : public Backward<S, bfloat16, 2> {
     }
   }
 
-  bool allowed(std::int64_t row, std::int64_t key) const {
-    return is_allowed(head_->modifiers, range_of_row(args_.ranges, row), row, key);
-  }
-
-  // Whether an allowed pair of the block and the group has a number that is not ordinary.
-  HEADWAY_NOINLINE bool sees_odd() const {
-    for (std::int64_t row = rows().begin; row < rows().begin + rows().count; ++row) {
-      const bool odd = row_is_odd(head_->query, row, args_.head_dim, inputs) ||
-                       row_is_odd(head_->grad_out, row, args_.value_dim, gradients_in);
-      for (std::int64_t key = group_.begin; key < group_.end && (odd || group_is_odd_); ++key) {
-        if ((odd || pairs_at_.odd_keys[key - group_.begin]) && allowed(row, key)) {
-          return true;
-        }
+  // Whether one of these pairs of a row and panel p is allowed.
+  bool allows_any(std::int64_t row, int p, std::uint64_t pairs) const {
+    const Range range = range_of_row(args_.ranges, row);
+    const std::int64_t first = group_.begin + p * width;
+    for (pairs &= range_word(inside_panel(range, first, panel_keys(p))); pairs != 0; pairs &= pairs - 1) {
+      if (is_allowed(head_->modifiers, range, row, first + __builtin_ctzll(pairs))) {
+        return true;
       }
     }
     return false;
+  }
+
+  // Sorts the block's and the group's pairs into words, [panel][query_block]. Returns whether an allowed one is not
+  // ordinary.
+  HEADWAY_NOINLINE bool find_odd_pairs() {
+    bool any = false;
+    for (int r = 0; r < rows().count; ++r) {
+      const std::int64_t row = rows().begin + r;
+      const bool odd = static_cast<const Scalar*>(head_->references)[row] != 0 ||
+                       row_is_odd(head_->query, row, args_.head_dim, inputs) ||
+                       row_is_odd(head_->grad_out, row, args_.value_dim, gradients_in);
+      for (int p = 0; p < panel_count(); ++p) {
+        const std::uint64_t pairs = odd ? low_bits(panel_keys(p)) : pairs_at_.odd_keys[p];
+        pairs_at_.odd_pairs[p * query_block + r] = pairs;
+        pairs_at_.ordinary_pairs[p * query_block + r] = low_bits(panel_keys(p)) & ~pairs;
+        any = any || allows_any(row, p, pairs);
+      }
+    }
+    return any;
   }
 
   // ---- The group of keys ----
@@ -157,9 +173,14 @@ class BackwardPairs : public Backward<S, bfloat16, 2> {
         !inputs.holds(seen) || !inputs.holds(Pack::magnitudes(args_.value, group_.begin, group_.end, args_.value_dim));
     if (group_is_odd_) {
       clear_odd(pairs_at_.key_rows, folded<T>(keys) * ld, inputs);
-      for (std::int64_t key = group_.begin; key < group_.end; ++key) {
-        pairs_at_.odd_keys[key - group_.begin] =
+    }
+    for (int p = 0; p < panel_count(); ++p) {
+      pairs_at_.odd_keys[p] = 0;
+      for (int n = 0; group_is_odd_ && n < panel_keys(p); ++n) {
+        const std::int64_t key = group_.begin + p * width + n;
+        const bool odd =
             row_is_odd(args_.key, key, args_.head_dim, inputs) || row_is_odd(args_.value, key, args_.value_dim, inputs);
+        pairs_at_.odd_keys[p] |= static_cast<std::uint64_t>(odd) << n;
       }
     }
   }
@@ -172,23 +193,23 @@ class BackwardPairs : public Backward<S, bfloat16, 2> {
                                                 pairs_at_.queries, args_.head_dim, seen_queries);
     const OperandRows<T> grad_outs = Pack::values(head_->grad_out, rows().begin, rows().count, args_.value_dim,
                                                   pairs_at_.grad_outs, args_.value_dim, seen_grad_outs);
-    const bool odd_rows = !inputs.holds(seen_queries) || !gradients_in.holds(seen_grad_outs);
     const double scale = args_.scale;
-    const bool ordinary_scale = scale < highest_scale && scale > -highest_scale;
-    if (!ordinary_scale || ((odd_rows || group_is_odd_) && sees_odd())) {
-      if (!floats_packed_) {
-        this->pack_group();
-        floats_packed_ = true;
-      }
-      Base::differentiate();
+    const bool ordinary_scale = scale < highest_scale && scale > -highest_scale &&
+                                TileGradients<T>::factor_of(scale, head_->modifiers).power == 1;
+    if (!ordinary_scale) {
+      differentiate_floats(nullptr, false);
       return;
     }
+    const bool odd_rows = !inputs.holds(seen_queries) || !gradients_in.holds(seen_grad_outs);
+    const bool has_references = references_of<S>(*head_, rows().begin, rows().count) != nullptr;
+    const bool sees_odd = (odd_rows || has_references || group_is_odd_) && find_odd_pairs();
     if (odd_rows) {
       clear_odd(pairs_at_.queries, folded<T>(rows().count) * args_.head_dim, inputs);
       clear_odd(pairs_at_.grad_outs, folded<T>(rows().count) * args_.value_dim, gradients_in);
     }
     const OperandRows<T> query = block_pairs(head_->query, args_.head_dim, pairs_at_.query_copy);
     const OperandRows<T> grad_out = block_pairs(head_->grad_out, args_.value_dim, pairs_at_.grad_out_copy);
+    this->wanted_ = sees_odd ? pairs_at_.ordinary_pairs : nullptr;
     for (int p = 0; p < panel_count(); ++p) {
       this->look_ahead(p);
       add_panel(p, query, grad_out, queries, grad_outs);
@@ -196,6 +217,23 @@ class BackwardPairs : public Backward<S, bfloat16, 2> {
     if (this->wants_dq()) {
       this->template add_query_products<T>(pairs_at_.gradient_rows, pairs_at_.key_rows);
     }
+    if (sees_odd) {
+      differentiate_floats(pairs_at_.odd_pairs, true);
+    }
+    this->wanted_ = nullptr;
+  }
+
+  // The float kernel for the wanted pairs, all of them where it is null; `adds`: to what others gave.
+  void differentiate_floats(const std::uint64_t* wanted, bool adds) {
+    if (!floats_packed_) {
+      this->pack_group();
+      floats_packed_ = true;
+    }
+    this->wanted_ = wanted;
+    this->adds_to_sums_ = adds;
+    Base::differentiate();
+    this->adds_to_sums_ = false;
+    this->wanted_ = nullptr;
   }
 
   // Rows in pairs along d. Those that lie far apart are copied, as in Base::block_rows.

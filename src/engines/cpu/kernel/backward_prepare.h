@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "engines/cpu/kernel/backward_args.h"
+#include "engines/cpu/kernel/backward_large_rows.h"
 #include "engines/cpu/kernel/key_lanes.h"
 #include "engines/cpu/kernel/lane_sums.h"
 #include "engines/cpu/kernel/modifiers.h"
@@ -93,30 +94,61 @@ HEADWAY_NOINLINE bool attends(const BackwardArgs& args, const BackwardHead& head
   return false;
 }
 
-// Prepares rows [row_begin, row_end) of a head. Returns their part of the sink's gradient, 0 without a sink:
-// - sum over rows of exp(sink - lse) delta.
+// What a row adds to the sink's gradient: - exp(sink - lse) delta.
+template <class S>
+HEADWAY_INLINE double sink_gradient(const BackwardArgs& args, const BackwardHead& head, std::int64_t row) {
+  using Scalar = typename S::Scalar;
+  const Scalar lse = static_cast<const Scalar*>(head.lse)[row * head.lse_stride];
+  const Scalar delta = static_cast<const Scalar*>(head.delta)[row];
+  if (!attends(args, head, row, lse, delta)) {
+    return 0;
+  }
+  const auto reference = static_cast<double>(static_cast<const Scalar*>(head.references)[row]);
+  if (reference == 0) {
+    return -__builtin_exp(head.sink - static_cast<double>(lse)) * static_cast<double>(delta);
+  }
+  // Counted from the reference, as the row's lse is.
+  const auto factor = TileGradients<S>::factor_of(args.scale, head.modifiers);
+  const double units = change_scores(head.modifiers) ? 1 : 1 / log2e;
+  const double natural = change_scores(head.modifiers)
+                             ? reference
+                             : reference * static_cast<double>(factor.power) * static_cast<double>(factor.rest) * units;
+  const double rest = static_cast<double>(static_cast<const Scalar*>(head.prepared_lse)[row]) * units;
+  const double exponent = (head.sink - natural) - rest;
+  return -__builtin_exp(exponent > 0 ? 0 : exponent) * static_cast<double>(delta);
+}
+
+// Prepares rows [row_begin, row_end) of a head; row_begin is a multiple of query_block. Returns their part of the
+// sink's gradient, 0 without a sink.
 template <class S, class In>
 HEADWAY_NOINLINE double prepare_rows(const BackwardArgs& args, const BackwardHead& head, std::int64_t row_begin,
-                                     std::int64_t row_end) {
+                                     std::int64_t row_end, void* scratch) {
   using Scalar = typename S::Scalar;
   const auto* lse = static_cast<const Scalar*>(head.lse);
-  auto* prepared_lse = static_cast<Scalar*>(head.prepared_lse);
-  auto* delta = static_cast<Scalar*>(head.delta);
   const double units = change_scores(head.modifiers) ? 1 : log2e;
-  double sink_gradient = 0;
+  bool any_large = false;
   for (std::int64_t i = row_begin; i < row_end; i += S::lanes) {
     const int rows = at_most(row_end - i, S::lanes);
-    S::store_first(delta + i, rows, row_deltas<S, In>(args, head, i, rows));
-    S::store_first(prepared_lse + i, rows,
-                   in_units<S>(load_row<S>(lse + i * head.lse_stride, head.lse_stride, 0, rows), units));
-    for (std::int64_t row = i; head.has_sink && row < i + rows; ++row) {
-      const Scalar natural = lse[row * head.lse_stride];
-      if (attends(args, head, row, natural, delta[row])) {
-        sink_gradient -= __builtin_exp(head.sink - static_cast<double>(natural)) * static_cast<double>(delta[row]);
-      }
+    const typename S::Vector given = load_row<S>(lse + i * head.lse_stride, head.lse_stride, 0, rows);
+    S::store_first(static_cast<Scalar*>(head.references) + i, rows, S::zero());
+    S::store_first(static_cast<Scalar*>(head.delta) + i, rows, row_deltas<S, In>(args, head, i, rows));
+    S::store_first(static_cast<Scalar*>(head.prepared_lse) + i, rows, in_units<S>(given, units));
+    for (int r = 0; r < rows; ++r) {
+      any_large |= is_large(lse[(i + r) * head.lse_stride]);
     }
   }
-  return sink_gradient;
+  if (any_large) {
+    LargeRows<S, In> large(args, head, static_cast<Scalar*>(scratch));
+    for (std::int64_t i = row_begin; i < row_end; i += query_block) {
+      RowBlock block = row_block(args, i / query_block);
+      large.run(block);
+    }
+  }
+  long double sum = 0;  // one type wider than any gradient
+  for (std::int64_t row = row_begin; head.has_sink && row < row_end; ++row) {
+    sum += sink_gradient<S>(args, head, row);
+  }
+  return static_cast<double>(sum);
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ namespace headway::cpu {
 namespace {
 
 constexpr std::int64_t short_sequence = 128;  // the most queries, and the most keys, of one
+constexpr std::int64_t most_heads = 32;       // that share its keys: so many sums are added up one by one
 
 template <class S, class In>
 class ShortBackward : Backward<S, In> {
@@ -40,7 +41,8 @@ class ShortBackward : Backward<S, In> {
  public:
   // A matter of the sequence's own lengths, so that no gradient's bits depend on what else is asked for.
   static bool suits(const BackwardArgs& args) {
-    return args.queries <= short_sequence && args.ranges.keys <= smaller(short_sequence, group_keys<S>(args));
+    return args.queries <= short_sequence && args.ranges.keys <= smaller(short_sequence, group_keys<S>(args)) &&
+           args.head_count <= most_heads;
   }
 
   // Scratch of a task, in Scalars.
@@ -259,9 +261,14 @@ class ShortBackward : Backward<S, In> {
     Scalar& total = product.sums[key * padded<S>(product.columns) + d];
     total = is_first_ ? sum : total + sum;
     if (is_last_) {
-      const Scalar scaled = total * static_cast<Scalar>(product.factor);
-      store_rows<S, In>(padded_row<lanes>(&scaled, 1).elements, lanes, product.target, key, 1, d, 1);
+      const Scalar result = scaled(total, product.factor);
+      store_rows<S, In>(padded_row<lanes>(&result, 1).elements, lanes, product.target, key, 1, d, 1);
     }
+  }
+
+  static Scalar scaled(Scalar sum, double factor) {
+    const auto split = split_factor<Scalar>(factor);
+    return (0 + sum) * split.first * split.second;
   }
 
   // ---- dQ ----
@@ -316,8 +323,8 @@ class ShortBackward : Backward<S, In> {
     for (block_ = 0; block_ < block_count(args_); ++block_) {
       for (int r = 0; r < this->rows().count; ++r) {
         for (std::int64_t d = 0; d < args_.head_dim; ++d) {
-          const Scalar scaled = this->careful_query_sum(keys, r, d) * static_cast<Scalar>(args_.scale);
-          store_rows<S, In>(padded_row<lanes>(&scaled, 1).elements, lanes, head_->dq, this->rows().begin + r, 1, d, 1);
+          const Scalar result = scaled(this->careful_query_sum(keys, r, d, {0, args_.ranges.keys}), args_.scale);
+          store_rows<S, In>(padded_row<lanes>(&result, 1).elements, lanes, head_->dq, this->rows().begin + r, 1, d, 1);
         }
       }
     }

@@ -5,6 +5,7 @@
 
 #include "engines/cpu/kernel/backward_args.h"
 #include "engines/cpu/kernel/backward_tile.h"
+#include "engines/cpu/kernel/compensated.h"
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/ranges.h"
 #include "engines/cpu/kernel/row_blocks.h"
@@ -96,12 +97,12 @@ class BackwardState {
   }
 
   void pack_panels() {
-    const Scalar factor = TileGradients<S>::score_factor(args_.scale, args_.heads[0].modifiers);
+    const Scalar packed = TileGradients<S>::factor_of(args_.scale, args_.heads[0].modifiers).packed;
     for (int p = 0; p < panel_count(); ++p) {
       for (int v = 0; v < panel_vectors(p); ++v) {
         const std::int64_t key = group_.begin + p * width + v * lanes;
         const int rows = at_most(group_.end - key, lanes);
-        pack_transposed<S, In>(args_.key, key, rows, args_.head_dim, factor,
+        pack_transposed<S, In>(args_.key, key, rows, args_.head_dim, packed,
                                at_.key_panels + p * args_.head_dim * width + v * lanes, width);
         pack_transposed<S, In>(args_.value, key, rows, args_.value_dim, 1,
                                at_.value_panels + p * args_.value_dim * width + v * lanes, width);
@@ -130,7 +131,8 @@ class BackwardState {
     blocks_summed_ = 0;
   }
 
-  // Moves the sums of the last blocks to the totals.
+  // Moves the sums of the last blocks to the totals. What rounding the totals loses stays in the sums, so that any
+  // number of blocks adds up.
   HEADWAY_NOINLINE void fold_sums() {
     for (int p = 0; p < panel_count(); ++p) {
       fold_panel(p);
@@ -147,12 +149,15 @@ class BackwardState {
     if (args_.dv.data != nullptr) {
       move_sums(at_.dv_panels, at_.dv_totals, p, args_.value_dim);
     }
-    sums_[p] = {true, true};
+    sums_[p] = {false, true};
   }
-  void move_sums(const Scalar* sums, Scalar* totals, int p, std::int64_t columns) {
+  void move_sums(Scalar* sums, Scalar* totals, int p, std::int64_t columns) {
     for (std::int64_t n = p * columns * width; n < (p + 1) * columns * width; n += lanes) {
       const Vector sum = S::load(sums + n);
-      S::store(totals + n, sums_[p].has_totals ? S::load(totals + n) + sum : sum);
+      const Vector before = sums_[p].has_totals ? S::load(totals + n) : S::zero();
+      const Compensated<S> total(before, sum);
+      S::store(totals + n, total.sum);
+      S::store(sums + n, total.lost);
     }
   }
 
@@ -179,13 +184,17 @@ class BackwardState {
     }
   }
 
-  void store_keys(const WritableMatrix& target, int p, int v, const Scalar* numbers, std::int64_t columns,
-                  double factor) {
-    const std::int64_t key = group_.begin + p * width + v * lanes;
-    if (target.data != nullptr) {
-      unpack_transposed<S, In>(numbers + p * columns * width + v * lanes, width, S::set(static_cast<Scalar>(factor)),
-                               target, key, at_most(group_.end - key, lanes), columns);
+  void store_keys(const WritableMatrix& target, int p, int v, Scalar* numbers, std::int64_t columns, double factor) {
+    if (target.data == nullptr) {
+      return;
     }
+    const std::int64_t key = group_.begin + p * width + v * lanes;
+    Scalar* panel = numbers + p * columns * width + v * lanes;
+    const auto split = split_factor<Scalar>(factor);
+    for (std::int64_t c = 0; split.second != 1 && c < columns; ++c) {
+      S::store(panel + c * width, S::load(panel + c * width) * S::set(split.second));
+    }
+    unpack_transposed<S, In>(panel, width, S::set(split.first), target, key, at_most(group_.end - key, lanes), columns);
   }
 
   const BackwardArgs& args_;

@@ -14,6 +14,7 @@
 #include "engines/cpu/kernel/ahead.h"
 #include "engines/cpu/kernel/backward_args.h"
 #include "engines/cpu/kernel/backward_tile_data.h"
+#include "engines/cpu/kernel/backward_tile_permission.h"
 #include "engines/cpu/kernel/exp2.h"
 #include "engines/cpu/kernel/key_lanes.h"
 #include "engines/cpu/kernel/near_exp2.h"
@@ -21,6 +22,7 @@
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/ranges.h"
 #include "engines/cpu/kernel/row_blocks.h"
+#include "engines/cpu/kernel/score_factor.h"
 #include "engines/cpu/kernel/strips.h"
 #include "engines/cpu/kernel/tile.h"
 
@@ -40,10 +42,16 @@ class TileGradients {
   static constexpr int raised = fold > 1 ? 32 : 0;
   static_assert(width <= 64 && width % 4 == 0, "a word holds a panel, and a Philox call decides about 4 of its keys");
 
-  // What is packed into K^T: scores arrive in units of log2, or natural or divided by their cap for the modifiers.
-  static Scalar score_factor(double scale, const Modifiers& modifiers) {
-    const double natural = modifiers.softcap != 0 ? scale / modifiers.softcap : scale;
-    return static_cast<Scalar>(change_scores(modifiers) ? natural : natural * log2e);
+  // Scores are in units of log2, or natural or divided by their cap for the modifiers. A cap does not count for what
+  // K^T takes in: beside a large one K would lose its bits.
+  static ScoreFactor<Scalar> factor_of(double scale, const Modifiers& modifiers) {
+    ScoreFactor<Scalar> factor = score_factor<Scalar>(change_scores(modifiers) ? scale : scale * log2e, fold == 1);
+    if (modifiers.softcap != 0) {
+      const double packed = factor.packed == 0 ? 1 : static_cast<double>(factor.packed);
+      const auto split = split_factor<Scalar>(scale / modifiers.softcap / packed);
+      factor = {factor.packed, split.second, split.first};
+    }
+    return factor;
   }
 
   TileGradients(const BackwardArgs& args, const BackwardHead& head, const Tile<S>& tile)
@@ -51,28 +59,31 @@ class TileGradients {
         modifiers_(head.modifiers),
         dropout_(head.dropout),
         tile_(tile),
-        factor_(score_factor(args.scale, head.modifiers)),
+        permission_(args.ranges, head.modifiers, tile),
+        factor_(factor_of(args.scale, head.modifiers)),
         keeps_gradients_(fold == 1 || head.dbias.data != nullptr) {}
 
   // Fills the tile's weights, gradients if `wanted`, allowed and spans. An `edge` has pairs outside the rows' ranges.
   // Returns whether any pair is forbidden.
   HEADWAY_NOINLINE bool run(bool edge, bool wanted) {
     gradients_wanted_ = wanted;
-    keeps_pairs_ = fold > 1 && !edge && !change_scores(modifiers_) && !dropout_.active && tile_.place.keys == width;
+    keeps_pairs_ = fold > 1 && !edge && !change_scores(modifiers_) && !dropout_.active && tile_.wanted == nullptr &&
+                   tile_.place.keys == width;
     if (edge) {
       cut_by_ranges();
       return true;
     }
-    for (int group = 0; group * edge_rows < tile_.place.rows; ++group) {
-      tile_.spans[group] = {0, tile_.place.keys};
-    }
-    for (int r = 0; r < tile_.place.rows; ++r) {
-      tile_.allowed[r] = low_bits(tile_.place.keys);
-    }
     const Patch all{0, tile_.place.rows, 0, vectors()};
-    forbid_by_mask(all);
-    compute(all, modifiers_forbid());
-    return any_forbidden(all);
+    permission_.take_all(all);
+    compute(all, permission_.may_forbid());
+    return permission_.any_forbidden(all);
+  }
+
+  // Fills `weights` with the scores as they are before the exponential, or where nothing modifies them with the
+  // products that the factor makes scores of, and `gradients` with dO V^T. Both mean nothing where `allowed` is 0.
+  HEADWAY_NOINLINE void run_products(bool edge) {
+    only_products_ = true;
+    run(edge, true);
   }
 
   // dS is the gradient of capped scores; the products that follow want that of the scores before.
@@ -106,8 +117,7 @@ class TileGradients {
   using OperandVector = typename Operands<S>::Vector;
   enum class Product { scores, weights, raw_gradients, gradients };
 
-  bool modifiers_forbid() const { return modifiers_.mask.data != nullptr || modifiers_.bias.data != nullptr; }
-  int vectors() const { return (tile_.place.keys + lanes - 1) / lanes; }
+  int vectors() const { return permission_.vectors(); }
 
   // body(row, offset of the vector in the tile, shift of its bits in the row's words)
   template <class Body>
@@ -119,34 +129,14 @@ class TileGradients {
     }
   }
 
-  // ---- Which pairs ----
-
-  void forbid_by_mask(const Patch& patch) {
-    const Matrix& mask = modifiers_.mask;
-    if (mask.data == nullptr) {
-      return;
-    }
-    const auto* first = static_cast<const std::uint8_t*>(mask.data) + tile_.place.row_begin * mask.row_stride +
-                        tile_.place.key_begin * mask.column_stride;
-    for (int r = patch.row_begin; r < patch.row_end; ++r) {
-      tile_.allowed[r] &= mask_word<S>(first + r * mask.row_stride, mask.column_stride, tile_.place.keys);
-    }
-  }
-
-  bool any_forbidden(const Patch& patch) const {
-    std::uint64_t common = ~std::uint64_t{0};
-    for (int r = patch.row_begin; r < patch.row_end; ++r) {
-      common &= tile_.allowed[r];
-    }
-    return common != low_bits(tile_.place.keys);
-  }
+  // ---- Which vectors ----
 
   // Groups of rows, each with the vectors that it reaches; neighbours that reach all keys go together.
   void cut_by_ranges() {
     Patch full{0, 0, 0, vectors()};
     for (int r = 0; r < tile_.place.rows; r += edge_rows) {
       Patch patch{r, at_most(tile_.place.rows, r + edge_rows), 0, 0};
-      if (cut_group(patch)) {
+      if (permission_.cut_group(patch)) {
         full.row_begin = full.row_begin == full.row_end ? patch.row_begin : full.row_begin;
         full.row_end = patch.row_end;
         continue;
@@ -160,30 +150,9 @@ class TileGradients {
 
   void compute_full(Patch& full) {
     if (full.row_begin < full.row_end) {
-      compute(full, modifiers_forbid());
+      compute(full, permission_.may_forbid());
     }
     full.row_begin = full.row_end = 0;
-  }
-
-  // The words, the span and the vectors of a group. Returns whether every row's range holds the whole panel.
-  bool cut_group(Patch& patch) {
-    const ChunkPlace& place = tile_.place;
-    Range span{place.keys, 0};
-    bool full = true;
-    for (int r = patch.row_begin; r < patch.row_end; ++r) {
-      const Range inside = inside_panel(range_of_row(args_.ranges, place.row_begin + r), place.key_begin, place.keys);
-      tile_.allowed[r] = range_word(inside);
-      full &= inside.begin == 0 && inside.end == place.keys;
-      if (inside.begin < inside.end) {
-        span = {smaller(span.begin, inside.begin), larger(span.end, inside.end)};
-      }
-    }
-    forbid_by_mask(patch);
-    span = span.begin < span.end ? span : Range{0, 0};
-    tile_.spans[patch.row_begin / edge_rows] = span;
-    patch.vector_begin = static_cast<int>(span.begin) / lanes;
-    patch.vector_end = static_cast<int>(span.end + lanes - 1) / lanes;
-    return full;
   }
 
   void clear_outside(const Patch& patch) {
@@ -200,15 +169,21 @@ class TileGradients {
   // ---- The numbers of a patch ----
 
   HEADWAY_NOINLINE void compute(const Patch& patch, bool may_forbid) {
+    if (only_products_) {
+      compute_scores(patch);
+      multiply<Product::raw_gradients>(patch);
+      return;
+    }
     if (change_scores(modifiers_)) {
-      multiply<Product::scores>(patch);
-      KeyLaneModifier<S>(modifiers_, args_.ranges)
-          .apply(tile_.place, patch, tile_.weights, tile_.slopes, tile_.allowed);
+      compute_scores(patch);
       exponentiate(patch);
+    } else if (tile_.references != nullptr || factor_.power != 1) {
+      compute_scores(patch);
+      weigh_from_references(patch);
     } else {
       multiply<Product::weights>(patch);
     }
-    const bool forbids = may_forbid && any_forbidden(patch);
+    const bool forbids = may_forbid && permission_.any_forbidden(patch);
     if (forbids) {
       forbid(patch, tile_.weights);
     }
@@ -223,11 +198,33 @@ class TileGradients {
     }
   }
 
+  // Modified scores, or products.
+  void compute_scores(const Patch& patch) {
+    multiply<Product::scores>(patch);
+    if (change_scores(modifiers_)) {
+      KeyLaneModifier<S>(modifiers_, args_.ranges)
+          .apply(tile_.place, patch, tile_.weights, tile_.slopes, tile_.allowed);
+    }
+  }
+
+  Vector reference(int row) const { return tile_.references == nullptr ? S::zero() : S::set(tile_.references[row]); }
+
   void exponentiate(const Patch& patch) {
     const Vector to_log2 = S::set(static_cast<Scalar>(log2e));
     each_vector(patch, [&](int r, int at, int) HEADWAY_LAMBDA {
-      S::store(tile_.weights + at, exp2<S, raised>((S::load(tile_.weights + at) - S::set(tile_.lse[r])) * to_log2));
+      const Vector x = (S::load(tile_.weights + at) - reference(r)) - S::set(tile_.lse[r]);
+      S::store(tile_.weights + at, exp2<S, raised>(not_above_0(x) * to_log2));
     });
+  }
+
+  // Weights from products, for rows with references and factors beyond the type's range; any other row gets the bits
+  // that it gets without them.
+  HEADWAY_NOINLINE void weigh_from_references(const Patch& patch) {
+    const Vector power = S::set(factor_.power);
+    each_vector(patch, [&](int r, int at, int) HEADWAY_LAMBDA {
+      S::store(tile_.weights + at, exponent((S::load(tile_.weights + at) - reference(r)) * power, r));
+    });
+    weigh_any(patch);
   }
 
   void forbid(const Patch& patch, Scalar* numbers) {
@@ -377,12 +374,21 @@ class TileGradients {
     constexpr bool of_scores = product == Product::scores || product == Product::weights;
     const OperandRows<S>& rows = of_scores ? tile_.query : tile_.grad_out;
     Accumulators<S, NV, NB> acc;
-    clear<S, NV, NB>(acc);
-    accumulate_fetching<S, NV, NB, Scalars::across>(
-        acc, (of_scores ? tile_.key_panel : tile_.value_panel) + first * lanes, width, rows.data + r * rows.ld, rows.ld,
-        folded<S>(of_scores ? args_.head_dim : args_.value_dim), [&](int c, int count) HEADWAY_LAMBDA {
-          (of_scores ? tile_.query_ahead : tile_.grad_out_ahead)->template fetch<fetched_locality<NB>()>(r + c, count);
-          (of_scores ? tile_.mask_ahead : tile_.bias_ahead)->fetch(r + c, count);
+    const auto fetch = [&](int c, int count) HEADWAY_LAMBDA {
+      (of_scores ? tile_.query_ahead : tile_.grad_out_ahead)->template fetch<fetched_locality<NB>()>(r + c, count);
+      (of_scores ? tile_.mask_ahead : tile_.bias_ahead)->fetch(r + c, count);
+    };
+    const Operand* vectors = (of_scores ? tile_.key_panel : tile_.value_panel) + first * lanes;
+    // In the parts of multiply_around: the same bits either way.
+    add_in_parts<S, NV, NB, longest_product_chain<S>>(
+        acc, folded<S>(of_scores ? args_.head_dim : args_.value_dim),
+        [&](std::ptrdiff_t begin, std::ptrdiff_t count) HEADWAY_LAMBDA {
+          const Operand* scalars = rows.data + r * rows.ld + begin;
+          if (begin == 0) {
+            accumulate_fetching<S, NV, NB, Scalars::across>(acc, vectors, width, scalars, rows.ld, count, fetch);
+          } else {
+            accumulate<S, NV, NB, Scalars::across>(acc, vectors + begin * width, width, scalars, rows.ld, count);
+          }
         });
     auto witness = Near::no_witness();
     OperandVector halves[2][(S::panel_vectors + 1) / 2];
@@ -394,7 +400,8 @@ class TileGradients {
         Scalar* weight = tile_.weights + (r + c) * width + (first + v) * lanes;
         Scalar* gradient = tile_.gradients + (r + c) * width + (first + v) * lanes;
         if constexpr (product == Product::scores) {
-          S::store(weight, fold > 1 ? acc[c][v] * S::set(factor_) : acc[c][v]);
+          S::store(weight,
+                   change_scores(modifiers_) ? acc[c][v] * S::set(factor_.power) * S::set(factor_.rest) : acc[c][v]);
         } else if constexpr (product == Product::weights) {
           acc[c][v] = exponent(acc[c][v], r + c);
           row[v] = hides ? Near::of(acc[c][v], witness) : exp2<S>(acc[c][v]);
@@ -429,31 +436,32 @@ class TileGradients {
             S::store(tile_.weights + (r + c) * width + (first + v) * lanes, acc[c][v]);
           }
         }
-        weigh_far(r, NB, first, NV);
+        weigh_any({r, r + NB, first, first + NV});
       }
     }
   }
 
-  // Of a product of a row's; for scalars the factor is in K^T.
+  // Of a product of a row's. No weight is above 1, however lse was rounded.
   HEADWAY_INLINE Vector exponent(Vector product, int row) const {
-    const Vector lse = S::set(tile_.lse[row]);
-    return fold > 1 ? S::fma(product, S::set(factor_), S::zero() - lse) : product - lse;
+    return not_above_0(S::fma(product, S::set(factor_.rest), S::set(-tile_.lse[row])));
   }
+  HEADWAY_INLINE static Vector not_above_0(Vector x) { return S::min(S::zero(), x); }  // NaN passes
 
-  // A strip's weights from their exponents: those out of the fast exponential's reach with that of any number, the
+  // A patch's weights from their exponents: those out of the fast exponential's reach with that of any number, the
   // others with the same bits as before.
-  HEADWAY_NOINLINE void weigh_far(int r, int rows, int first, int vectors) {
-    for (int c = r; c < r + rows; ++c) {
-      for (int v = first; v < first + vectors; ++v) {
-        Scalar* at = tile_.weights + c * width + v * lanes;
-        const Vector x = S::load(at);
+  HEADWAY_NOINLINE void weigh_any(const Patch& patch) {
+    each_vector(patch, [&](int, int at, int) HEADWAY_LAMBDA {
+      const Vector x = S::load(tile_.weights + at);
+      if constexpr (hides) {
         auto witness = Near::no_witness();
         const Vector near = Near::of(x, witness);
-        S::store(at, S::select(Near::out_of_reach(witness, near), exp2<S, raised>(x), near));
+        S::store(tile_.weights + at, S::select(Near::out_of_reach(witness, near), exp2<S, raised>(x), near));
+      } else {
+        S::store(tile_.weights + at, exp2<S, raised>(x));
       }
-    }
+    });
     if constexpr (fold > 1) {
-      for (int c = r; keeps_pairs_ && c < r + rows; c += 2) {
+      for (int c = patch.row_begin; keeps_pairs_ && c < patch.row_end; c += 2) {
         for (int v = 0; v < S::panel_vectors; v += 2) {
           store_pairs<true>(c, v, rounded(tile_.weights, c, v), rounded(tile_.weights, c + 1, v));
         }
@@ -490,7 +498,9 @@ class TileGradients {
   const Modifiers& modifiers_;
   const DropoutRule& dropout_;
   const Tile<S>& tile_;
-  Scalar factor_;  // of the scores
+  const TilePermission<S> permission_;
+  ScoreFactor<Scalar> factor_;
+  bool only_products_ = false;
   bool gradients_wanted_ = true;
   bool keeps_gradients_;      // whether someone reads them as scalars
   bool keeps_pairs_ = false;  // whether pairs leave the registers as such

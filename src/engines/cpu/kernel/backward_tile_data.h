@@ -25,13 +25,16 @@ template <class S>
 struct Tile {
   using Scalar = typename S::Scalar;
   using Operand = typename Operands<S>::Scalar;
-  ChunkPlace place;                        // the rows and keys
-  OperandRows<S> query, grad_out;          // from the tile's first row on
-  const Scalar *lse, *delta;               // a number a row
-  const Operand *key_panel, *value_panel;  // K^T [D][width], V^T [Dv][width]; scalars of K^T have the scores' factor
+  ChunkPlace place;                // the rows and keys
+  OperandRows<S> query, grad_out;  // from the tile's first row on
+  // A number a row: scores are counted from `references`, which are 0 where it is null, and what is left of lse from
+  // there.
+  const Scalar *references, *lse, *delta;
+  const Operand *key_panel, *value_panel;  // K^T [D][width], V^T [Dv][width]; scalars of K^T have ScoreFactor::packed
   Scalar *weights, *gradients, *slopes;    // [rows][width]: P after dropout (not scaled up), dS, softcap's slopes
   std::uint64_t *allowed, *kept;           // a word a row
   Range* spans;                            // the panel's keys that each group of edge_rows reaches
+  const std::uint64_t* wanted = nullptr;   // a word a row: pairs that count as forbidden where it is 0; null: none
   // What the tile fetches on its way.
   const Ahead *query_ahead = &nothing_ahead, *grad_out_ahead = &nothing_ahead;
   const Ahead *mask_ahead = &nothing_ahead, *bias_ahead = &nothing_ahead;

@@ -80,6 +80,11 @@ constexpr DecodeKernel decode_kernel() {
 }
 
 template <class S, class In>
+std::int64_t prepare_scratch(const BackwardArgs& args) {
+  return LargeRows<S, In>::scratch_size(args) * static_cast<std::int64_t>(sizeof(typename S::Scalar));
+}
+
+template <class S, class In>
 void run_gradients(const BackwardArgs& args, int chunk, void* scratch) {
   if (ShortBackward<S, In>::suits(args)) {
     ShortBackward<S, In>(args, static_cast<typename S::Scalar*>(scratch)).run();
@@ -111,6 +116,7 @@ constexpr BackwardKernel backward_kernel() {
           chunk_count<S>,
           key_chunks<S>,
           prepare_rows<S, In>,
+          prepare_scratch<S, In>,
           run_gradients<S, In>,
           gradients_scratch<S, In>,
           sum_query_gradients<S, In>,

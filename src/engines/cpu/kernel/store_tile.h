@@ -6,6 +6,7 @@
 
 #include "engines/cpu/kernel/args.h"
 #include "engines/cpu/kernel/pack.h"
+#include "engines/cpu/kernel/score_factor.h"
 #include "engines/cpu/kernel/tile.h"
 
 namespace headway::cpu {
@@ -40,15 +41,15 @@ HEADWAY_INLINE void store_tile(const Accumulators<S, NV, NB>& acc, const Writabl
   store_rows<S, Out>(numbers, NV * S::lanes, matrix, row, NB, column, at_most(columns - column, NV * S::lanes));
 }
 
-// acc[c][v] *= factor
+// acc[c][v] *= factor. A sum of -0 becomes 0 first: its sign may come from what a 0 was multiplied by.
 template <class S, int NV, int NB>
 HEADWAY_INLINE void scale_tile(Accumulators<S, NV, NB>& acc, double factor) {
-  const typename S::Vector scale = S::set(static_cast<typename S::Scalar>(factor));
+  const Scaling<S> scaled(factor);
   HEADWAY_UNROLL
   for (int c = 0; c < NB; ++c) {
     HEADWAY_UNROLL
     for (int v = 0; v < NV; ++v) {
-      acc[c][v] = acc[c][v] * scale;
+      acc[c][v] = scaled(S::zero() + acc[c][v]);
     }
   }
 }
