@@ -26,16 +26,6 @@ bool padding(const Spec& spec, std::int64_t b, std::int64_t i) {
   return i >= spec.rows[at(b)] || (spec.query_lens && i >= integer((*spec.query_lens)(b)));
 }
 
-// What dropout multiplies p(i,j) with: 0 or 1/(1-p).
-Real kept(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
-  if (spec.dropout == 0) return 1;
-  auto word = [](std::int64_t value) { return static_cast<std::uint32_t>(value); };
-  const auto random = philox({word(j >> 2), word(i), word(h), word(b)},
-                             {static_cast<std::uint32_t>(spec.seed), static_cast<std::uint32_t>(spec.seed >> 32)});
-  const auto threshold = static_cast<std::uint64_t>(std::llround(std::ldexp(spec.dropout, 32)));
-  return random[at(j & 3)] >= threshold ? 1 / (1 - static_cast<Real>(spec.dropout)) : 0;
-}
-
 // Arithmetic in Number, with what a matrix stores rounded by store(). The exact one adds up dot products in four sums,
 // which is faster; the eager one in one chain.
 template <class Wide>
@@ -126,8 +116,17 @@ struct Sums {
 
 struct Score {
   Real scaled = 0, capped = 0, biased = 0;
-  Real magnitude = 0;  // L's: |scale| sum |q k| + |bias| + |alibi|
+  Real products = 0;   // |scale| sum |q k|
+  Real magnitude = 0;  // L's: that + |bias| + |alibi|
 };
+
+// L with what becomes of it in a weight. A score that is off by x makes its weight wrong by a factor of exp(x): the
+// bounds' multiples of L say that while L is small beside 1/unit; beyond, rounding the score alone moves the weight by
+// more.
+Real grown(Real magnitude, DType type) {
+  const Real unit = type == DType::f64 ? 0x1p-53L : 0x1p-24L;
+  return std::expm1(std::min<Real>(8 * unit * magnitude, 100)) / (8 * unit);
+}
 
 // One row of the matrix.
 template <class Number>
@@ -137,8 +136,9 @@ struct Row {
   std::vector<Number> p_size;      // what p's relative error counts from: at least the smallest normal number
   std::vector<Number> tanh;        // of each allowed key, 0 without softcap
   Number lse = -std::numeric_limits<Number>::infinity();
-  Number sink = 0;  // the sink's share of the row
-  Number magnitude = 0;
+  Number sink = 0;       // the sink's share of the row
+  Number magnitude = 0;  // L(i)
+  Number grown = 0;      // and what the errors of its weights grow with
 };
 
 // A call's tensors as the arithmetic's numbers, and what is computed from them.
@@ -189,7 +189,7 @@ Score Work<Arithmetic>::score(std::int64_t b, std::int64_t h, std::int64_t i, st
       dot(arithmetic_, q_.data() + q_at(b, h, i), k_.data() + k_at(b, kv_head(h), j), spec_.head_dim());
   Score result;
   result.scaled = result.capped = arithmetic_.store(scale_ * product.value);
-  result.magnitude = std::abs(scale_) * product.size;
+  result.products = result.magnitude = std::abs(scale_) * product.size;
   if (spec_.softcap) {
     const auto cap = static_cast<Number>(*spec_.softcap);
     result.capped = arithmetic_.store(cap * std::tanh(static_cast<Number>(result.scaled) / cap));
@@ -222,6 +222,7 @@ auto Work<Arithmetic>::row(std::int64_t b, std::int64_t h, std::int64_t i) const
     largest = std::max(largest, s.back());
   }
   if (row.keys.empty() && !sink) return row;
+  row.grown = static_cast<Number>(grown(row.magnitude + std::abs(sink_score), spec_.type));  // a sink is a score too
   Number sum = sink ? std::exp(sink_score - largest) : 0;
   std::vector<Number>& p = row.p;
   for (Number one : s) sum += p.emplace_back(std::exp(one - largest));
@@ -253,10 +254,10 @@ Forward Work<Arithmetic>::forward() const {
     const std::int64_t number = (b * spec_.heads() + h) * rows + i;
     for (std::size_t n = 0; n < one.keys.size(); ++n) {
       const std::int64_t j = one.keys[n];
-      weights.add(at(number * keys + j), one.p[n], one.p[n], one.magnitude, 1);
+      weights.add(at(number * keys + j), one.p[n], one.p[n], one.grown, 1);
       if (one.keep[n] == 0) continue;
       const Number* v = v_.data() + v_at(b, kv_head(h), j);
-      out.add_vector(number * width, v, width, one.p[n] * one.keep[n], one.p_size[n] * one.keep[n], one.magnitude, 0);
+      out.add_vector(number * width, v, width, one.p[n] * one.keep[n], one.p_size[n] * one.keep[n], one.grown, 0);
       for (std::int64_t d = 0; d < width; ++d) {
         Number& limit = out.limit[at(number * width + d)];
         limit = std::max(limit, one.keep[n] * std::abs(v[d]));
@@ -266,7 +267,7 @@ Forward Work<Arithmetic>::forward() const {
     lse.terms[at(number)] = std::isinf(one.lse) ? 0 : std::abs(one.lse);
     lse.weighted[at(number)] = std::isinf(one.lse) ? 0 : one.magnitude;
     lse.limit[at(number)] = std::numeric_limits<Number>::max();
-    largest_score = std::max(largest_score, one.magnitude);
+    if (std::isfinite(one.magnitude)) largest_score = std::max(largest_score, one.magnitude);
   });
   return {out.bounded(), weights.bounded(), lse.bounded(), largest_score};
 }
@@ -275,7 +276,11 @@ template <class Arithmetic>
 struct Work<Arithmetic>::Gradients {
   Sums<Number> dq, dk, dv;
   std::optional<Sums<Number>> dbias, dsinks;
-  Number largest = 0;
+  Number largest = 0;  // of what is finite
+
+  void reach(Number size) {
+    if (std::isfinite(size)) largest = std::max(largest, size);
+  }
 };
 
 // The gradients of one row, added to what the rows before it gave.
@@ -306,23 +311,22 @@ void Work<Arithmetic>::add_row_gradients(const Number* grad_row, std::int64_t b,
     const Number ds_size = one.p_size[n] * (dp_size[n] + delta_size) + tiny_;
     if (to.dbias) {
       const auto index = &spec_.bias->repeated(b, h, i, j) - spec_.bias->values.data();
-      to.dbias->add(at(index), ds, ds_size, one.magnitude, 2 * largest_dp);
+      to.dbias->add(at(index), ds, ds_size, one.grown, 2 * largest_dp);
     }
     const Number before_cap = arithmetic_.store(ds * (1 - one.tanh[n] * one.tanh[n]));
     const Number size = ds_size * (1 + one.tanh[n] * one.tanh[n]) * scale_size, most = 2 * largest_dp * scale_size;
     const Number *const q = q_.data() + q_row, *const k = k_.data() + k_at(b, g, j);
-    to.dq.add_vector(q_row, k, width, before_cap * scale_, size, one.magnitude, most);
-    to.dk.add_vector(k_at(b, g, j), q, width, before_cap * scale_, size, one.magnitude, most);
+    to.dq.add_vector(q_row, k, width, before_cap * scale_, size, one.grown, most);
+    to.dk.add_vector(k_at(b, g, j), q, width, before_cap * scale_, size, one.grown, most);
     for (std::int64_t d = 0; d < width; ++d)
-      to.largest =
-          std::max(to.largest, ds_size * std::max<Number>(1, scale_size) * std::max(std::abs(q[d]), std::abs(k[d])));
+      to.reach(ds_size * std::max<Number>(1, scale_size) * std::max(std::abs(q[d]), std::abs(k[d])));
     if (one.keep[n] == 0) continue;
     const Number dropped = arithmetic_.store(one.p[n] * one.keep[n]);
-    to.dv.add_vector(v_at(b, g, j), grad_row, value_width, dropped, one.p_size[n] * one.keep[n], one.magnitude,
+    to.dv.add_vector(v_at(b, g, j), grad_row, value_width, dropped, one.p_size[n] * one.keep[n], one.grown,
                      one.keep[n]);
   }
-  to.largest = std::max(to.largest, 2 * largest_dp);
-  if (to.dsinks) to.dsinks->add(at(h), -one.sink * delta, one.sink * delta_size, one.magnitude, largest_dp);
+  to.reach(2 * largest_dp);
+  if (to.dsinks) to.dsinks->add(at(h), -one.sink * delta, one.sink * delta_size, one.grown, largest_dp);
 }
 
 template <class Arithmetic>
@@ -340,7 +344,8 @@ Backward Work<Arithmetic>::backward(const Array& grad_out) const {
   if (sums.dsinks) result.dsinks = sums.dsinks->bounded();
   for (Bounded* one : {&result.dq, &result.dk, &result.dv}) {
     for (Real& value : one->value.values) value = arithmetic_.store(static_cast<Number>(value));
-    for (Real terms : one->terms.values) result.largest = std::max(result.largest, terms);
+    for (Real terms : one->terms.values)
+      if (std::isfinite(terms)) result.largest = std::max(result.largest, terms);
   }
   return result;
 }
@@ -366,6 +371,15 @@ bool allowed(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, s
   }
   if (spec.mask && spec.mask->repeated(b, h, i, j) == 0) return false;
   return !(spec.bias && spec.bias->repeated(b, h, i, j) == -infinity);
+}
+
+Real kept(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
+  if (spec.dropout == 0) return 1;
+  auto word = [](std::int64_t value) { return static_cast<std::uint32_t>(value); };
+  const auto random = philox({word(j >> 2), word(i), word(h), word(b)},
+                             {static_cast<std::uint32_t>(spec.seed), static_cast<std::uint32_t>(spec.seed >> 32)});
+  const auto threshold = static_cast<std::uint64_t>(std::llround(std::ldexp(spec.dropout, 32)));
+  return random[at(j & 3)] >= threshold ? 1 / (1 - static_cast<Real>(spec.dropout)) : 0;
 }
 
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key) {
@@ -407,9 +421,21 @@ Array scores(const Spec& spec, Stage stage) {
   return result;
 }
 
+Array score_sizes(const Spec& spec, Stage stage) {
+  Array result({spec.batch(), spec.heads(), spec.q.size(2), spec.k.size(2)});
+  in_wide_numbers(spec, [&](const auto& work) {
+    each_row(spec, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+      for (std::int64_t j = 0; j < spec.keys[at(b)]; ++j) {
+        const Score one = work.score(b, h, i, j);
+        result(b, h, i, j) = stage >= Stage::biased ? one.magnitude : one.products;
+      }
+    });
+  });
+  return result;
+}
+
 Array error_bound(const Bounded& exact, Kind kind, DType dtype, const Array* eager) {
   const bool half = dtype == DType::bf16 || dtype == DType::f16;
-  const bool half_lse = half && kind == Kind::lse;
   const Real unit = dtype == DType::f64 ? 0x1p-53L : 0x1p-24L;
   const Real type_unit = !half || kind == Kind::lse ? 0 : dtype == DType::f16 ? 0x1p-11L : 0x1p-8L;
   const Real quantum = dtype == DType::f64    ? 0x1p-1074L
@@ -418,7 +444,8 @@ Array error_bound(const Bounded& exact, Kind kind, DType dtype, const Array* eag
                                               : 0x1p-149L;
   // (units + slope * L) * unit
   const Real units = kind == Kind::weights || (kind == Kind::lse && !half) ? 32 : 64;
-  const Real slope = kind == Kind::weights || half_lse ? 8 : 4;
+  // Gradients begin with an lse that may be off by (4 L + 2 |lse|) units itself.
+  const Real slope = kind == Kind::out || (kind == Kind::lse && !half) ? 4 : 8;
   Real eager_error = 0;  // the largest, in units of the element's terms; an eager result that overflowed says nothing
   for (std::size_t n = 0; eager && n < exact.terms.values.size(); ++n)
     if (exact.terms.values[n] > 0 && std::isfinite(eager->values[n]))

@@ -60,11 +60,14 @@ Array packed_lse(const Array& lse, const std::vector<std::int64_t>& starts);  //
 // Whether every mask lets row i attend to key j.
 bool allowed(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j);
 
+// What dropout multiplies p(i,j) with: 0 or 1/(1-p).
+Real kept(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j);
+
 // A result with the scales that its error bound is made of, element by element.
 struct Bounded {
   Array value;
   Array terms;     // the sum of the terms' absolute values
-  Array weighted;  // the same with each term times L(i)
+  Array weighted;  // the same with each term times L(i), which counts more where it comes near 1/unit
   Array limit;     // the largest absolute value that weights between 0 and 1, with a sum of at most 1, could give
 };
 
@@ -88,8 +91,10 @@ Backward backward(const Spec& spec, const Array& grad_out);
 // implementation that section 3 compares with. Only the values are filled.
 Backward eager_backward(const Spec& spec, const Array& grad_out, DType dtype);
 
-// The score matrix after a stage.
+// The score matrix after a stage; and the sum of the absolute values that a score is made of there: |scale| sum |q k|,
+// from the biased stage on with |bias| + |alibi|.
 Array scores(const Spec& spec, Stage stage);
+Array score_sizes(const Spec& spec, Stage stage);
 
 // Section 3's bound for each element of a result computed in `dtype`. `eager`, where given, holds the eager
 // implementation's values: twice its error is then allowed on top.

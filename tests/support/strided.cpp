@@ -20,6 +20,17 @@ std::vector<int> memory_order(int rank, Layout layout) {
   return order;
 }
 
+// The axis with stride 0, or -1.
+int repeated_axis(int rank, Layout layout) {
+  switch (layout) {
+    case Layout::repeated: return 0;
+    case Layout::repeated_heads: return std::min(1, rank - 1);
+    case Layout::repeated_rows: return std::max(0, rank - 2);
+    case Layout::repeated_columns: return rank - 1;
+    default: return -1;
+  }
+}
+
 }  // namespace
 
 const char* name(Layout layout) {
@@ -30,6 +41,9 @@ const char* name(Layout layout) {
     case Layout::reversed: return "reversed";
     case Layout::misaligned: return "misaligned";
     case Layout::repeated: return "repeated";
+    case Layout::repeated_heads: return "repeated heads";
+    case Layout::repeated_rows: return "repeated rows";
+    case Layout::repeated_columns: return "repeated columns";
   }
   return "?";
 }
@@ -39,7 +53,7 @@ Strided::Strided(const Dims& sizes, DType dtype, Layout layout) : dtype_(dtype),
   std::int64_t step = layout == Layout::gaps ? 2 : 1;
   for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
     strides_[*axis] = layout == Layout::reversed ? -step : step;
-    if (layout == Layout::repeated && *axis == 0) strides_[*axis] = 0;
+    if (*axis == repeated_axis(sizes.size(), layout)) strides_[*axis] = 0;
     const std::int64_t padding = layout == Layout::gaps || (layout == Layout::misaligned && axis == order.rbegin());
     step *= std::max<std::int64_t>(sizes[*axis], 1) + padding;
   }

@@ -18,7 +18,11 @@ enum class Layout : std::uint8_t {
   gaps,          // every axis longer in memory than in the view, the last one with a step of 2
   reversed,      // every stride negative
   misaligned,    // one element past a 64-byte boundary, odd row length
-  repeated,      // stride 0 along the first axis; for inputs only
+  // For inputs only: stride 0 along the first axis, the second, the last but one or the last.
+  repeated,
+  repeated_heads,
+  repeated_rows,
+  repeated_columns,
 };
 const char* name(Layout layout);
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace headway::test {
+namespace headway::test::fuzz {
 
 struct Factor {
   std::string name;
@@ -42,6 +42,4 @@ struct Coverage {
 Coverage coverage_of(const std::vector<Assignment>& cases, const std::vector<Factor>& factors,
                      const Compatible& compatible);
 
-std::string describe(const Assignment& assignment, const std::vector<Factor>& factors);
-
-}  // namespace headway::test
+}  // namespace headway::test::fuzz

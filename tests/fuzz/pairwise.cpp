@@ -1,4 +1,4 @@
-#include "support/pairwise.h"
+#include "fuzz/pairwise.h"
 
 #include <algorithm>
 #include <numeric>
@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <tuple>
 
-namespace headway::test {
+namespace headway::test::fuzz {
 namespace {
 
 using Pair = std::tuple<int, int, int, int>;  // factor, level, later factor, its level
@@ -135,13 +135,4 @@ Coverage coverage_of(const std::vector<Assignment>& cases, const std::vector<Fac
   return result;
 }
 
-std::string describe(const Assignment& assignment, const std::vector<Factor>& factors) {
-  std::string text;
-  for (std::size_t n = 0; n < factors.size(); ++n) {
-    if (n > 0) text += ", ";
-    text += factors[n].name + " " + factors[n].levels[static_cast<std::size_t>(assignment[n])];
-  }
-  return text;
-}
-
-}  // namespace headway::test
+}  // namespace headway::test::fuzz

@@ -1,0 +1,121 @@
+// headway_fuzz: draws hard cases until the time is up, or runs one case again.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "fuzz/runner.h"
+
+namespace {
+
+using namespace headway::test::fuzz;
+
+constexpr const char* usage =
+    R"(usage: headway_fuzz [--minutes N] [--cases N] [--seed S] [--engine reference|cpu|cuda] [--isa NAME]
+                    [--batch-invariant] [--jobs N] [--findings N] [--replay LINE] [--shrink LINE]
+
+Draws hard cases and compares every engine and instruction set with the float64 oracle, and bit for bit where the contract
+promises that. A finding is made smaller and printed as a line for --replay. The exit code is 1 if there was one.
+)";
+
+struct Arguments {
+  Settings settings;
+  std::string replayed, shrunk;
+};
+
+Arguments parse(int argc, char** argv) {
+  Arguments result;
+  Settings& settings = result.settings;
+  settings.seed = std::random_device{}();
+  settings.jobs = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  settings.progress = isatty(STDOUT_FILENO) != 0;
+  std::string engine, isa;
+  for (int n = 1; n < argc; ++n) {
+    const std::string option = argv[n];
+    const auto value = [&]() -> std::string {
+      if (n + 1 >= argc) throw std::invalid_argument(option + " takes a value");
+      return argv[++n];
+    };
+    if (option == "--minutes")
+      settings.seconds = 60 * std::stod(value());
+    else if (option == "--cases")
+      settings.cases = std::stoll(value()), settings.seconds = 1e9;
+    else if (option == "--seed")
+      settings.seed = std::stoull(value());
+    else if (option == "--engine")
+      engine = value();
+    else if (option == "--isa")
+      isa = value();
+    else if (option == "--jobs")
+      settings.jobs = std::stoi(value());
+    else if (option == "--findings")
+      settings.findings = std::stoi(value());
+    else if (option == "--batch-invariant")
+      settings.batch_invariant = true;
+    else if (option == "--replay")
+      result.replayed = value();
+    else if (option == "--shrink")
+      result.shrunk = value();
+    else
+      throw std::invalid_argument("there is no option " + option);
+  }
+  settings.targets = targets(engine);
+  if (!isa.empty()) std::erase_if(settings.targets, [&](const Target& target) { return target.isa != isa; });
+  if (settings.targets.empty()) throw std::invalid_argument("there is no such engine or instruction set here");
+  if (engine == "cuda") {  // a process needs a second or so to start there
+    settings.batch = 1000;
+    settings.shrink_seconds = 300;
+  }
+  return result;
+}
+
+int shrink_line(const std::string& line, const Settings& settings) {
+  const Case one = case_of(line);
+  for (const Target& target : settings.targets) {
+    const Verdict verdict = judge(Prepared(one), target);
+    if (!verdict.failed) continue;
+    const Case smallest = shrunk(one, target, verdict.failure.check, settings.shrink_seconds);
+    return replay(smallest, settings) > 0;
+  }
+  return 0;
+}
+
+int run(int argc, char** argv) {
+  const Arguments arguments = parse(argc, argv);
+  const Settings& settings = arguments.settings;
+  if (!arguments.replayed.empty()) return replay(case_of(arguments.replayed), settings) > 0;
+  if (!arguments.shrunk.empty()) return shrink_line(arguments.shrunk, settings);
+  std::string list;
+  for (const Target& target : settings.targets) list += (list.empty() ? "" : ", ") + name(target);
+  std::cout << "seed " << settings.seed << " on " << list << std::endl;
+  const Summary summary = fuzz(settings);
+  std::cout << (summary.interrupted ? "interrupted: " : "") << summary.cases << " cases in "
+            << static_cast<int>(summary.seconds) << " s, "
+            << static_cast<double>(summary.cases) / std::max(summary.seconds, 1e-3) << " a second, each on "
+            << settings.targets.size() << " targets; " << summary.rejected << " drawn of which nothing is promised, "
+            << summary.refused << " refused\n"
+            << summary.kinds << '\n'
+            << (summary.findings == 0 ? "no findings" : std::to_string(summary.findings) + " findings") << " (seed "
+            << settings.seed << ")" << std::endl;
+  return summary.findings > 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 2 && (std::string(argv[1]) == "--help" || std::string(argv[1]) == "-h")) {
+    std::cout << usage;
+    return 0;
+  }
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    std::cerr << "headway_fuzz: " << error.what() << '\n' << usage;
+    return 2;
+  }
+}
