@@ -96,16 +96,16 @@ struct Sums {
     limit[index] += most;
   }
 
-  // The same for a vector of elements: factor * x[d].
+  // The same for a vector of elements: factor * x[d], which counts as at least `least`.
   void add_vector(std::int64_t index, const Number* x, std::int64_t width, Number factor, Number size, Number magnitude,
-                  Number most) {
+                  Number most, Number least = 0) {
     Number *const to = value.data() + index, *const sizes_to = terms.data() + index;
     Number *const weighted_to = weighted.data() + index, *const limits_to = limit.data() + index;
     for (std::int64_t d = 0; d < width; ++d) {
       const Number x_size = std::abs(x[d]);
       to[d] += factor * x[d];
-      sizes_to[d] += size * x_size;
-      weighted_to[d] += magnitude * (size * x_size);
+      sizes_to[d] += size * x_size + least;
+      weighted_to[d] += magnitude * (size * x_size + least);
       limits_to[d] += most * x_size;
     }
   }
@@ -315,9 +315,10 @@ void Work<Arithmetic>::add_row_gradients(const Number* grad_row, std::int64_t b,
     }
     const Number before_cap = arithmetic_.store(ds * (1 - one.tanh[n] * one.tanh[n]));
     const Number size = ds_size * (1 + one.tanh[n] * one.tanh[n]) * scale_size, most = 2 * largest_dp * scale_size;
+    const Number least = tiny_ * scale_size;  // a product of dS may lose bits before the scale multiplies it
     const Number *const q = q_.data() + q_row, *const k = k_.data() + k_at(b, g, j);
-    to.dq.add_vector(q_row, k, width, before_cap * scale_, size, one.grown, most);
-    to.dk.add_vector(k_at(b, g, j), q, width, before_cap * scale_, size, one.grown, most);
+    to.dq.add_vector(q_row, k, width, before_cap * scale_, size, one.grown, most, least);
+    to.dk.add_vector(k_at(b, g, j), q, width, before_cap * scale_, size, one.grown, most, least);
     for (std::int64_t d = 0; d < width; ++d)
       to.reach(ds_size * std::max<Number>(1, scale_size) * std::max(std::abs(q[d]), std::abs(k[d])));
     if (one.keep[n] == 0) continue;
