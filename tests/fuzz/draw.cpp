@@ -126,7 +126,7 @@ void Draw::masks(Case& one) {
   if (chance(0.3)) one.bias = chance(0.5) ? Pattern::full : pattern();
   one.bias_axes = axes();
   one.bias_type = chance(0.5) ? one.type : one_of({DType::f32, DType::f64, DType::bf16, DType::f16});
-  one.bias_size = chance(0.8) ? 1 : one_of({0.0, 1e-30, 30.0, 1e4, 3e4});
+  one.bias_size = chance(0.8) ? 1 : one_of({0.0, 1e-30, 30.0, 1e3, 1e4});
   one.trimmed = chance(0.3);
   one.expanded = chance(0.15);
   if (chance(0.4)) one.causal = static_cast<Causal>(1 + up_to(2));
@@ -145,7 +145,7 @@ void Draw::modifiers(Case& one) {
   if (chance(0.15)) one.alibi = float_type();
   one.alibi_size = chance(0.8) ? 0.2 : one_of({0.0, 8.0, 1e3});
   if (chance(0.15)) one.sinks = float_type();
-  one.sinks_size = chance(0.7) ? 1 : one_of({0.0, 20.0, 300.0, 3e4});
+  one.sinks_size = chance(0.7) ? 1 : one_of({0.0, 20.0, 300.0, 1e4});
   if (chance(0.15)) one.dropout = one_of({0.1, 0.3, 0.5, 0.9, 1.0, 1e-12});
 }
 
