@@ -100,6 +100,29 @@ def test_packed_sequences_with_bounds_on_either_side(place):
         torch.testing.assert_close(one.cpu(), other)
 
 
+LARGE = [
+    (torch.float16, 64, 2000.0),
+    (torch.float16, 128, 900.0),
+    (torch.bfloat16, 64, 1e6),
+    (torch.bfloat16, 128, 24576.0),
+    (torch.bfloat16, 256, 3e4),
+    (torch.float32, 64, 1e18),
+]
+
+
+@pytest.mark.parametrize("dtype, head_dim, size", LARGE)
+def test_equal_scores_of_any_finite_size_give_the_mean(dtype, head_dim, size):
+    query = torch.full((1, 1, 64, head_dim), size, device="cuda", dtype=dtype)
+    key = torch.full((1, 1, 128, head_dim), size, device="cuda", dtype=dtype)
+    out, lse = headway.attention(query, key, torch.ones_like(key), return_lse=True)
+    torch.testing.assert_close(out, torch.ones_like(out), rtol=0, atol=0)
+    expected = (query[0, 0, 0].double() @ key[0, 0, 0].double()).item() / head_dim**0.5 + np.log(128)
+    assert abs(lse.double() - expected).max().item() <= abs(expected) * 2.0**-20
+    grads = headway.attention_backward(torch.ones_like(out), query, key, torch.ones_like(key), out, lse)
+    torch.testing.assert_close(grads.value, torch.full_like(key, 64 / 128), rtol=2**-7, atol=0)
+    assert torch.isfinite(grads.query).all() and torch.isfinite(grads.key).all()
+
+
 def test_strided_input_is_read_where_it_lies_and_only_the_result_is_allocated():
     joined = torch.randn(2, 128, 3, 4, 64, device="cuda", dtype=torch.bfloat16)
     query, key, value = joined.permute(2, 0, 3, 1, 4)
@@ -188,6 +211,20 @@ def foreign_empty(shape, *, dtype, device):
 
 
 foreign_library = types.SimpleNamespace(empty=foreign_empty, float32=torch.float32, float64=torch.float64)
+
+
+def test_a_graph_keeps_lengths_of_every_row_that_lay_on_the_host():
+    query, key, value = (torch.randn(8, 2, 1024, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    lens = np.random.default_rng(0).integers(1, 1025, (8, 1024))
+    expected = headway.attention(query, key, value, valid_lens=lens)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = headway.attention(query, key, value, valid_lens=lens.copy())
+    junk = [np.full((8, 1024), 7, np.int64) for _ in range(200)]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected), len(junk)
 
 
 def test_another_library_is_told_the_stream_and_gets_its_own_arrays():

@@ -1,6 +1,7 @@
 #include "engines/cuda/arguments.h"
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "core/elements.h"
@@ -33,6 +34,13 @@ Matrix matrix_or_none(const std::optional<ConstTensorView>& view) { return view 
 
 PerHead per_head_or_none(const std::optional<ConstTensorView>& view) {
   return view ? PerHead{address(*view), view->stride(0), view->dtype()} : PerHead{};
+}
+
+// Kernels for all types but f64 take the cap as f32, where it must not become 0 (that would be none) or infinite. A
+// score below the smallest one changes no weight, and a cap beyond the largest no score.
+double softcap_in(DType dtype, double softcap) {
+  using Limits = std::numeric_limits<float>;
+  return dtype == DType::f64 ? softcap : std::clamp<double>(softcap, Limits::min(), Limits::max());
 }
 
 bool in_host_memory(const std::optional<ConstTensorView>& lengths) { return lengths && lengths->device() == Device{}; }
@@ -90,7 +98,7 @@ Arguments arguments_of(const Problem& problem) {
   result.rule = range_rule(problem);
   result.valid_lens_per_batch = problem.valid_lens_per_batch;
   result.scale = problem.scale;
-  result.softcap = problem.softcap.value_or(0.0);
+  result.softcap = problem.softcap ? softcap_in(problem.dtype(), *problem.softcap) : 0.0;
   result.bias = matrix_or_none(problem.bias);
   result.mask = matrix_or_none(problem.mask);
   result.slopes = per_head_or_none(problem.alibi_slopes);

@@ -86,19 +86,52 @@ struct GradientArguments : Arguments {
   GradientOf of;
 };
 
+// Rows whose lse says too little of their weights (kernels/plain_rows.cuh): the kernels for all pairs leave them out,
+// and one in plain arithmetic brings their part.
+struct CoarseRows {
+  int* found;          // for each tile of rows, in order of b, h and the rows: whether it has such a row
+  std::int64_t tiles;  // of a head
+  int tile_rows;
+  Rows statistics;  // [B,H,Sq] CoarseRow<Real>, filled for such rows alone
+};
+
+// A row's weights are factor * exp(score - base). A factor of 0 says that grad_out is 0, and so is all that follows.
+template <class Real>
+struct WeightBase {
+  Real base, factor;
+};
+
+template <class Real>
+struct CoarseRow {
+  WeightBase<Real> weights;
+  WeightBase<Real> ordered_weights;  // for scores as simt_pairs.cuh sums them, where the bias has a gradient
+  Real delta;
+};
+
 // delta(i) = <grad_out(i), out(i)>
 struct DeltaArguments : Arguments {
-  Rows grad_out, out, delta;
+  Rows grad_out, out, lse, delta;
+  Rows fine_lse;      // lse, but +inf for coarse rows, whose weights become 0; without data: not asked for
+  CoarseRows coarse;  // `found`, unless null
+};
+
+struct CoarseGradientArguments : Arguments {
+  Rows grad_out, out, lse;
+  CoarseRows coarse;
+  Rows query_gradient, key_gradient, value_gradient;  // without data: not asked for
+  bool of_bias;                                       // that has a gradient too
 };
 
 struct BiasGradientArguments : Arguments {
   Rows grad_out, lse, delta;
+  CoarseRows coarse;
   Matrix gradient;  // size 1, and stride 0, along the axes to sum over
   bool sums[4];     // over b, h, i, j
 };
 
 struct SinkGradientArguments : Arguments {
   Rows lse, delta;
+  CoarseRows coarse;
   PerHead gradient;
 };
 

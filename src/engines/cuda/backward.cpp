@@ -24,23 +24,38 @@ Launch choose_launch(const Problem& problem, const GradientArguments& arguments)
   return simt_gradient_launch(arguments, problem.dtype());
 }
 
-// delta [B,H,Sq], packed [H,total]: one number for each row.
-std::size_t delta_bytes(const Problem& problem) {
+// Arrays [B,H,Sq], packed [H,total], of so many numbers for each row.
+std::size_t row_bytes(const Problem& problem, std::size_t numbers) {
   const std::size_t number = problem.dtype() == DType::f64 ? 8 : 4;
-  return Workspace::rounded(number * static_cast<std::size_t>(problem.query_rows() * problem.heads));
+  return Workspace::rounded(numbers * number * static_cast<std::size_t>(problem.query_rows() * problem.heads));
 }
+constexpr std::size_t coarse_numbers = sizeof(CoarseRow<float>) / sizeof(float);
 
-Rows delta_rows(const Problem& problem, void* data) {
+Rows row_array(const Problem& problem, void* data) {
   const std::int64_t rows = problem.query.size(2);
   return {data, problem.packed() ? 0 : problem.heads * rows, rows, 1, 0, false};
+}
+
+std::int64_t coarse_tiles(const Problem& problem, int tile_rows) {
+  return (problem.query_len + tile_rows - 1) / tile_rows;
+}
+
+std::size_t coarse_bytes(const Problem& problem, int tile_rows) {
+  const auto tiles = static_cast<std::size_t>(problem.batch * problem.heads * coarse_tiles(problem, tile_rows));
+  return row_bytes(problem, coarse_numbers) + Workspace::rounded(tiles * sizeof(int));
 }
 
 // The Hopper kernel brings its own delta; gradients of bias and sinks need one all the same.
 bool needs_delta(const BackwardProblem& problem, bool hopper) { return !hopper || problem.dbias || problem.dsinks; }
 
+int rows_a_tile(const Problem& problem, bool hopper) {
+  return hopper ? hopper_backward_rows_a_tile(problem) : delta_rows_a_tile;
+}
+
 std::size_t workspace_bytes(const BackwardProblem& problem, bool hopper) {
-  return lengths_bytes(problem) + (needs_delta(problem, hopper) ? delta_bytes(problem) : 0) +
-         (hopper ? hopper_backward_bytes(problem) : 0);
+  return lengths_bytes(problem) + (needs_delta(problem, hopper) ? row_bytes(problem, 1) : 0) +
+         (hopper ? hopper_backward_bytes(problem) : row_bytes(problem, 1)) +
+         coarse_bytes(problem, rows_a_tile(problem, hopper));
 }
 
 bool takes_hopper(const BackwardProblem& problem) {
@@ -59,8 +74,15 @@ class Backward {
         lse_(row_values_of(problem.lse)) {
     place_lengths(problem, arguments_, workspace_, stream_);
     if (needs_delta(problem, hopper_)) {
-      delta_ = delta_rows(problem, workspace_.take(delta_bytes(problem)));
+      delta_ = row_array(problem, workspace_.take(row_bytes(problem, 1)));
     }
+    if (!hopper_) {
+      fine_lse_ = row_array(problem, workspace_.take(row_bytes(problem, 1)));
+    }
+    coarse_.tile_rows = rows_a_tile(problem, hopper_);
+    coarse_.tiles = coarse_tiles(problem, coarse_.tile_rows);
+    coarse_.statistics = row_array(problem, workspace_.take(row_bytes(problem, coarse_numbers)));
+    coarse_.found = workspace_.take_as<int>(static_cast<std::size_t>(problem.batch * problem.heads * coarse_.tiles));
   }
 
   void run() {
@@ -68,10 +90,11 @@ class Backward {
       deltas();
     }
     if (hopper_) {
-      queue_hopper_backward(problem_, arguments_, workspace_);
+      queue_hopper_backward(problem_, arguments_, coarse_, workspace_);
     } else {
       general_gradients();
     }
+    coarse_gradients();
     if (problem_.dbias) {
       bias_gradient(*problem_.dbias);
     }
@@ -86,6 +109,7 @@ class Backward {
     static_cast<Arguments&>(some) = arguments_;
     some.lse = lse_;
     some.delta = delta_;
+    some.coarse = coarse_;
   }
 
   void deltas() {
@@ -93,7 +117,10 @@ class Backward {
     static_cast<Arguments&>(arguments) = arguments_;
     arguments.grad_out = grad_out_;
     arguments.out = rows_of(problem_.out);
+    arguments.lse = lse_;
     arguments.delta = delta_;
+    arguments.fine_lse = fine_lse_;
+    arguments.coarse.found = hopper_ ? nullptr : coarse_.found;  // else the Hopper backward fills it
     if (problem_.batch * problem_.heads * problem_.query_len > 0) {
       check(launch_row_deltas(arguments, problem_.dtype(), stream_), problem_.operation, "launching delta");
     }
@@ -117,7 +144,9 @@ class Backward {
 
   void gradient(GradientOf of) {
     GradientArguments arguments{};
-    fill(arguments);
+    static_cast<Arguments&>(arguments) = arguments_;
+    arguments.lse = fine_lse_;
+    arguments.delta = delta_;
     arguments.grad_out = grad_out_;
     arguments.of = of;
     const std::optional<TensorView>& target = of == GradientOf::query ? problem_.dq : problem_.dk;
@@ -131,6 +160,28 @@ class Backward {
     if (launch.tasks > 0) {
       allow_shared(launch.kernel, launch.shared_bytes, problem_.operation);
       check(launch_gradient(launch, arguments, stream_), problem_.operation, text("launching ", launch.name));
+    }
+  }
+
+  void coarse_gradients() {
+    CoarseGradientArguments arguments{};
+    static_cast<Arguments&>(arguments) = arguments_;
+    arguments.grad_out = grad_out_;
+    arguments.out = rows_of(problem_.out);
+    arguments.lse = lse_;
+    arguments.coarse = coarse_;
+    arguments.of_bias = problem_.dbias.has_value();
+    const auto place = [](const std::optional<TensorView>& view, Rows& rows) {
+      if (view) {
+        rows = rows_of(*view);
+      }
+    };
+    place(problem_.dq, arguments.query_gradient);
+    place(problem_.dk, arguments.key_gradient);
+    place(problem_.dv, arguments.value_gradient);
+    if (problem_.batch * problem_.kv_heads * problem_.query_len > 0) {
+      check(launch_coarse_gradients(arguments, problem_.dtype(), device_of(problem_).multiprocessors, stream_),
+            problem_.operation, "launching the gradients of rows with large scores");
     }
   }
 
@@ -164,6 +215,8 @@ class Backward {
   Workspace workspace_;
   Arguments arguments_;
   Rows grad_out_, lse_, delta_;
+  Rows fine_lse_;  // see DeltaArguments
+  CoarseRows coarse_{};
 };
 
 }  // namespace
@@ -173,7 +226,8 @@ void describe_backward(const Problem& problem, Plan& plan) {
   const std::optional<std::string> refusal = hopper_backward_refusal(problem);
   if (!refusal) {
     describe_launch(hopper_backward_launch(problem), plan);
-    plan.scratch_bytes = static_cast<double>(lengths_bytes(problem) + hopper_backward_bytes(problem));
+    plan.scratch_bytes = static_cast<double>(lengths_bytes(problem) + hopper_backward_bytes(problem) +
+                                             coarse_bytes(problem, rows_a_tile(problem, true)));
     return;
   }
   GradientArguments arguments{};
@@ -183,7 +237,8 @@ void describe_backward(const Problem& problem, Plan& plan) {
   if (fits_tensor_cores(problem)) {
     plan.kernel = text(plan.kernel, ", not hopper_backward: ", *refusal);
   }
-  plan.scratch_bytes = static_cast<double>(lengths_bytes(problem) + delta_bytes(problem));
+  plan.scratch_bytes = static_cast<double>(lengths_bytes(problem) + 2 * row_bytes(problem, 1) +
+                                           coarse_bytes(problem, rows_a_tile(problem, false)));
 }
 
 void backward(const BackwardProblem& problem) { Backward(problem).run(); }

@@ -1,11 +1,14 @@
 #include "engines/cuda/device.h"
 
+#include <cuda.h>
+
 #include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "core/text.h"
+#include "engines/cuda/driver.h"
 #include "headway/error.h"
 
 namespace headway::cuda {
@@ -23,17 +26,76 @@ void check(cudaError_t result, std::string_view operation, std::string_view what
   throw DeviceError(message);
 }
 
-DeviceScope::DeviceScope(int device, std::string_view operation) {
-  check(cudaGetDevice(&before_), operation, "asking for the current device");
-  if (before_ != device) {
-    check(cudaSetDevice(device), operation, text("making cuda:", device, " current"));
-    changed_ = true;
+namespace {
+
+// The driver's side of the current device.
+struct ContextFunctions {
+  decltype(&cuDeviceGet) get = function<decltype(&cuDeviceGet)>("cuDeviceGet");
+  decltype(&cuDevicePrimaryCtxRetain) retain =
+      function<decltype(&cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain");
+  decltype(&cuCtxPushCurrent) push = function<decltype(&cuCtxPushCurrent)>("cuCtxPushCurrent");
+  decltype(&cuCtxPopCurrent) pop = function<decltype(&cuCtxPopCurrent)>("cuCtxPopCurrent");
+
+  bool complete() const { return get != nullptr && retain != nullptr && push != nullptr && pop != nullptr; }
+
+ private:
+  template <class Function>
+  static Function function(const char* name) {
+    return reinterpret_cast<Function>(driver_function(name));
   }
+};
+
+const ContextFunctions& context_functions() {
+  static const ContextFunctions functions;
+  return functions;
+}
+
+// Retained once and never released, as the runtime does. Null on failure.
+CUcontext primary_context(int device) {
+  static std::mutex& mutex = *new std::mutex;
+  static std::map<int, CUcontext>& contexts = *new std::map<int, CUcontext>;
+  const std::lock_guard lock(mutex);
+  CUcontext& context = contexts[device];
+  CUdevice handle = 0;
+  if (context == nullptr && context_functions().complete() &&
+      context_functions().get(&handle, device) == CUDA_SUCCESS &&
+      context_functions().retain(&context, handle) != CUDA_SUCCESS) {
+    context = nullptr;
+  }
+  return context;
+}
+
+constexpr int no_scope = -1;
+thread_local int scope_device = no_scope;  // of the innermost DeviceScope that pushed a context
+
+}  // namespace
+
+int current_device() {
+  int device = scope_device;
+  if (device == no_scope && cudaGetDevice(&device) != cudaSuccess) {
+    cudaGetLastError();
+    device = 0;
+  }
+  return device;
+}
+
+DeviceScope::DeviceScope(int device, std::string_view operation) : before_(scope_device) {
+  if (current_device() == device) {
+    return;
+  }
+  CUcontext context = primary_context(device);
+  if (context == nullptr || context_functions().push(context) != CUDA_SUCCESS) {
+    check(cudaErrorDeviceUninitialized, operation, text("making cuda:", device, " current"));
+  }
+  scope_device = device;
+  pushed_ = true;
 }
 
 DeviceScope::~DeviceScope() {
-  if (changed_) {
-    cudaSetDevice(before_);
+  if (pushed_) {
+    CUcontext popped = nullptr;
+    context_functions().pop(&popped);
+    scope_device = before_;
   }
 }
 
@@ -167,9 +229,7 @@ struct KernelState {
 KernelState& kernel_state(const void* kernel) {
   static std::map<std::pair<const void*, int>, KernelState>& states =
       *new std::map<std::pair<const void*, int>, KernelState>;
-  int device = 0;
-  cudaGetDevice(&device);
-  return states[{kernel, device}];
+  return states[{kernel, current_device()}];
 }
 
 std::mutex& kernel_mutex() {

@@ -15,7 +15,8 @@ namespace headway::cuda {
 // Throws OutOfMemory or DeviceError: "attention: launching mma_forward: CUDA says ...".
 void check(cudaError_t result, std::string_view operation, std::string_view what);
 
-// Makes a device current for a scope.
+// Makes a device current for a scope, by pushing its primary context: what is popped at the end leaves the thread as it
+// was. (To set a device back would create a context on it, if there was none.)
 class DeviceScope {
  public:
   DeviceScope(int device, std::string_view operation);
@@ -24,9 +25,11 @@ class DeviceScope {
   DeviceScope& operator=(const DeviceScope&) = delete;
 
  private:
-  int before_ = 0;
-  bool changed_ = false;
+  int before_;
+  bool pushed_ = false;
 };
+
+int current_device();
 
 struct DeviceProperties {
   int major = 0, minor = 0;

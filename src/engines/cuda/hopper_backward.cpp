@@ -300,6 +300,8 @@ Launch hopper_backward_launch(const Problem& problem) {
   return launch;
 }
 
+int hopper_backward_rows_a_tile(const Problem& problem) { return kernel_of(problem).tile.queries; }
+
 std::size_t hopper_backward_bytes(const Problem& problem) {
   const TileBytes bytes = tile_bytes(problem, kernel_of(problem).tile);
   return Workspace::rounded(bytes.sums) + 2 * Workspace::rounded(bytes.rows) + 2 * Workspace::rounded(bytes.numbers) +
@@ -329,11 +331,13 @@ void launch_alone(const BackwardProblem& problem, const HopperBackwardKernel& ke
 
 }  // namespace
 
-void queue_hopper_backward(const BackwardProblem& problem, const Arguments& arguments, Workspace& workspace) {
+void queue_hopper_backward(const BackwardProblem& problem, const Arguments& arguments, const CoarseRows& coarse,
+                           Workspace& workspace) {
   const HopperBackwardKernel kernel = kernel_of(problem);
   const TileBytes bytes = tile_bytes(problem, kernel.tile);
   const bool two = has_two_kernels(problem);
   HopperBackwardArguments all = arguments_of(problem, kernel.tile, arguments);
+  all.coarse = coarse;
   all.tile_sums = two ? nullptr : static_cast<float*>(workspace.take(bytes.sums));
   all.tile_lse = static_cast<float*>(workspace.take(bytes.rows));
   all.tile_delta = static_cast<float*>(workspace.take(bytes.rows));

@@ -21,7 +21,11 @@ Launch hopper_backward_launch(const Problem& problem);
 // Workspace that a call takes: f32 sums of dq, and a few numbers for each query row.
 std::size_t hopper_backward_bytes(const Problem& problem);
 
-// Queues dq, dk and dv, as far as they are asked for.
-void queue_hopper_backward(const BackwardProblem& problem, const Arguments& arguments, Workspace& workspace);
+// How many query rows have one entry in CoarseRows::found.
+int hopper_backward_rows_a_tile(const Problem& problem);
+
+// Queues dq, dk and dv, as far as they are asked for, and fills coarse.found.
+void queue_hopper_backward(const BackwardProblem& problem, const Arguments& arguments, const CoarseRows& coarse,
+                           Workspace& workspace);
 
 }  // namespace headway::cuda

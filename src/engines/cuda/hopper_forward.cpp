@@ -138,6 +138,7 @@ float place_polynomial(const double (&factors)[terms], double limit, double cap,
 // Where the scale is applied: to products on their way to scores, or by the softmax, which saves a multiplication.
 void place_scale(const Problem& problem, HopperArguments& arguments) {
   constexpr double log2_e = 1.4426950408889634;
+  constexpr double highest_exact = 16777216;  // 2^24: up to here exponents are rounded by half of 1 at most
   const bool by_softmax = !problem.softcap && !problem.bias && scale_is_ordinary(problem);
   // A cap gives scores any unit for nothing; a bias is natural, and a mask's softmax ends in natural units.
   const bool in_log2 = problem.softcap && !is_masked(variant_of(problem));
@@ -146,12 +147,13 @@ void place_scale(const Problem& problem, HopperArguments& arguments) {
   arguments.unit = static_cast<float>(unit);
   arguments.multiply = !by_softmax;
   arguments.softmax_unit = static_cast<float>(natural_scale * log2_e);
+  arguments.coarse_score = static_cast<float>(std::min(highest_exact / (natural_scale * log2_e), 1e38));
+  arguments.coarse_slope = arguments.coarse_score / static_cast<float>(problem.query_len + problem.key_len);
   arguments.slope_factor = static_cast<float>(1.0 / natural_scale);
   arguments.natural_scale = static_cast<float>(natural_scale);
   if (problem.softcap) {
-    constexpr double highest_cap = 1e18;  // whose square is finite
     place_softcap(*problem.softcap / natural_scale, unit, arguments);
-    arguments.folds_cap = unit > 0 && *problem.softcap < highest_cap;
+    arguments.folds_cap = unit > 0 && *problem.softcap / natural_scale < highest_exact;
     constexpr double highest_exponent = 30;  // of weights whose sums with V up to 1e18 do not overflow
     arguments.lowest_reference = static_cast<float>(arguments.cap * small_limit - highest_exponent);
   }
@@ -215,6 +217,14 @@ std::optional<std::string> kind_refusal(const Problem& problem) {
   }
   if (problem.bias && problem.bias->dtype() == DType::f64) {
     return "a bias of f64";
+  }
+  // Such that scale, cap and their quotient stay inside f32, and products beyond the polynomials' reach far above it.
+  constexpr double largest_scale = 1e38, smallest_cap = 1e-18, largest_cap = 1e18;
+  if (std::abs(problem.scale) > largest_scale * std::min(1.0, problem.softcap.value_or(1.0))) {
+    return text("scale ", problem.scale);
+  }
+  if (problem.softcap && (*problem.softcap < smallest_cap || *problem.softcap > largest_cap)) {
+    return text("softcap ", *problem.softcap, ", expected ", smallest_cap, " to ", largest_cap);
   }
   return std::nullopt;
 }

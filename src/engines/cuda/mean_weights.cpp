@@ -23,6 +23,8 @@ void mean_weights_on_device(const Problem& problem, const ConstTensorView& lse, 
   if (launch.tasks > 0) {
     allow_shared(launch.kernel, launch.shared_bytes, problem.operation);
     check(launch_mean_weights(launch, arguments, stream), problem.operation, text("launching ", launch.name));
+    check(launch_coarse_mean_weights(arguments, problem.dtype(), stream), problem.operation,
+          "launching the weights of rows with large scores");
   }
 }
 

@@ -65,9 +65,14 @@ void* take_device_memory(std::size_t bytes, Device device, void* stream) {
                               cuda::MemoryFor::tensors);
 }
 
-void give_back_device_memory(void* memory, Device, void* stream) noexcept {
-  if (memory != nullptr) {
+void give_back_device_memory(void* memory, Device device, void* stream) noexcept {
+  if (memory == nullptr) {
+    return;
+  }
+  try {
+    const cuda::DeviceScope scope(device.index, "tensor");  // whose null stream it may be
     cudaFreeAsync(memory, static_cast<cudaStream_t>(stream));
+  } catch (const Error&) {  // the driver is shutting down: the memory goes with it
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "core/text.h"
 #include "engines/cuda/device.h"
+#include "engines/cuda/driver.h"
 #include "headway/error.h"
 
 namespace headway::cuda {
@@ -15,15 +16,8 @@ constexpr int box_columns = 64;
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// Looked up in the driver that is loaded, so that the library links without one.
 Encode encode_function() {
-  static const Encode function = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult status{};
-    const cudaError_t result =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &status);
-    return result == cudaSuccess && status == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(found) : nullptr;
-  }();
+  static const auto function = reinterpret_cast<Encode>(driver_function("cuTensorMapEncodeTiled"));
   return function;
 }
 

@@ -1,3 +1,4 @@
+#include "engines/cuda/kernels/launch.cuh"
 #include "engines/cuda/upload.h"
 
 namespace headway::cuda {
@@ -18,9 +19,16 @@ __global__ void store_piece(const __grid_constant__ Piece piece, int count, std:
 }  // namespace
 
 cudaError_t upload(const std::int64_t* values, std::size_t count, std::int64_t* target, cudaStream_t stream) {
-  // Long lists (valid_lens for each row) go by one copy, which the driver stages.
+  // Long lists (valid_lens for each row) go by one copy, which the driver stages; but a graph would copy from the host's
+  // memory when it is replayed.
   if (count > 16 * Piece::capacity) {
-    return cudaMemcpyAsync(target, values, count * sizeof(*values), cudaMemcpyHostToDevice, stream);
+    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    if (const cudaError_t result = cudaStreamIsCapturing(stream, &capturing)) {
+      return result;
+    }
+    if (capturing == cudaStreamCaptureStatusNone) {
+      return cudaMemcpyAsync(target, values, count * sizeof(*values), cudaMemcpyHostToDevice, stream);
+    }
   }
   for (std::size_t begin = 0; begin < count; begin += Piece::capacity) {
     Piece piece;
@@ -28,9 +36,11 @@ cudaError_t upload(const std::int64_t* values, std::size_t count, std::int64_t* 
     for (int n = 0; n < here; ++n) {
       piece.values[n] = values[begin + static_cast<std::size_t>(n)];
     }
-    store_piece<<<1, Piece::capacity, 0, stream>>>(piece, here, target + begin);
+    if (const cudaError_t result = start(store_piece, dim3(1), Piece::capacity, stream, piece, here, target + begin)) {
+      return result;
+    }
   }
-  return cudaGetLastError();
+  return cudaSuccess;
 }
 
 }  // namespace headway::cuda

@@ -13,9 +13,7 @@
 
 #include "engines/cuda/kernels/analysis_kernels.h"
 #include "engines/cuda/kernels/analysis_pieces.h"
-#include "engines/cuda/kernels/softmax.cuh"
-#include "engines/cuda/key_range.cuh"
-#include "engines/cuda/modifiers.cuh"
+#include "engines/cuda/kernels/plain_rows.cuh"
 
 namespace headway::cuda {
 
@@ -103,7 +101,7 @@ class TileAnalysis : Walk {
       top_rows()[threadIdx.x] = {};
     }
     __syncthreads();
-    if (args_.given_lse.data == nullptr) {
+    if (args_.given_lse.data == nullptr || __syncthreads_or(has_coarse_row(b)) != 0) {
       this->walk_for_softmax(Stage::weights);
     }
     begin_rows(b);
@@ -114,6 +112,22 @@ class TileAnalysis : Walk {
     end_rows();
   }
 
+  // The given lse of row r of the tile.
+  __device__ Real given_lse(std::int64_t b, int r) const {
+    const Rows& lse = args_.given_lse;
+    return r < tile_rows() ? head_of<Real>(lse, b, h_)[(first_ + r) * lse.row] : Real(0);
+  }
+
+  // Whether the lse of one of this thread's rows says too little of its weights: they are found anew.
+  __device__ bool has_coarse_row(std::int64_t b) const {
+    bool any = false;
+#pragma unroll
+    for (int m = 0; m < own_rows; ++m) {
+      any |= is_coarse(given_lse(b, this->row_of(m)));
+    }
+    return any;
+  }
+
   __device__ void begin_rows(std::int64_t b) {
     const Real sink = sink_of<Real>(args_, h_);
 #pragma unroll
@@ -121,9 +135,8 @@ class TileAnalysis : Walk {
       Row row;
       const int r = this->row_of(m);
       row.real = r < tile_rows();
-      if (args_.given_lse.data != nullptr) {
-        const Rows& lse = args_.given_lse;
-        row.base = row.real ? head_of<Real>(lse, b, h_)[(first_ + r) * lse.row] : Real(0);
+      if (args_.given_lse.data != nullptr && !is_coarse(given_lse(b, r))) {
+        row.base = given_lse(b, r);
         row.factor = 1;
       } else {
         const bool padding = first_ + r >= sequence_.real_queries;

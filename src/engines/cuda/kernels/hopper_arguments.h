@@ -103,6 +103,8 @@ struct HopperArguments : ForwardArguments {
   float unit;           // scale, or scale / softcap
   bool multiply;        // products become scores by unit; else softmax_unit holds it
   float softmax_unit;   // log2(e), times scale unless it has been applied; 1 for scores in units of log2
+  float coarse_score;   // 2^24 / softmax_unit: see TileSoftmax
+  float coarse_slope;   // from here on a slope's terms may pass that
   float slope_factor;   // what makes a natural number a score: 1, 1 / scale where scores are still products, or log2(e)
   float natural_scale;  // what makes a score natural
   float cap;            // softcap, 0: none; in the scores' units

@@ -92,6 +92,7 @@ struct HopperBackwardArguments : HopperArguments {
   int* tile_turns;               // contributions so far
   int* tile_poisoned;            // grad_out holds something that is not finite
   int* next_item;
+  CoarseRows coarse;  // a tile of rows is a query tile
 
   // Where the arrays above have tile 0 of a sequence. Packed sequences begin anywhere, so each may need one tile more
   // than its rows fill.

@@ -4,7 +4,7 @@
 #include "engines/cuda/kernels/hopper_backward_sequence.cuh"
 #include "engines/cuda/kernels/hopper_finish.cuh"
 #include "engines/cuda/kernels/launch.cuh"
-#include "engines/cuda/modifiers.cuh"
+#include "engines/cuda/kernels/plain_rows.cuh"
 
 namespace headway::cuda {
 namespace {
@@ -55,7 +55,7 @@ struct Features {
 
 // lse and delta(i) = <dO(i), O(i)> of each row, in tiles that the copy engine can fetch; dO and O are read once. Where
 // O is 0 the term is 0. A row of dO that is not finite makes delta NaN: its pairs are NaN, and dO itself may be
-// replaced.
+// replaced. Coarse rows are left to their own kernel (coarse_gradients.cu).
 template <class Half, int head_dim, int rows>
 __global__ void __launch_bounds__(row_threads)
     backward_rows(const __grid_constant__ HopperBackwardArguments args, const __grid_constant__ Rows out) {
@@ -68,6 +68,9 @@ __global__ void __launch_bounds__(row_threads)
     }
   }
   if (at.tile * rows >= at.sequence.query_count) {
+    if (threadIdx.x == 0) {
+      args.coarse.found[blockIdx.x] = 0;
+    }
     return;
   }
   constexpr int apart = row_threads / lanes, each = rows / apart;  // rows of a thread
@@ -86,7 +89,7 @@ __global__ void __launch_bounds__(row_threads)
       results[n].load(out, result, 8 * lane, width);
     }
   }
-  bool poisoned = false;
+  bool poisoned = false, coarse = false;
 #pragma unroll
   for (int n = 0; n < each; ++n) {
     const int row = first_row + n * apart;
@@ -108,13 +111,16 @@ __global__ void __launch_bounds__(row_threads)
     if (lane == 0) {
       const bool real = i < at.sequence.real_queries;
       const float lse = real ? head_of<float>(args.lse, at.batch, at.head)[position * args.lse.row] : -INFINITY;
-      args.tile_lse[at.index * rows + place_of_row(row)] = lse == -INFINITY ? INFINITY : lse * args.lse_unit;
+      args.tile_lse[at.index * rows + place_of_row(row)] =
+          lse == -INFINITY || is_coarse(lse) ? INFINITY : lse * args.lse_unit;
       args.tile_delta[at.index * rows + place_of_row(row)] = sum + check;
       poisoned |= check != 0.0f;
+      coarse |= is_coarse(lse);
     }
   }
-  const int any = __syncthreads_or(poisoned);
+  const int any = __syncthreads_or(poisoned), any_coarse = __syncthreads_or(coarse);
   if (threadIdx.x == 0) {
+    args.coarse.found[blockIdx.x] = any_coarse;
     args.tile_turns[at.index] = 0;
     args.tile_poisoned[at.index] = any;
   }
@@ -178,23 +184,48 @@ __device__ __forceinline__ bool is_allowed(const HopperBackwardArguments& args, 
          load_number<float>(args.bias.data, args.bias.dtype, offset(args.bias)) != -INFINITY;
 }
 
+// The features of a tile of dO in which some row is not finite, in any order; returns how many.
+template <class Half, int rows>
+__device__ __forceinline__ int poisoned_features(const HopperBackwardArguments& args, const Half* grads, int first,
+                                                 int last, int (&features)[256]) {
+  __shared__ int count;
+  if (threadIdx.x == 0) {
+    count = 0;
+  }
+  __syncthreads();
+  const auto d = static_cast<int>(threadIdx.x);
+  static_assert(row_threads == 256);
+  bool poisoned = false;
+  for (int i = first; i < last && d < args.value_dim; ++i) {
+    poisoned |= !isfinite(number<float>(grads[i * args.grad_out.row + d * args.grad_out.feature]));
+  }
+  if (poisoned) {
+    features[atomicAdd(&count, 1)] = d;
+  }
+  __syncthreads();
+  return count;
+}
+
 // What is not finite in a tile of dO reaches dV of every key that one of its rows sees: the guard may have taken it
 // out. Sums of such numbers have the same bits in any order. Rare, and so plain: a thread for each key and feature.
 template <class Half, int rows>
 __device__ __forceinline__ void add_poison(const HopperBackwardArguments& args, const RowTile& at,
                                            const BackwardSequence& order) {
   const TileSpan tiles = order.keys_of(at.tile);
-  const int first_key = tiles.begin * backward_keys;
-  const int keys = min(tiles.end * backward_keys, order.valid_keys) - first_key;
-  const auto width = static_cast<int>(args.value_dim);
+  const std::int64_t first_key = std::int64_t{tiles.begin} * backward_keys;
+  const std::int64_t keys = smaller(std::int64_t{tiles.end} * backward_keys, order.valid_keys) - first_key;
+  const int first_row = at.tile * rows, last_row = min(first_row + rows, order.real_queries);
   const Half* grads = head_of<Half>(args.grad_out, at.batch, at.head) + at.sequence.query_begin * args.grad_out.row;
   Half* target = head_of<Half>(args.value_gradient, at.batch, at.head / args.group) +
                  at.sequence.key_begin * args.value_gradient.row;
-  for (int x = threadIdx.x; x < keys * width; x += row_threads) {
-    const int key = first_key + x / width, d = x % width;
+  __shared__ int features[256];
+  const int width = poisoned_features<Half, rows>(args, grads, first_row, last_row, features);
+  for (std::int64_t x = threadIdx.x; x < keys * width; x += row_threads) {
+    const std::int64_t key = first_key + x / width;
+    const int d = features[x % width];
     float sum = 0.0f;
-    for (int i = at.tile * rows; i < min((at.tile + 1) * rows, order.real_queries) && sum == sum; ++i) {
-      const float value = number<float>(grads[i * args.grad_out.row + d]);
+    for (int i = first_row; i < last_row && sum == sum; ++i) {
+      const float value = number<float>(grads[i * args.grad_out.row + d * args.grad_out.feature]);
       if (!isfinite(value) && is_allowed(args, at, i, key)) {
         sum += value;
       }
@@ -217,7 +248,7 @@ __device__ __forceinline__ void add_poison(const HopperBackwardArguments& args, 
 }
 
 template <class Half, int head_dim, int rows>
-__global__ void __launch_bounds__(row_threads) backward_finish(const __grid_constant__ HopperBackwardArguments args) {
+__global__ void __launch_bounds__(row_threads, 5) backward_finish(const __grid_constant__ HopperBackwardArguments args) {
   const RowTile at = row_tile<rows>(args, blockIdx.x);
   if (at.tile * rows >= at.sequence.query_count) {
     return;
@@ -238,21 +269,15 @@ template <class Action>
 cudaError_t with_tile(DType dtype, HopperBackwardTile tile, const Action& action) {
   const auto of_type = [&](auto type) {
     if (tile.head_dim == 256) {
-      action(type, std::integral_constant<int, 256>{}, std::integral_constant<int, 64>{});
-    } else if (tile.head_dim == 128) {
-      action(type, std::integral_constant<int, 128>{}, std::integral_constant<int, 64>{});
-    } else if (tile.queries == 128) {
-      action(type, std::integral_constant<int, 64>{}, std::integral_constant<int, 128>{});
-    } else {
-      action(type, std::integral_constant<int, 64>{}, std::integral_constant<int, 64>{});
+      return action(type, std::integral_constant<int, 256>{}, std::integral_constant<int, 64>{});
     }
+    if (tile.head_dim == 128) {
+      return action(type, std::integral_constant<int, 128>{}, std::integral_constant<int, 64>{});
+    }
+    return tile.queries == 128 ? action(type, std::integral_constant<int, 64>{}, std::integral_constant<int, 128>{})
+                               : action(type, std::integral_constant<int, 64>{}, std::integral_constant<int, 64>{});
   };
-  if (dtype == DType::bf16) {
-    of_type(bfloat16{});
-  } else {
-    of_type(float16{});
-  }
-  return cudaGetLastError();
+  return dtype == DType::bf16 ? of_type(bfloat16{}) : of_type(float16{});
 }
 
 std::int64_t row_tiles(const HopperBackwardArguments& arguments, HopperBackwardTile tile) {
@@ -264,16 +289,16 @@ std::int64_t row_tiles(const HopperBackwardArguments& arguments, HopperBackwardT
 cudaError_t launch_backward_rows(const HopperBackwardArguments& arguments, const Rows& out, DType dtype,
                                  HopperBackwardTile tile, cudaStream_t stream) {
   return with_tile(dtype, tile, [&](auto type, auto head_dim, auto rows) {
-    backward_rows<decltype(type), head_dim.value, rows.value>
-        <<<grid(row_tiles(arguments, tile)), row_threads, 0, stream>>>(arguments, out);
+    return start(backward_rows<decltype(type), head_dim.value, rows.value>, grid(row_tiles(arguments, tile)),
+                 row_threads, stream, arguments, out);
   });
 }
 
 cudaError_t launch_backward_finish(const HopperBackwardArguments& arguments, DType dtype, HopperBackwardTile tile,
                                    cudaStream_t stream) {
   return with_tile(dtype, tile, [&](auto type, auto head_dim, auto rows) {
-    backward_finish<decltype(type), head_dim.value, rows.value>
-        <<<grid(row_tiles(arguments, tile)), row_threads, 0, stream>>>(arguments);
+    return start(backward_finish<decltype(type), head_dim.value, rows.value>, grid(row_tiles(arguments, tile)),
+                 row_threads, stream, arguments);
   });
 }
 

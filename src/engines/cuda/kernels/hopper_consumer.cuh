@@ -274,24 +274,21 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
       return;
     }
     this->template modify<edge, change>(work, n);
-    float older[2] = {softmax_.raise(scores_, 0, this->template rest<change>(0)), 0.0f};
+    float older[2] = {softmax_.raise(scores_, 0, this->template rest<change>(0)),
+                      softmax_.raise(scores_, 1, this->template rest<change>(1))};
+    float bases[2] = {softmax_.base(0, this->template rest<change>(0)),
+                      softmax_.base(1, this->template rest<change>(1))};
+    softmax_.bases_in_log2(scores_, bases);
     if constexpr (tile.pinned_maximum) {
-      older[1] = softmax_.raise(scores_, 1, this->template rest<change>(1));
-      float bases[2] = {softmax_.base(0, this->template rest<change>(0)),
-                        softmax_.base(1, this->template rest<change>(1))};
-      softmax_.bases_in_log2(scores_, bases);
       ptx::pin(softmax_.reference[0] + softmax_.reference[1], address(offsetof(Memory, never_written)));
       finish_values();
       if (change == Change::alibi && args_.never) {  // else the exponentials move away from the work beside them
         return;
       }
-      softmax_.exponentials(scores_, 0, older[0], bases[0]);
-      softmax_.exponentials(scores_, 1, older[1], bases[1]);
-    } else {
-      static_assert(!masked, "bases in the scores' own units are for both rows");
-      softmax_.exponentials(scores_, 0, older[0], softmax_.base(0, this->template rest<change>(0)) - softmax_.shift);
-      older[1] = softmax_.raise(scores_, 1, this->template rest<change>(1));
-      softmax_.exponentials(scores_, 1, older[1], softmax_.base(1, this->template rest<change>(1)) - softmax_.shift);
+    }
+    softmax_.exponentials(scores_, 0, older[0], bases[0]);
+    softmax_.exponentials(scores_, 1, older[1], bases[1]);
+    if constexpr (!tile.pinned_maximum) {
       finish_values();
     }
     pack_weights();
@@ -312,7 +309,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if constexpr (raises) {
-          older[i] = softmax_.raise_to(capped<range()>(args_, highest_score(scores_, i)), i, 1.0f);
+          older[i] = softmax_.raise_to(capped<range()>(args_, highest_score(scores_, i)), i);
         }
         bases[i] = softmax_.base(i, NoRest{}) - softmax_.shift;
       }

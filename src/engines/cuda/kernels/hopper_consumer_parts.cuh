@@ -39,6 +39,7 @@ class ConsumerParts {
         quad_lane_(lane & 3) {
     tile_row_ = group * 64 + warp * 16 + lane / 4;
     softmax_.unit = args.softmax_unit;
+    softmax_.coarse = args.coarse_score;
     query_descriptor_ = ptx::tile_descriptor(ptx::shared_address(memory.query[0]) + group * 64 * 128, 16);
     const std::uint32_t ring = ptx::shared_address(memory.ring);
     key_descriptor_ = ptx::tile_descriptor(ring, 16);
@@ -133,7 +134,8 @@ class ConsumerParts {
       }
     }
     if (change == Change::alibi || (any && args_.slopes.data != nullptr)) {
-      add_alibi(slope_, work, tile_row_, n * tile.keys + 2 * quad_lane_, scores_, rest_);
+      add_alibi(slope_, !(fabsf(slope_) < args_.coarse_slope), work, tile_row_, n * tile.keys + 2 * quad_lane_, scores_,
+                rest_);
     }
     if constexpr (masked) {
       if (biased) {
@@ -357,7 +359,7 @@ class ConsumerParts {
   float scores_[tile.keys / 2];
   std::uint32_t weights_[tile.keys / 4];
   float out_[head_dim / 2];
-  RowSoftmax<Half, masked> softmax_;
+  TileSoftmax<Half> softmax_;
   float slope_;
   float rest_[2] = {0.0f, 0.0f};
   std::uint32_t mask_bits_[2];

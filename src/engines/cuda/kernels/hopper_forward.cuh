@@ -135,6 +135,7 @@ template <class Half, int head_dim, HopperVariant variant>
 __global__ __launch_bounds__(hopper_tile(head_dim, variant).threads(),
                              1) void hopper_forward(const __grid_constant__ HopperArguments args) {
   using Memory = HopperMemory<head_dim, variant>;
+  static_assert(sizeof(Memory) <= 227 * 1024);  // what a block may have
   extern __shared__ __align__(tile_alignment) std::uint8_t dynamic_shared[];
   auto& memory = *reinterpret_cast<Memory*>(dynamic_shared);
   const auto init = [&] {

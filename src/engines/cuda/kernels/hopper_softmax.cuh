@@ -75,19 +75,21 @@ struct NoRest {};
 template <class Rest>
 inline constexpr bool has_rest = !std::is_same_v<Rest, NoRest>;
 
-// Weights are 2^(unit * score - reference + shift) with reference = unit * (the highest score so far); unit is log2(e),
-// times the scale where scores are still products. Where there may be a bias the reference is kept in the scores' own
-// units, in which a bias of -3e38 does not overflow.
+// Weights are 2^(unit * (score - reference) + shift) where reference is the highest score so far and unit is log2(e),
+// times the scale where scores are still products. A fused multiply-add does, with unit * reference rounded; but beyond
+// 2^24 that is off by whole powers of 2, and a row's weights would overflow or vanish together. There the reference is
+// subtracted from the row's scores first.
 //
 // shift lifts the weights of f16 to 2^14 at most: its smallest number is 2^-24, and many small weights may matter
 // together.
-template <class Half, bool own_units>
-struct RowSoftmax {
+template <class Half>
+struct TileSoftmax {
   static constexpr float shift = std::is_same_v<Half, float16> ? 14.0f : 0.0f;
 
-  float reference[2];  // the highest score so far: in units of log2, or the scores' own
+  float reference[2];  // the highest score so far
   float sum[2];        // this thread's share
   float unit;
+  float coarse;  // 2^24 / unit
 
   __device__ __forceinline__ void start() {
 #pragma unroll
@@ -105,45 +107,38 @@ struct RowSoftmax {
     if constexpr (has_rest<Rest>) {
       highest += rest;  // lanes of a quad have their own
     }
-    return raise_to(highest, i, own_units ? 1.0f : unit);
+    return raise_to(highest, i);
   }
 
-  // The same for a thread's highest score, which has this unit.
-  __device__ __forceinline__ float raise_to(float highest, int i, float highest_unit) {
+  // The same for a thread's highest score.
+  __device__ __forceinline__ float raise_to(float highest, int i) {
     highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
     highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
     const float old = reference[i];
-    reference[i] = fmaxf(old, highest * highest_unit);
-    return ptx::exp2_fast(own_units ? (old - finite_reference(i)) * unit : old - finite_reference(i));
+    reference[i] = fmaxf(old, highest);
+    return ptx::exp2_fast((old - finite_reference(i)) * unit);
   }
 
   // What row i's exponents are relative to.
   template <class Rest>
   __device__ __forceinline__ float base(int i, Rest rest) const {
     if constexpr (has_rest<Rest>) {
-      return finite_reference(i) - (own_units ? rest : rest * unit);
+      return finite_reference(i) - rest;
     } else {
       return finite_reference(i);
     }
   }
 
-  // The same for both rows in units of log2. A base so large that it would overflow there is taken from the scores
-  // instead.
+  // The same for both rows in units of log2; a coarse one is taken from its row's scores instead.
   template <int count>
   __device__ __forceinline__ void bases_in_log2(float (&scores)[count], float (&bases)[2]) const {
-    if constexpr (own_units) {
-      constexpr float huge = 1e38f;
-      if (fmaxf(fabsf(bases[0]), fabsf(bases[1])) > huge) {
-#pragma unroll
-        for (int k = 0; k < count; ++k) {
-          scores[k] -= bases[k / 2 % 2];
-        }
-        bases[0] = bases[1] = 0.0f;
-      }
+    if (fmaxf(fabsf(bases[0]), fabsf(bases[1])) > coarse) [[unlikely]] {
+      subtract_coarse(scores, 0, bases[0]);
+      subtract_coarse(scores, 1, bases[1]);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      bases[i] = (own_units ? bases[i] * unit : bases[i]) - shift;
+      bases[i] = bases[i] * unit - shift;
     }
   }
 
@@ -169,12 +164,11 @@ struct RowSoftmax {
     sum[i] = sum[i] * older + (even + odd);
   }
 
-  // The end of a row's keys. From here on a reference in the scores' own units is in natural ones: `scale` is what
-  // makes a score natural.
+  // The end of a row's keys. From here on references are natural: `scale` is what makes a score so.
   __device__ __forceinline__ void join_quad(float scale) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      reference[i] = own_units ? reference[i] * scale : reference[i];
+      reference[i] *= scale;
       sum[i] += __shfl_xor_sync(~0u, sum[i], 1);
       sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
     }
@@ -182,21 +176,30 @@ struct RowSoftmax {
 
   // A sink takes part in the sum like a key without value; returns what the output is multiplied with for it.
   __device__ __forceinline__ float add_sink(int i, float sink) {
-    const float scale = own_units ? 1.0f : log2_e;
     const float old = reference[i];
-    reference[i] = fmaxf(old, sink * scale);
+    reference[i] = fmaxf(old, sink);
     const float base = finite_reference(i);
-    const float older = ptx::exp2_fast((old - base) * (log2_e / scale));
-    sum[i] = sum[i] * older + ptx::exp2_fast((sink * scale - base) * (log2_e / scale) + shift);
+    const float older = ptx::exp2_fast((old - base) * log2_e);
+    sum[i] = sum[i] * older + ptx::exp2_fast((sink - base) * log2_e + shift);
     return older;
   }
 
   __device__ __forceinline__ float lse(int i) const {
-    const float base = own_units ? reference[i] : reference[i] * ln_2;
-    return sum[i] == 0.0f ? minus_infinity : base + (ptx::log2_fast(sum[i]) - shift) * ln_2;
+    return sum[i] == 0.0f ? minus_infinity : reference[i] + (ptx::log2_fast(sum[i]) - shift) * ln_2;
   }
 
  private:
+  template <int count>
+  __device__ __forceinline__ void subtract_coarse(float (&scores)[count], int i, float& base) const {
+    if (fabsf(base) > coarse) {
+#pragma unroll
+      for (int k = 0; k < count / 2; ++k) {
+        scores[k / 2 * 4 + 2 * i + k % 2] -= base;
+      }
+      base = 0.0f;
+    }
+  }
+
   // While a row has seen no key its reference is -inf, and every exponent is -inf - 0.
   __device__ __forceinline__ float finite_reference(int i) const {
     return reference[i] == minus_infinity ? 0.0f : reference[i];

@@ -47,6 +47,10 @@ cudaError_t launch_bias_gradient(const Launch& launch, const BiasGradientArgumen
 cudaError_t launch_matrix(const Launch& launch, const ScoresArguments& arguments, cudaStream_t stream);
 
 cudaError_t launch_row_deltas(const DeltaArguments& arguments, DType dtype, cudaStream_t stream);
+constexpr int delta_rows_a_tile = 8;  // of CoarseRows::found
+// Behind the gradient kernels, and before those of bias and sinks.
+cudaError_t launch_coarse_gradients(const CoarseGradientArguments& arguments, DType dtype, int multiprocessors,
+                                    cudaStream_t stream);
 cudaError_t launch_sink_gradients(const SinkGradientArguments& arguments, DType dtype, cudaStream_t stream);
 
 }  // namespace headway::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "engines/cuda/kernels/kernels.h"
 
@@ -13,6 +14,16 @@ inline std::int64_t blocks(std::int64_t size, std::int64_t block) { return (size
 inline dim3 grid(std::int64_t tasks) {
   constexpr std::int64_t most = (std::int64_t{1} << 31) - 1;
   return dim3(static_cast<unsigned>(tasks < most ? tasks : most));
+}
+
+// Launches a kernel and returns what CUDA says of that: what cudaGetLastError would say may be another library's.
+template <class... Parameters, class... Values>
+cudaError_t start(void (*kernel)(Parameters...), dim3 blocks, int threads, cudaStream_t stream, Values&&... values) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, std::forward<Values>(values)...);
 }
 
 // For a kernel that may begin before the one in front of it has ended (ptx/dependent_launch.cuh).

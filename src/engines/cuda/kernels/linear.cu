@@ -225,19 +225,18 @@ __global__ void __launch_bounds__(threads)
 template <class Launch>
 cudaError_t of_type(DType dtype, const Launch& launch) {
   switch (dtype) {
-    case DType::f64: launch.template operator()<double>(); break;
-    case DType::bf16: launch.template operator()<bfloat16>(); break;
-    case DType::f16: launch.template operator()<float16>(); break;
-    default: launch.template operator()<float>(); break;
+    case DType::f64: return launch.template operator()<double>();
+    case DType::bf16: return launch.template operator()<bfloat16>();
+    case DType::f16: return launch.template operator()<float16>();
+    default: return launch.template operator()<float>();
   }
-  return cudaGetLastError();
 }
 
 }  // namespace
 
 cudaError_t launch_product(const ProductArguments& arguments, DType dtype, cudaStream_t stream) {
   const dim3 size = grid(blocks(arguments.rows, tile) * blocks(arguments.columns, tile));
-  return of_type(dtype, [&]<class T>() { linear_product<T><<<size, threads, 0, stream>>>(arguments); });
+  return of_type(dtype, [&]<class T>() { return start(linear_product<T>, size, threads, stream, arguments); });
 }
 
 std::int64_t column_sum_chunks(std::int64_t rows) { return blocks(rows, chunk_rows); }
@@ -248,11 +247,13 @@ cudaError_t launch_column_sums(const LinearMatrix& matrix, std::int64_t rows, st
   return of_type(dtype, [&]<class T>() {
     auto* parts = static_cast<RealOf<T>*>(partial);
     if (chunks > 0) {
-      column_chunks<T>
-          <<<grid(chunks * blocks(columns, chunk_columns)), threads, 0, stream>>>(matrix, rows, columns, parts);
+      const dim3 size = grid(chunks * blocks(columns, chunk_columns));
+      if (const cudaError_t result = start(column_chunks<T>, size, threads, stream, matrix, rows, columns, parts)) {
+        return result;
+      }
     }
-    join_chunks<T>
-        <<<grid(blocks(columns, threads)), threads, 0, stream>>>(parts, chunks, columns, static_cast<T*>(sums));
+    return start(join_chunks<T>, grid(blocks(columns, threads)), threads, stream, parts, chunks, columns,
+                 static_cast<T*>(sums));
   });
 }
 

@@ -14,6 +14,8 @@ struct MeanWeightsArguments : Arguments {
 // On tensor cores, and exact. Both count the tiles.
 Launch mma_mean_weights_launch(MeanWeightsArguments& arguments, DType dtype);
 Launch simt_mean_weights_launch(MeanWeightsArguments& arguments, DType dtype);
+// Behind the one that was chosen: rows whose lse says too little.
+cudaError_t launch_coarse_mean_weights(const MeanWeightsArguments& arguments, DType dtype, cudaStream_t stream);
 cudaError_t launch_mean_weights(const Launch& launch, const MeanWeightsArguments& arguments, cudaStream_t stream);
 
 }  // namespace headway::cuda

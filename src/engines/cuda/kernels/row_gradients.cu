@@ -1,19 +1,16 @@
 // What a backward needs or gives one number of for each row or head: delta, and the gradient of sinks.
-#include "engines/cuda/elements.cuh"
 #include "engines/cuda/kernels/kernels.h"
 #include "engines/cuda/kernels/launch.cuh"
-#include "engines/cuda/kernels/softmax.cuh"
-#include "engines/cuda/key_range.cuh"
-#include "engines/cuda/modifiers.cuh"
+#include "engines/cuda/kernels/plain_rows.cuh"
 
 namespace headway::cuda {
 namespace {
 
 constexpr int warp = 32;
-constexpr int rows_a_block = 8;
+constexpr int rows_a_block = delta_rows_a_tile;
 
 // delta(i) = <grad_out(i), out(i)>, a warp for each row; both are read once. Where out is 0 the term is 0 whatever
-// grad_out holds: a row without keys has no gradient, not even NaN.
+// grad_out holds: a row without keys has no gradient, not even NaN. Coarse rows are found on the way.
 template <class T>
 __global__ void __launch_bounds__(warp* rows_a_block)
     row_deltas(const __grid_constant__ DeltaArguments args, std::int64_t row_tiles, std::int64_t tasks) {
@@ -23,22 +20,24 @@ __global__ void __launch_bounds__(warp* rows_a_block)
     const std::int64_t i = task % row_tiles * rows_a_block + threadIdx.x / warp, head = task / row_tiles;
     const std::int64_t b = head / args.heads, h = head % args.heads;
     const Sequence sequence = sequence_of(args, b);
-    if (i >= sequence.real_queries) {
-      continue;
+    bool coarse = false;
+    if (i < sequence.real_queries) {
+      const std::int64_t row = sequence.query_begin + i;
+      const T* grad = head_of<T>(args.grad_out, b, h) + row * args.grad_out.row;
+      const T* out = head_of<T>(args.out, b, h) + row * args.out.row;
+      const Real sum = warp_delta<T>(grad, args.grad_out.feature, out, args.out.feature, args.value_dim, lane);
+      const Real lse = head_of<Real>(args.lse, b, h)[row * args.lse.row];
+      coarse = is_coarse(lse);
+      if (lane == 0) {
+        head_of<Real>(args.delta, b, h)[row * args.delta.row] = sum;
+        if (args.fine_lse.data != nullptr) {
+          head_of<Real>(args.fine_lse, b, h)[row * args.fine_lse.row] = coarse ? infinity<Real>() : lse;
+        }
+      }
     }
-    const std::int64_t row = sequence.query_begin + i;
-    const T* grad = head_of<T>(args.grad_out, b, h) + row * args.grad_out.row;
-    const T* out = head_of<T>(args.out, b, h) + row * args.out.row;
-    Real sum = 0;
-    for (std::int64_t d = lane; d < args.value_dim; d += warp) {
-      const Real value = number<Real>(out[d * args.out.feature]);
-      sum += value == 0 ? Real(0) : number<Real>(grad[d * args.grad_out.feature]) * value;
-    }
-    for (int lanes = warp / 2; lanes > 0; lanes /= 2) {
-      sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
-    }
-    if (lane == 0) {
-      head_of<Real>(args.delta, b, h)[row * args.delta.row] = sum;
+    const int found = __syncthreads_or(coarse);
+    if (threadIdx.x == 0 && args.coarse.found != nullptr) {
+      args.coarse.found[task] = found;
     }
   }
 }
@@ -60,7 +59,8 @@ __global__ void __launch_bounds__(sink_threads) sink_gradients(const __grid_cons
         const std::int64_t row = sequence.query_begin + i;
         const Real lse = head_of<Real>(args.lse, b, h)[row * args.lse.row];
         const Real delta = head_of<Real>(args.delta, b, h)[row * args.delta.row];
-        sum -= static_cast<double>(exponential(sink - lse) * delta);
+        const WeightBase<Real> weight = weight_base<Summing::in_chains>(args.coarse, b, h, row, lse);
+        sum -= static_cast<double>(exponential(sink - weight.base) * weight.factor * delta);
       }
     }
     shares[threadIdx.x] = sum;
@@ -80,12 +80,11 @@ __global__ void __launch_bounds__(sink_threads) sink_gradients(const __grid_cons
 template <class Action>
 cudaError_t with_type(DType dtype, const Action& action) {
   switch (dtype) {
-    case DType::f64: action(double{}); break;
-    case DType::bf16: action(bfloat16{}); break;
-    case DType::f16: action(float16{}); break;
-    default: action(float{}); break;
+    case DType::f64: return action(double{});
+    case DType::bf16: return action(bfloat16{});
+    case DType::f16: return action(float16{});
+    default: return action(float{});
   }
-  return cudaGetLastError();
 }
 
 }  // namespace
@@ -94,13 +93,13 @@ cudaError_t launch_row_deltas(const DeltaArguments& arguments, DType dtype, cuda
   const std::int64_t row_tiles = blocks(arguments.query_len, rows_a_block);
   const std::int64_t tasks = arguments.batch * arguments.heads * row_tiles;
   return with_type(dtype, [&](auto type) {
-    row_deltas<decltype(type)><<<grid(tasks), warp * rows_a_block, 0, stream>>>(arguments, row_tiles, tasks);
+    return start(row_deltas<decltype(type)>, grid(tasks), warp * rows_a_block, stream, arguments, row_tiles, tasks);
   });
 }
 
 cudaError_t launch_sink_gradients(const SinkGradientArguments& arguments, DType dtype, cudaStream_t stream) {
   return with_type(dtype, [&](auto type) {
-    sink_gradients<decltype(type)><<<grid(arguments.heads), sink_threads, 0, stream>>>(arguments);
+    return start(sink_gradients<decltype(type)>, grid(arguments.heads), sink_threads, stream, arguments);
   });
 }
 

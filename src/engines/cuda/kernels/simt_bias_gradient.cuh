@@ -22,7 +22,7 @@ class SimtBiasGradient {
   }
 
   __device__ SimtBiasGradient(const BiasGradientArguments& args, Real* shared)
-      : args_(args), pairs_(args, args.grad_out, args.lse, args.delta, shared) {}
+      : args_(args), pairs_(args, args.grad_out, args.lse, args.delta, &args.coarse, shared) {}
 
   // The tile of items from b, heads from h, queries from `query` and keys from `key`: one of each, or all of them.
   __device__ void run(std::int64_t b, std::int64_t h, std::int64_t query, std::int64_t key) {

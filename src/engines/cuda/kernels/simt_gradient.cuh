@@ -29,7 +29,7 @@ class SimtGradient {
 
   __device__ SimtGradient(const GradientArguments& args, Real* shared)
       : args_(args),
-        pairs_(args, args.grad_out, args.lse, args.delta, shared),
+        pairs_(args, args.grad_out, args.lse, args.delta, nullptr, shared),
         others_(shared + Pairs::size(args)),
         width_(args.of == GradientOf::value ? args.value_dim : args.head_dim) {}
 

@@ -1,10 +1,11 @@
 // The gradient of every pair of a tile, in exact f32 or f64 arithmetic:
-//   p = exp(s - lse)   dp = dropout_factor <grad_out(i), v(j)>   ds = p (dp - delta(i))
+//   p = factor exp(s - base)   dp = dropout_factor <grad_out(i), v(j)>   ds = p (dp - delta(i))
+// where base is lse and factor 1 but for coarse rows, whose scores have the bits of plain_rows.cuh here.
 // A tile's rows may be queries and its columns keys, or the other way round: what differs is only which is which.
 #pragma once
 
+#include "engines/cuda/kernels/plain_rows.cuh"
 #include "engines/cuda/kernels/simt_scores.cuh"
-#include "engines/cuda/kernels/softmax.cuh"
 
 namespace headway::cuda {
 
@@ -12,7 +13,7 @@ namespace headway::cuda {
 template <class Real>
 struct QueryStats {
   KeyRange range;
-  Real lse, delta;
+  Real base, factor, delta;
 };
 
 template <class T, bool KeysAreRows, class Shape>
@@ -28,8 +29,10 @@ class SimtPairs {
            (args.softcap != 0 ? 2 : 1) * Shape::keys * Shape::row_stride;
   }
 
-  __device__ SimtPairs(const Arguments& args, const Rows& grad_out, const Rows& lse, const Rows& delta, Real* shared)
-      : args_(args), grad_out_(grad_out), lse_(lse), delta_(delta) {
+  // Without `coarse` such rows' lse is +inf.
+  __device__ SimtPairs(const Arguments& args, const Rows& grad_out, const Rows& lse, const Rows& delta,
+                       const CoarseRows* coarse, Real* shared)
+      : args_(args), grad_out_(grad_out), lse_(lse), delta_(delta), coarse_(coarse) {
     Real* other = shared + Shape::own_size(args.head_dim) + Shape::own_size(args.value_dim);
     scores_ = {shared, other};
     grads_ = {shared + Shape::own_size(args.head_dim), other};
@@ -55,10 +58,14 @@ class SimtPairs {
   __device__ void fill_stats(std::int64_t first_query) {
     if (static_cast<int>(threadIdx.x) < queries) {
       const std::int64_t i = first_query + threadIdx.x, row = sequence_.query_begin + i;
-      QueryStats<Real> one{{0, 0}, 0, 0};
+      QueryStats<Real> one{{0, 0}, 0, 0, 0};
       if (i < sequence_.real_queries) {
         one.range = row_range(args_, sequence_, b_, i);
-        one.lse = head_of<Real>(lse_, b_, h_)[row * lse_.row];
+        const Real lse = head_of<Real>(lse_, b_, h_)[row * lse_.row];
+        const WeightBase<Real> weight =
+            coarse_ != nullptr ? weight_base<Summing::in_order>(*coarse_, b_, h_, row, lse) : WeightBase<Real>{lse, 1};
+        one.base = weight.base;
+        one.factor = weight.factor;
         one.delta = head_of<Real>(delta_, b_, h_)[row * delta_.row];
       }
       stats()[threadIdx.x] = one;
@@ -91,7 +98,8 @@ class SimtPairs {
       for (int n = 0; n < N; ++n) {
         const bool none = result[m][n] == -infinity<Real>();
         forbidden |= std::uint64_t{none} << (m * N + n);
-        result[m][n] = none ? Real(0) : exponential(result[m][n] - stats_of(m, n).lse);
+        const QueryStats<Real> query = stats_of(m, n);
+        result[m][n] = none ? Real(0) : exponential(result[m][n] - query.base) * query.factor;
         own[(m * N + n) * Shape::threads] = result[m][n];
       }
     }
@@ -147,6 +155,7 @@ class SimtPairs {
 
   const Arguments& args_;
   const Rows &grad_out_, &lse_, &delta_;
+  const CoarseRows* coarse_;
   SimtProduct<T, Shape> scores_, grads_;
   Real* slopes_;  // where there is a softcap
   std::int64_t b_ = 0, h_ = 0, g_ = 0, first_row_ = 0;

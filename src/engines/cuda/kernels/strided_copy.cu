@@ -28,12 +28,11 @@ __global__ void __launch_bounds__(threads) strided_copy(const __grid_constant__ 
 cudaError_t launch_strided_copy(const StridedCopy& copy, cudaStream_t stream) {
   const dim3 blocks_of = grid(blocks(copy.elements, threads));
   switch (copy.element_bytes) {
-    case 1: strided_copy<std::uint8_t><<<blocks_of, threads, 0, stream>>>(copy); break;
-    case 2: strided_copy<std::uint16_t><<<blocks_of, threads, 0, stream>>>(copy); break;
-    case 4: strided_copy<std::uint32_t><<<blocks_of, threads, 0, stream>>>(copy); break;
-    default: strided_copy<std::uint64_t><<<blocks_of, threads, 0, stream>>>(copy); break;
+    case 1: return start(strided_copy<std::uint8_t>, blocks_of, threads, stream, copy);
+    case 2: return start(strided_copy<std::uint16_t>, blocks_of, threads, stream, copy);
+    case 4: return start(strided_copy<std::uint32_t>, blocks_of, threads, stream, copy);
+    default: return start(strided_copy<std::uint64_t>, blocks_of, threads, stream, copy);
   }
-  return cudaGetLastError();
 }
 
 }  // namespace headway::cuda

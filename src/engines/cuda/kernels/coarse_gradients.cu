@@ -1,0 +1,262 @@
+// What coarse rows (plain_rows.cuh) bring to the gradients of query, key and value, and their statistics for those of
+// bias and sinks. Runs behind the kernels for all pairs, which left these rows out.
+//
+// A block has the coarse rows of one kv head and a slice of its keys. It first finds every row's statistics, as the
+// other slices' blocks do: they write the same bits. Then a warp takes a row of dq, or a key, and walks over 32 pairs
+// at a time, of which each lane makes the coefficients; sums run in one order. Nothing of this is fast, and where there
+// are no coarse rows a block ends when it has seen so.
+#include "engines/cuda/kernels/kernels.h"
+#include "engines/cuda/kernels/launch.cuh"
+#include "engines/cuda/kernels/plain_rows.cuh"
+#include "engines/cuda/ptx/dependent_launch.cuh"
+
+namespace headway::cuda {
+namespace {
+
+constexpr int coarse_threads = 256, warps = coarse_threads / 32;
+constexpr int each = 4;  // features of a lane at a time
+
+template <class T>
+class CoarseGradients {
+ public:
+  using Real = RealOf<T>;
+
+  __device__ CoarseGradients(const CoarseGradientArguments& args, std::int64_t b, std::int64_t g)
+      : args_(args),
+        b_(b),
+        g_(g),
+        lane_(static_cast<int>(threadIdx.x) % 32),
+        warp_(static_cast<int>(threadIdx.x) / 32) {}
+
+  __device__ bool has_rows() const {
+    const std::int64_t count = args_.group * args_.coarse.tiles;
+    const int* found = args_.coarse.found + (b_ * args_.heads + g_ * args_.group) * args_.coarse.tiles;
+    bool any = false;
+    for (std::int64_t tile = threadIdx.x; tile < count; tile += coarse_threads) {
+      any |= found[tile] != 0;
+    }
+    return __syncthreads_or(any) != 0;
+  }
+
+  __device__ void run(std::int64_t slice, std::int64_t slices) {
+    for_rows(warp_, warps, [&](const PlainHead<T>& head, std::int64_t h, std::int64_t i) { find(head, h, i); });
+    __syncthreads();
+    if (args_.query_gradient.data != nullptr) {
+      for_rows(slice * warps + warp_, slices * warps,
+               [&](const PlainHead<T>& head, std::int64_t h, std::int64_t i) { differentiate_query(head, h, i); });
+    }
+    const std::int64_t keys = sequence_of(args_, b_).key_count;
+    for (std::int64_t j = slice * warps + warp_; j < keys; j += slices * warps) {
+      differentiate_key(j);
+    }
+  }
+
+ private:
+  struct Coefficients {
+    bool allowed = false;
+    Real weight = 0, score_gradient = 0;  // p with dropout, and ds
+  };
+
+  // visit(head, h, i) for the coarse rows whose number is `first` modulo `step`, by all lanes of a warp.
+  template <class Visit>
+  __device__ void for_rows(std::int64_t first, std::int64_t step, const Visit& visit) const {
+    for (std::int64_t h = g_ * args_.group; h < (g_ + 1) * args_.group; ++h) {
+      const PlainHead<T> head(args_, b_, h);
+      for (std::int64_t tile = 0; tile < args_.coarse.tiles; ++tile) {
+        if (args_.coarse.found[(b_ * args_.heads + h) * args_.coarse.tiles + tile] == 0) {
+          continue;
+        }
+        const std::int64_t begin = tile * args_.coarse.tile_rows;
+        for (std::int64_t i = begin; i < smaller(begin + args_.coarse.tile_rows, head.sequence().real_queries); ++i) {
+          if (i % step == first && is_coarse(lse_of(head, h, i))) {
+            visit(head, h, i);
+          }
+        }
+      }
+    }
+  }
+
+  __device__ Real lse_of(const PlainHead<T>& head, std::int64_t h, std::int64_t i) const {
+    return head_of<Real>(args_.lse, b_, h)[(head.sequence().query_begin + i) * args_.lse.row];
+  }
+  __device__ CoarseRow<Real>& row_of(const PlainHead<T>& head, std::int64_t h, std::int64_t i) const {
+    return coarse_row<Real>(args_.coarse, b_, h, head.sequence().query_begin + i);
+  }
+
+  // The statistics of a row.
+  __device__ void find(const PlainHead<T>& head, std::int64_t h, std::int64_t i) const {
+    const T* grad = head.query_row(args_.grad_out, i);
+    bool any = false;
+    for (std::int64_t d = lane_; d < args_.value_dim; d += 32) {
+      any |= number<Real>(grad[d * args_.grad_out.feature]) != 0;
+    }
+    CoarseRow<Real> row{};
+    if (__any_sync(~0u, any)) {
+      const Real sink = sink_of<Real>(args_, h);
+      row.weights = weight_base(head.softmax(i, lane_), sink);
+      if (args_.of_bias) {
+        row.ordered_weights = weight_base(head.template softmax<Summing::in_order>(i, lane_), sink);
+      }
+      row.delta = warp_delta(grad, args_.grad_out.feature, head.query_row(args_.out, i), args_.out.feature,
+                             args_.value_dim, lane_);
+    }
+    if (lane_ == 0) {
+      row_of(head, h, i) = row;
+    }
+    __syncwarp();
+  }
+
+  __device__ Coefficients coefficients(const PlainHead<T>& head, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    Coefficients result;
+    const CoarseRow<Real> row = row_of(head, h, i);
+    if (row.weights.factor == 0) {
+      return result;
+    }
+    Real slope;
+    const Real score = head.score(i, j, slope);
+    result.allowed = score != -infinity<Real>();
+    const Real p = exponential(score - row.weights.base) * row.weights.factor;
+    const bool kept = !args_.dropout.active || is_kept(args_.dropout, b_, h, i, j);
+    const Real kept_factor = kept ? static_cast<Real>(args_.dropout.kept_scale) : Real(0);
+    const Real dp = plain_product(head.query_row(args_.grad_out, i), args_.grad_out.feature,
+                                  head.key_row(args_.value, j), args_.value.feature, args_.value_dim);
+    result.weight = kept ? p * kept_factor : Real(0);
+    result.score_gradient = p * (dp * kept_factor - row.delta) * slope;
+    return result;
+  }
+
+  // dq(i) = scale sum over j of ds k(j); the kernel for all pairs wrote 0 there.
+  __device__ void differentiate_query(const PlainHead<T>& head, std::int64_t h, std::int64_t i) const {
+    const KeyRange keys = head.range(i);
+    T* target = const_cast<T*>(head.query_row(args_.query_gradient, i));
+#pragma unroll 1
+    for (std::int64_t first = 0; first < args_.head_dim; first += 32 * each) {
+      Real sums[each] = {};
+#pragma unroll 1
+      for (std::int64_t j = keys.begin; j < keys.end; j += 32) {
+        const Coefficients own = j + lane_ < keys.end ? coefficients(head, h, i, j + lane_) : Coefficients{};
+        add_plain_rows<T>(
+            own.allowed, own.score_gradient, args_.key.feature, first, args_.head_dim, lane_,
+            [&](int t) { return head.key_row(args_.key, j + t); }, sums);
+      }
+      for_features(first, args_.head_dim, [&](std::int64_t d, int x) {
+        target[d * args_.query_gradient.feature] = element<T>(sums[x] * bounded<Real>(args_.scale));
+      });
+    }
+  }
+
+  // dk(j) += scale sum over i of ds q(i)      dv(j) += sum over i of p grad_out(i)
+  __device__ void differentiate_key(std::int64_t j) const {
+    const std::int64_t width = larger(args_.head_dim, args_.value_dim);
+#pragma unroll 1
+    for (std::int64_t first = 0; first < width; first += 32 * each) {
+      Real key_sums[each] = {}, value_sums[each] = {};
+#pragma unroll 1
+      for (std::int64_t h = g_ * args_.group; h < (g_ + 1) * args_.group; ++h) {
+        add_head(h, j, first, key_sums, value_sums);
+      }
+      add_to(args_.key_gradient, j, first, args_.head_dim, bounded<Real>(args_.scale), key_sums);
+      add_to(args_.value_gradient, j, first, args_.value_dim, Real(1), value_sums);
+    }
+  }
+
+  __device__ void add_head(std::int64_t h, std::int64_t j, std::int64_t first, Real (&key_sums)[each],
+                           Real (&value_sums)[each]) const {
+    const PlainHead<T> head(args_, b_, h);
+    const std::int64_t real = head.sequence().real_queries;
+#pragma unroll 1
+    for (std::int64_t tile = 0; tile < args_.coarse.tiles; ++tile) {
+      if (args_.coarse.found[(b_ * args_.heads + h) * args_.coarse.tiles + tile] == 0) {
+        continue;
+      }
+      const std::int64_t begin = tile * args_.coarse.tile_rows, end = smaller(begin + args_.coarse.tile_rows, real);
+#pragma unroll 1
+      for (std::int64_t i = begin; i < end; i += 32) {
+        Coefficients own;
+        if (i + lane_ < end && is_coarse(lse_of(head, h, i + lane_))) {
+          const KeyRange keys = head.range(i + lane_);
+          if (j >= keys.begin && j < keys.end) {
+            own = coefficients(head, h, i + lane_, j);
+          }
+        }
+        add_plain_rows<T>(
+            own.allowed, own.score_gradient, args_.query.feature, first, args_.head_dim, lane_,
+            [&](int t) { return head.query_row(args_.query, i + t); }, key_sums);
+        add_plain_rows<T>(
+            own.allowed, own.weight, args_.grad_out.feature, first, args_.value_dim, lane_,
+            [&](int t) { return head.query_row(args_.grad_out, i + t); }, value_sums);
+      }
+    }
+  }
+
+  __device__ void add_to(const Rows& gradient, std::int64_t j, std::int64_t first, std::int64_t width, Real scale,
+                         const Real (&sums)[each]) const {
+    if (gradient.data == nullptr) {
+      return;
+    }
+    T* target = head_of<T>(gradient, b_, g_) + (sequence_of(args_, b_).key_begin + j) * gradient.row;
+    for_features(first, width, [&](std::int64_t d, int x) {
+      T& one = target[d * gradient.feature];
+      one = element<T>(number<Real>(one) + sums[x] * scale);
+    });
+  }
+
+  // visit(d, x) for the features of this lane's sums.
+  template <class Visit>
+  __device__ void for_features(std::int64_t first, std::int64_t width, const Visit& visit) const {
+#pragma unroll
+    for (int x = 0; x < each; ++x) {
+      const std::int64_t d = first + lane_ + 32 * x;
+      if (d < width) {
+        visit(d, x);
+      }
+    }
+  }
+
+  const CoarseGradientArguments& args_;
+  const std::int64_t b_, g_;
+  const int lane_, warp_;
+};
+
+template <class T>
+__global__ void __launch_bounds__(coarse_threads)
+    coarse_gradients(const __grid_constant__ CoarseGradientArguments args, std::int64_t slices, std::int64_t tasks) {
+  ptx::wait_for_kernel_before();
+  for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const std::int64_t head = task / slices;
+    CoarseGradients<T> gradients(args, head / args.kv_heads, head % args.kv_heads);
+    if (gradients.has_rows()) {
+      gradients.run(task % slices, slices);
+    }
+    __syncthreads();  // what the next task writes has been read
+  }
+}
+
+template <class T>
+cudaError_t launch(const CoarseGradientArguments& arguments, int multiprocessors, cudaStream_t stream) {
+  const std::int64_t heads = arguments.batch * arguments.kv_heads;
+  const std::int64_t most = 8, some = 2 * std::int64_t{multiprocessors} / heads;
+  const std::int64_t slices = some < 1 ? 1 : some < most ? some : most;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid(heads * slices);
+  config.blockDim = dim3(coarse_threads);
+  config.stream = stream;
+  cudaLaunchAttribute early = early_start();
+  config.attrs = &early;
+  config.numAttrs = 1;
+  return cudaLaunchKernelEx(&config, coarse_gradients<T>, arguments, slices, heads * slices);
+}
+
+}  // namespace
+
+cudaError_t launch_coarse_gradients(const CoarseGradientArguments& arguments, DType dtype, int multiprocessors,
+                                    cudaStream_t stream) {
+  switch (dtype) {
+    case DType::f64: return launch<double>(arguments, multiprocessors, stream);
+    case DType::bf16: return launch<bfloat16>(arguments, multiprocessors, stream);
+    case DType::f16: return launch<float16>(arguments, multiprocessors, stream);
+    default: return launch<float>(arguments, multiprocessors, stream);
+  }
+}
+
+}  // namespace headway::cuda

@@ -1,0 +1,133 @@
+// The mean of the weights over the heads (mean_weights.cuh) where a head's lse says too little of a row's weights
+// (plain_rows.cuh): such rows are found anew, in plain arithmetic. A warp looks through the heads of a row; if one of
+// the block's rows needs it, all its warps do them one after another.
+#include "engines/cuda/kernels/launch.cuh"
+#include "engines/cuda/kernels/mean_weights_kernels.h"
+#include "engines/cuda/kernels/plain_rows.cuh"
+
+namespace headway::cuda {
+namespace {
+
+constexpr int mean_threads = 256, mean_warps = mean_threads / 32;
+constexpr int together = 256;  // heads whose statistics are in shared memory
+
+template <class T>
+class CoarseMeanWeights {
+ public:
+  using Real = RealOf<T>;
+
+  __device__ CoarseMeanWeights(const MeanWeightsArguments& args, std::int64_t b)
+      : args_(args), b_(b), lane_(static_cast<int>(threadIdx.x) % 32), warp_(static_cast<int>(threadIdx.x) / 32) {}
+
+  // By a warp.
+  __device__ bool is_coarse_row(std::int64_t i) const {
+    bool coarse = false;
+    for (std::int64_t h = lane_; h < args_.heads && i < args_.query_len; h += 32) {
+      coarse |= is_coarse(lse_of(h, i));
+    }
+    return __any_sync(~0u, coarse) != 0;
+  }
+
+  // By all threads.
+  __device__ void run(std::int64_t i) const {
+    for (std::int64_t first_key = 0; first_key < args_.key_len; first_key += mean_threads) {
+      const std::int64_t j = first_key + threadIdx.x;
+      Real sum = 0;
+      for (std::int64_t first = 0; first < args_.heads; first += together) {
+        const std::int64_t last = smaller(first + together, args_.heads);
+        if (first_key == 0 || args_.heads > together) {
+          find(i, first, last);
+        }
+        for (std::int64_t h = first; h < last && j < args_.key_len; ++h) {
+          sum += weight(h, i, j, statistics()[h - first]);
+        }
+      }
+      if (j < args_.key_len) {
+        const Matrix& to = args_.mean;
+        static_cast<T*>(to.data)[b_ * to.batch + i * to.query + j * to.key] =
+            element<T>(sum / static_cast<Real>(args_.heads));
+      }
+    }
+  }
+
+ private:
+  __device__ static WeightBase<Real>* statistics() {
+    __shared__ WeightBase<Real> list[together];
+    return list;
+  }
+
+  __device__ Real lse_of(std::int64_t h, std::int64_t i) const {
+    return head_of<Real>(args_.lse, b_, h)[i * args_.lse.row];
+  }
+
+  // What the weights of heads [first, last) are relative to.
+  __device__ void find(std::int64_t i, std::int64_t first, std::int64_t last) const {
+    __syncthreads();  // the ones before have been read
+    for (std::int64_t h = first + warp_; h < last; h += mean_warps) {
+      WeightBase<Real> row{lse_of(h, i), 1};
+      if (is_coarse(row.base)) {
+        row = weight_base(PlainHead<T>(args_, b_, h).softmax(i, lane_), sink_of<Real>(args_, h));
+      }
+      if (lane_ == 0) {
+        statistics()[h - first] = row;
+      }
+    }
+    __syncthreads();
+  }
+
+  __device__ Real weight(std::int64_t h, std::int64_t i, std::int64_t j, const WeightBase<Real>& row) const {
+    const PlainHead<T> head(args_, b_, h);
+    const KeyRange keys = head.range(i);
+    if (j < keys.begin || j >= keys.end) {
+      return 0;
+    }
+    Real slope;
+    const Real score = head.score(i, j, slope);
+    return score == -infinity<Real>() ? Real(0) : exponential(score - row.base) * row.factor;
+  }
+
+  const MeanWeightsArguments& args_;
+  const std::int64_t b_;
+  const int lane_, warp_;
+};
+
+template <class T>
+__global__ void __launch_bounds__(mean_threads)
+    coarse_mean_weights(const __grid_constant__ MeanWeightsArguments args, std::int64_t tasks) {
+  __shared__ bool coarse[mean_warps];
+  const std::int64_t row_tiles = (args.query_len + mean_warps - 1) / mean_warps;
+  for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const CoarseMeanWeights<T> mean(args, task / row_tiles);
+    const std::int64_t first = task % row_tiles * mean_warps;
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const bool own = mean.is_coarse_row(first + warp);
+    coarse[warp] = own;
+    if (__syncthreads_or(own) != 0) {
+      for (int row = 0; row < mean_warps; ++row) {
+        if (coarse[row]) {
+          mean.run(first + row);
+        }
+      }
+    }
+    __syncthreads();  // the flags have been read
+  }
+}
+
+template <class T>
+cudaError_t launch(const MeanWeightsArguments& arguments, cudaStream_t stream) {
+  const std::int64_t tasks = arguments.batch * blocks(arguments.query_len, mean_warps);
+  return start(coarse_mean_weights<T>, grid(tasks), mean_threads, stream, arguments, tasks);
+}
+
+}  // namespace
+
+cudaError_t launch_coarse_mean_weights(const MeanWeightsArguments& arguments, DType dtype, cudaStream_t stream) {
+  switch (dtype) {
+    case DType::f64: return launch<double>(arguments, stream);
+    case DType::bf16: return launch<bfloat16>(arguments, stream);
+    case DType::f16: return launch<float16>(arguments, stream);
+    default: return launch<float>(arguments, stream);
+  }
+}
+
+}  // namespace headway::cuda
