@@ -342,7 +342,7 @@ void parallel_for(std::int64_t count, int threads, TaskFunction task) {
     // While another thread's call holds the pool this one does its tasks itself, and asks again after each.
     std::unique_lock lock(shared->in_use, std::try_to_lock);
     while (!lock && job.work_once(0)) {
-      lock.try_lock();
+      static_cast<void>(lock.try_lock());
     }
     if (lock) {
       run_shared(*shared, job, useful);

@@ -2,6 +2,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/out_of_memory.h"
 #include "core/utf8.h"
 #include "headway/io.h"
 #include "io/npy_format.h"

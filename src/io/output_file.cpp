@@ -30,24 +30,13 @@ fs::path resolved(const fs::path& path) {
 
 fs::path folder_of(const fs::path& file) { return file.has_parent_path() ? file.parent_path() : fs::path("."); }
 
-// The name of an open file that has none of its own.
-std::string name_of(const FileDescriptor& file) { return text("/proc/self/fd/", file.number()); }
-
-// A file without a name: whatever ends the process, nothing of it stays. Not open where there is no such thing.
-FileDescriptor unnamed_file(const fs::path& folder) {
-#ifdef O_TMPFILE
-  FileDescriptor file(::open(folder.c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, default_mode));
-  if (file.is_open() && ::access(name_of(file).c_str(), F_OK) == 0) {
-    return file;
-  }
-#endif
-  return FileDescriptor();
-}
+// A file without a name, as the system names it.
+std::string path_of(const FileDescriptor& file) { return text("/proc/self/fd/", file.number()); }
 
 // So that the new name survives a power failure. The file is complete either way, and not every file system can do
 // this.
-void sync_folder(const fs::path& file) {
-  const FileDescriptor descriptor(::open(folder_of(file).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+void sync(const fs::path& folder) {
+  const FileDescriptor descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (descriptor.is_open()) {
     ::fsync(descriptor.number());
   }
@@ -58,10 +47,7 @@ void sync_folder(const fs::path& file) {
 OutputFile::OutputFile(const char* operation, const fs::path& path, bool overwrite)
     : context_(operation, path), target_(overwrite ? resolved(path) : path), overwrite_(overwrite) {
   refuse_target();
-  descriptor_ = unnamed_file(folder_of(target_));
-  if (!descriptor_.is_open()) {
-    create_temporary();
-  }
+  create_temporary();
 }
 
 OutputFile::~OutputFile() {
@@ -89,34 +75,33 @@ void OutputFile::refuse_target() const {
 
 // A file without a name, of which nothing stays if the process dies; where the system has none, one with a name.
 void OutputFile::create_temporary() {
-  take_temporary_name([this](const fs::path& candidate) {
-    descriptor_ = FileDescriptor(::open(candidate.c_str(), create_new, default_mode));
+  descriptor_ = FileDescriptor(::open(folder_of(target_).c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, default_mode));
+  if (descriptor_.is_open() && ::access(path_of(descriptor_).c_str(), F_OK) == 0) {
+    return;
+  }
+  claim_temporary([&](const fs::path& name) {
+    descriptor_ = FileDescriptor(::open(name.c_str(), create_new, default_mode));
     return descriptor_.is_open();
   });
 }
 
-void OutputFile::name_unnamed() {
-  take_temporary_name([this](const fs::path& candidate) {
-    return ::linkat(AT_FDCWD, name_of(descriptor_).c_str(), AT_FDCWD, candidate.c_str(), AT_SYMLINK_FOLLOW) == 0;
-  });
-}
-
-// `take(name)` says whether it got the name; if not, errno says why.
-void OutputFile::take_temporary_name(const std::function<bool(const fs::path&)>& take) {
+// Makes `create(name)` succeed for a new name in the target's folder, which is the temporary file's from then on.
+template <class Create>
+void OutputFile::claim_temporary(const Create& create) {
   constexpr int attempts = 100;
   std::random_device random;
   for (int attempt = 0; attempt < attempts; ++attempt) {
     // Not built from the target's name, which may be as long as a name can be.
-    const fs::path candidate = target_.parent_path() / text(".headway-", std::hex, random(), random(), ".tmp");
-    if (take(candidate)) {
-      temporary_ = candidate;
+    fs::path candidate = folder_of(target_) / text(".headway-", std::hex, random(), random(), ".tmp");
+    if (create(candidate)) {
+      temporary_ = std::move(candidate);  // without a copy, which could fail and leave the file
       return;
     }
     if (errno != EEXIST) {
-      break;
+      context_.fail_system("create a file in its folder", errno);
     }
   }
-  context_.fail_system("create a file in its folder", errno);
+  context_.fail_system("create a file in its folder", EEXIST);
 }
 
 void OutputFile::write(std::span<const std::byte> bytes) {
@@ -147,7 +132,10 @@ void OutputFile::commit() {
     context_.fail_system("write", errno);
   }
   if (temporary_.empty()) {
-    name_unnamed();
+    const std::string file = path_of(descriptor_);
+    claim_temporary([&](const fs::path& name) {
+      return ::linkat(AT_FDCWD, file.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0;
+    });
   }
   if (descriptor_.close() != 0) {
     context_.fail_system("write", errno);

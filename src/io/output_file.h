@@ -14,8 +14,8 @@ namespace headway::io {
 
 using ByteSink = std::function<void(std::span<const std::byte>)>;
 
-// Bytes go to a temporary file in the same folder, without a name where the file system can do that, which commit()
-// gives the name. Destroyed before that, the temporary file goes and the old file stays.
+// Bytes go to a temporary file in the same folder, without a name where the system can do that, which commit() names.
+// Destroyed before that, the temporary file goes and the old file stays.
 class OutputFile {
  public:
   OutputFile(const char* operation, const std::filesystem::path& path, bool overwrite);
@@ -32,8 +32,8 @@ class OutputFile {
  private:
   void refuse_target() const;
   void create_temporary();
-  void name_unnamed();
-  void take_temporary_name(const std::function<bool(const std::filesystem::path&)>& take);
+  template <class Create>
+  void claim_temporary(const Create& create);
   void publish();
   void rename_to_target();
 

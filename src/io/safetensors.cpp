@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/out_of_memory.h"
 #include "core/utf8.h"
 #include "headway/io.h"
 #include "io/bytes.h"

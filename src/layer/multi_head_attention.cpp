@@ -241,16 +241,21 @@ Gradients MultiHeadAttention::backward(ConstTensorView grad_output, const Option
   Tensor dq = memory(activations.q.sizes());
   Tensor dk = memory(activations.k.sizes());
   Tensor dv = memory(activations.v.sizes());
-  AttentionOptions staged = options;
-  staged.progress = stages.next(2.5 * flops.attention);
-  attention_backward(split_heads(std::as_const(dcontext).view(), config.heads, config.head_dim), heads.q, heads.k,
-                     heads.v, heads.context, state_->remembered->lse,
-                     {.dq = split_heads(dq.view(), config.heads, config.head_dim),
-                      .dk = split_heads(dk.view(), config.kv_heads, config.head_dim),
-                      .dv = split_heads(dv.view(), config.kv_heads, config.head_dim),
-                      .dbias = option_gradients.bias,
-                      .dsinks = option_gradients.sinks},
-                     staged);
+  // As in attend(): what attention would refuse is refused before anything is computed.
+  BackwardProblem problem =
+      backward_problem({.operation = operation, .query = heads.q, .key = heads.k, .value = heads.v, .options = options},
+                       split_heads(std::as_const(dcontext).view(), config.heads, config.head_dim), heads.context,
+                       state_->remembered->lse,
+                       {.dq = split_heads(dq.view(), config.heads, config.head_dim),
+                        .dk = split_heads(dk.view(), config.kv_heads, config.head_dim),
+                        .dv = split_heads(dv.view(), config.kv_heads, config.head_dim),
+                        .dbias = option_gradients.bias,
+                        .dsinks = option_gradients.sinks});
+  const Choice choice = choose(problem);
+  project_backward(options, parameters, 'o', dy, activations.context, dcontext, gradients,
+                   stages.next_linear(2 * flops.output));
+  problem.progress = stages.next(2.5 * flops.attention);
+  run(problem, choice, &EngineBase::backward);
 
   const auto through = [&](char letter, const Tensor& dprojected, ConstTensorView x, double projection_flops) {
     Tensor dx = memory(callers_sizes(inputs, x.size(1), x.size(2)));

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <ostream>
 
+#include "core/out_of_memory.h"
 #include "core/utf8.h"
 #include "headway/printable.h"
 #include "headway/trace.h"

@@ -1,7 +1,6 @@
 #include "refusals.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/types.h>
 
@@ -96,30 +95,6 @@ void* __wrap_mmap(void* address, std::size_t bytes, int protection, int flags, i
 int __real_pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*), void* argument);
 int __wrap_pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*start)(void*), void* argument) {
   return refuses(Refused::threads) ? EAGAIN : __real_pthread_create(thread, attributes, start, argument);
-}
-
-ssize_t __real_pwrite(int file, const void* bytes, std::size_t count, off_t offset);
-ssize_t __wrap_pwrite(int file, const void* bytes, std::size_t count, off_t offset) {
-  if (refuses(Refused::life)) {
-    raise(SIGKILL);
-  }
-  if (refuses(Refused::writes)) {
-    errno = ENOSPC;
-    return -1;
-  }
-  return __real_pwrite(file, bytes, count, offset);
-}
-
-int __real_fsync(int file);
-int __wrap_fsync(int file) {
-  if (refuses(Refused::life)) {
-    raise(SIGKILL);
-  }
-  if (refuses(Refused::writes)) {
-    errno = EIO;
-    return -1;
-  }
-  return __real_fsync(file);
 }
 
 }  // extern "C"

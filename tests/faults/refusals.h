@@ -1,10 +1,10 @@
-// The system says no: memory, threads and disk that the library asks for and does not get. refusals.cpp stands between
+// The system says no: memory and threads that the library asks for and does not get. refusals.cpp stands between
 // the library and the system (operator new, and the linker's --wrap).
 #pragma once
 
 namespace headway::test {
 
-enum class Refused { memory, threads, writes, life };  // life: a write, or the wait for it, ends the process
+enum class Refused { memory, threads };
 enum class HowOften { once, from_then_on };
 
 // While it lives, request number `nth` of this kind, from any thread, is refused; all threads' requests count.
