@@ -23,16 +23,9 @@ MatrixType matrix_of(const View& view, std::int64_t b, std::int64_t h, std::int6
   return matrix_of<MatrixType>(view, bytes_of(view.dtype()), b, h, begin);
 }
 
-// A softcap that the compute type and its inverse can hold. Beyond it nothing changes that a score could show: s /
-// softcap loses at most the last bits of 1, and a score at a cap of 2^-126 is 0 beside any other.
-double usable_softcap(const Problem& problem) {
-  const double highest = problem.dtype() == DType::f64 ? 0x1p1022 : 0x1p126;
-  return problem.softcap ? std::clamp(*problem.softcap, 1 / highest, highest) : 0;
-}
-
 Modifiers modifiers_of(const Problem& problem, std::int64_t b, std::int64_t h) {
   Modifiers result;
-  result.softcap = usable_softcap(problem);
+  result.softcap = problem.softcap.value_or(0);
   if (problem.bias) {
     result.bias = matrix_of<Matrix>(*problem.bias, b, h, 0);
     result.bias_storage = storage_of(problem.bias->dtype());
@@ -145,6 +138,11 @@ void set_head(const BackwardProblem& problem, const Sequence& sequence, std::int
     head.dq = matrix_of<WritableMatrix>(*problem.dq, bytes, b, h, sequence.query_begin);
   }
   set_options(problem, b, h, head);
+  if (problem.softcap) {
+    // The kernels divide by it, so the compute type must hold its inverse too.
+    const double highest = problem.dtype() == DType::f64 ? 0x1p1022 : 0x1p126;
+    head.modifiers.softcap = std::clamp(*problem.softcap, 1 / highest, highest);
+  }
   if (problem.dbias && !bias_is_summed) {
     head.dbias = writable_matrix(*problem.dbias, b, h);
     head.dbias_storage = storage_of(problem.dbias->dtype());

@@ -40,8 +40,12 @@ class BackwardRun {
   }
 
   void run() {
+    if (problem_.heads == 0) {
+      clear_all();
+      return;
+    }
     if (problem_.dbias && !sums_bias_ && problem_.packed()) {
-      clear_bias();
+      clear(problem_.dbias);
     }
     prepare();
     const std::int64_t grouped = whole_per_task();
@@ -223,7 +227,8 @@ class BackwardRun {
 
   void prepare() {
     for_row_blocks([&](const Args& args, std::int64_t b, std::int64_t h, std::int64_t block) {
-      prepare_rows(args, b, h, block, thread_scratch(kernel_.prepare_scratch_bytes(args.sequence)));
+      TaskScratch scratch;
+      prepare_rows(args, b, h, block, scratch.at_least(kernel_.prepare_scratch_bytes(args.sequence)));
     });
   }
 
@@ -290,17 +295,25 @@ class BackwardRun {
   }
 
   // Zeros where no task writes: behind the end of a shorter sequence, or everywhere when there is nothing to sum.
-  void clear_bias() {
+  static void clear(const std::optional<TensorView>& target) {
     const float zero = 0;
-    const ConstTensorView zeros = ConstTensorView(&zero, {1}).expand(problem_.dbias->sizes());
-    copy(zeros, *problem_.dbias);
+    if (target) {
+      copy(ConstTensorView(&zero, {1}).expand(target->sizes()), *target);
+    }
+  }
+
+  // Without query heads no pair adds to a gradient.
+  void clear_all() const {
+    for (const std::optional<TensorView>& target : {problem_.dk, problem_.dv, problem_.dbias}) {
+      clear(target);
+    }
   }
 
   // ---- Sums over the call ----
 
   void sum_bias() {
     if (problem_.batch == 0 || problem_.kv_heads == 0) {
-      clear_bias();
+      clear(problem_.dbias);
       return;
     }
     std::vector<Args> sequences(static_cast<std::size_t>(problem_.batch * problem_.kv_heads));

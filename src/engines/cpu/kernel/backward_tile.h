@@ -273,8 +273,8 @@ class TileGradients {
         });
   }
 
-  // Whole strips, each with what follows from the products of the strip before between its own: see multiply_around.
-  // Returns how many rows are done.
+  // Whole strips, each with what follows from the products of the strip before between its own: see
+  // multiply_in_chains_around. Returns how many rows are done.
   template <Product product>
   int overlapped(const Patch& patch) {
     constexpr int least = 64;  // whose products hide what follows from others
@@ -302,9 +302,10 @@ class TileGradients {
       (of_scores ? tile_.mask_ahead : tile_.bias_ahead)->fetch(r, NB);
       const Operand* scalars = rows.data + r * rows.ld;
       if (r == patch.row_begin) {
-        multiply_around<S, NV, NB, steps, 0>(raw, panel, width, scalars, rows.ld, all_steps - steps, [](int) {});
+        multiply_in_chains_around<S, NV, NB, steps, 0>(raw, panel, width, scalars, rows.ld, all_steps - steps,
+                                                       [](int) {});
       } else {
-        multiply_around<S, NV, NB, steps, jobs>(
+        multiply_in_chains_around<S, NV, NB, steps, jobs>(
             raw, panel, width, scalars, rows.ld, all_steps - steps,
             [&](int job) HEADWAY_LAMBDA { finish_part<product, NV>(raw, r - NB, job, witness); });
       }
@@ -379,10 +380,10 @@ class TileGradients {
       (of_scores ? tile_.mask_ahead : tile_.bias_ahead)->fetch(r + c, count);
     };
     const Operand* vectors = (of_scores ? tile_.key_panel : tile_.value_panel) + first * lanes;
-    // In the parts of multiply_around: the same bits either way.
-    add_in_parts<S, NV, NB, longest_product_chain<S>>(
-        acc, folded<S>(of_scores ? args_.head_dim : args_.value_dim),
-        [&](std::ptrdiff_t begin, std::ptrdiff_t count) HEADWAY_LAMBDA {
+    // In the parts of multiply_in_chains_around: the same bits either way.
+    const std::int64_t dim = of_scores ? args_.head_dim : args_.value_dim;
+    add_in_parts<S, NV, NB>(
+        acc, folded<S>(dim), product_chain<S>(dim), [&](std::ptrdiff_t begin, std::ptrdiff_t count) HEADWAY_LAMBDA {
           const Operand* scalars = rows.data + r * rows.ld + begin;
           if (begin == 0) {
             accumulate_fetching<S, NV, NB, Scalars::across>(acc, vectors, width, scalars, rows.ld, count, fetch);

@@ -143,38 +143,6 @@ struct NoMore {
   constexpr operator std::ptrdiff_t() const { return 0; }  // NOLINT(google-explicit-constructor)
 };
 
-// products[c][v] = the sums of a tile from 0 on, `steps` + `more` long with `scalars` across, and job(0) ... job(jobs -
-// 1) done on the way through the first `steps`. What waits more than it multiplies, like the exponentials of the tile
-// before, hides between the products; the compiler must know how many steps there are to hide it between.
-template <class S, int NV, int NB, int steps, int jobs, class More, class Job>
-HEADWAY_INLINE void multiply_around(typename S::Scalar* products, const typename Operands<S>::Scalar* vectors,
-                                    std::ptrdiff_t width, const typename Operands<S>::Scalar* scalars,
-                                    std::ptrdiff_t ld, More more, const Job& job) {
-  // At least 4 steps, of which the compiler makes a loop and keeps the sums in registers.
-  constexpr int between = jobs == 0 ? steps : steps / jobs > 4 ? steps / jobs : 4;
-  constexpr int together = jobs * between / steps;
-  static_assert(together * steps == jobs * between && steps % between == 0);
-  Accumulators<S, NV, NB> acc;
-  clear<S, NV, NB>(acc);
-  HEADWAY_UNROLL
-  for (int part = 0; part < steps / between; ++part) {
-    accumulate<S, NV, NB, Scalars::across>(acc, vectors + part * between * width, width, scalars + part * between, ld,
-                                           between);
-    HEADWAY_UNROLL
-    for (int n = 0; n < together; ++n) {
-      job(part * together + n);
-    }
-  }
-  accumulate<S, NV, NB, Scalars::across>(acc, vectors + steps * width, width, scalars + steps, ld, more);
-  HEADWAY_UNROLL
-  for (int c = 0; c < NB; ++c) {
-    HEADWAY_UNROLL
-    for (int v = 0; v < NV; ++v) {
-      S::store(products + (c * NV + v) * S::lanes, acc[c][v]);
-    }
-  }
-}
-
 // products[c][v] += acc[c][v], or = it.
 template <class S, int NV, int NB>
 HEADWAY_INLINE void sum_up(const Accumulators<S, NV, NB>& acc, typename S::Scalar* products, bool first) {
@@ -188,8 +156,12 @@ HEADWAY_INLINE void sum_up(const Accumulators<S, NV, NB>& acc, typename S::Scala
   }
 }
 
-// multiply_around with chains of additions as product_chain() says, for head dims from 64 on with `steps` for 64. Tiles
-// whose `steps` are several chains go by in parts of NB / 2, which leaves registers for the sums of chains.
+// products[c][v] = the sums of a tile from 0 on, `steps` + `more` long with `scalars` across, and job(0) ... job(jobs -
+// 1) done on the way through the first `steps`. What waits more than it multiplies, like the exponentials of the tile
+// before, hides between the products; the compiler must know how many steps there are to hide it between.
+//
+// Chains of additions are as long as product_chain() says, for head dims from 64 on with `steps` for 64. Tiles whose
+// `steps` are several chains go by in parts of NB / 2, which leaves registers for the sums of chains.
 template <class S, int NV, int NB, int steps, int jobs, class More, class Job>
 HEADWAY_INLINE void multiply_in_chains_around(typename S::Scalar* products, const typename Operands<S>::Scalar* vectors,
                                               std::ptrdiff_t width, const typename Operands<S>::Scalar* scalars,
@@ -198,10 +170,12 @@ HEADWAY_INLINE void multiply_in_chains_around(typename S::Scalar* products, cons
   constexpr int chain = steps < longest ? steps : longest;
   constexpr int rows = chain < steps ? NB / 2 : NB;
   constexpr int all_steps = steps * (NB / rows);
-  // At least 4 steps, of which the compiler makes a loop and keeps the sums in registers.
-  constexpr int between = jobs == 0 ? chain : all_steps / jobs > 4 ? all_steps / jobs : 4;
-  constexpr int together = jobs * between / all_steps;
-  static_assert(together * all_steps == jobs * between && steps % chain == 0 && chain % between == 0);
+  // From jobs to the next ones: at least 4 steps, of which the compiler makes a loop and keeps the sums in registers.
+  constexpr int least = 4, apart = jobs == 0 ? chain : all_steps / jobs > least ? all_steps / jobs : least;
+  constexpr int together = jobs * apart / all_steps;
+  constexpr int between = apart < chain ? apart : chain;
+  static_assert(together * all_steps == jobs * apart && steps % chain == 0 && chain % between == 0 &&
+                apart % between == 0);
   HEADWAY_UNROLL
   for (int part = 0; part < NB / rows; ++part) {
     const typename Operands<S>::Scalar* part_scalars = scalars + part * rows * ld;
@@ -213,9 +187,11 @@ HEADWAY_INLINE void multiply_in_chains_around(typename S::Scalar* products, cons
         clear<S, NV, rows>(acc);
       }
       accumulate<S, NV, rows, Scalars::across>(acc, vectors + begin * width, width, part_scalars + begin, ld, between);
-      HEADWAY_UNROLL
-      for (int n = 0; n < together; ++n) {
-        job((part * steps + begin) / between * together + n);
+      if (const int done = part * steps + begin + between; done % apart == 0) {
+        HEADWAY_UNROLL
+        for (int n = 0; n < together; ++n) {
+          job((done / apart - 1) * together + n);
+        }
       }
       if ((begin + between) % chain == 0 && chain < steps) {
         HEADWAY_UNROLL
