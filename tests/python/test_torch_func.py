@@ -76,7 +76,7 @@ def test_two_transforms_give_what_they_give_of_torch_s_own_function(outer, inner
     t = draw(3, seed=30)
     expected = both(of_three_numbers(torch_attention, case))(t)
     found = both(of_three_numbers(ht.scaled_dot_product_attention, case))(t)
-    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)  # fourth derivatives among them
 
 
 # ---- What torch's function has no argument for ----

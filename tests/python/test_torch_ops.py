@@ -44,6 +44,25 @@ def test_the_options_are_headway_s():
     assert [n for n in names(headway.attention_varlen) if n not in missing] == names(ht.attention_varlen)
 
 
+def test_heads_may_come_after_the_sequence():
+    query, key, value = torch.randn(2, 9, 6, 16), torch.randn(2, 11, 3, 16), torch.randn(2, 11, 3, 8)
+    swapped = [x.transpose(1, 2).clone().requires_grad_() for x in (query, key, value)]
+    given = [x.clone().requires_grad_() for x in (query, key, value)]
+    expected, expected_lse = ht.attention(*swapped, causal="bottom_right", return_lse=True)
+    out, lse = ht.attention(*given, causal="bottom_right", return_lse=True, layout="bshd", batch_invariant=True)
+    assert out.shape == (2, 9, 6, 8) and out.is_contiguous()
+    assert torch.equal(out.transpose(1, 2), expected) and torch.equal(lse, expected_lse)
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    for x, other in zip(given, swapped):
+        assert torch.equal(x.grad.transpose(1, 2), other.grad)
+    place = torch.empty(2, 9, 6, 8)
+    assert ht.attention(query, key, value, causal="bottom_right", layout="bshd", out=place) is place
+    assert torch.equal(place, out)
+    with pytest.raises(ValueError, match="attention: layout is 'sbhd', expected 'bhsd' or 'bshd'"):
+        ht.attention(query, key, value, layout="sbhd")
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_results_and_gradients_are_headway_s_bits(seed):
     case = random_case(seed, ["float32", "float64", "float16"][seed % 3])

@@ -18,7 +18,7 @@ _LSE_TYPE = {torch.float64: torch.float64}
 SCHEMA = (
     "Tensor? bias, Tensor? sinks, Tensor? mask, Tensor? alibi_slopes, Tensor? valid_lens, Tensor? query_lens, "
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seed, str causal, SymInt? window_left, SymInt? window_right, "
-    "float? scale, float? softcap, float dropout, str? engine"
+    "float? scale, float? softcap, float dropout, str? engine, bool batch_invariant"
 )
 TENSORS = 9  # how many of Options' fields are tensors: its first ones
 
@@ -42,6 +42,7 @@ class Options(NamedTuple):
     softcap: float | None = None
     dropout: float = 0.0
     engine: str | None = None
+    batch_invariant: bool = False
 
     @property
     def packed(self) -> bool:
@@ -61,6 +62,8 @@ class Options(NamedTuple):
             given["window"] = (self.window_left, self.window_right)
         if self.dropout != 0.0:
             given["dropout"] = self.dropout
+        if self.batch_invariant:
+            given["batch_invariant"] = True
         if self.seed is not None:
             given["seed"] = int(self.seed.item()) % 2**64
         return given

@@ -39,12 +39,15 @@ def attention(
     return_lse: bool = False,
     out: Tensor | None = None,
     engine: str | None = None,
+    batch_invariant: bool = False,
+    layout: Literal["bhsd", "bshd"] = "bhsd",
     **unknown: NoReturn,
 ) -> Any:
     """headway.attention under autograd: the same options, and gradients for query, key, value, bias and sinks.
 
     query (B, H, Sq, D), key (B, Hkv, Sk, D), value (B, Hkv, Sk, Dv) -> (B, H, Sq, Dv); without heads or batch too.
-    mask is True where a query may attend. Returns out, or a tuple (out[, weights][, lse]), each with a gradient.
+    mask is True where a query may attend. Returns out, or a tuple (out[, weights][, lse]), each with a gradient. With
+    layout="bshd" tensors with four axes, out among them, are (B, S, H, D).
 
     dropout draws its seed from torch's generator where none is given: torch.manual_seed repeats a run. It acts whenever
     it is above 0: pass dropout=p if self.training else 0.0. out= is for calls that record no gradients.
@@ -63,11 +66,17 @@ def attention(
     require_tensors("attention", ("query", query), ("key", key), ("value", value))
     options = _options(
         "attention", mask, bias, causal, window, valid_lens, query_lens, scale, softcap, alibi_slopes, sinks, dropout,
-        seed, engine, query.device,
+        seed, engine, batch_invariant, query.device,
     )  # fmt: skip
-    if out is not None:
-        return _write_to(out, query, key, value, options, return_weights, return_lse)
-    return _results(attend(query, key, value, options, return_weights), return_weights, return_lse)
+    if not _has_heads_third("attention", layout):
+        return _attend(query, key, value, options, return_weights, return_lse, out)
+    # (B, S, H, D) seen as (B, H, S, D): out lies in memory as the query does.
+    swapped = [x.transpose(1, 2) if x is not None and x.dim() == 4 else x for x in (query, key, value, out)]
+    results = _attend(*swapped[:3], options, return_weights, return_lse, swapped[3])
+    found, *others = results if isinstance(results, tuple) else (results,)
+    if out is None:
+        out = found.transpose(1, 2) if found.dim() == 4 else found
+    return (out, *others) if others else out
 
 
 def attention_varlen(
@@ -91,6 +100,8 @@ def attention_varlen(
     seed: int | Tensor | None = None,
     return_lse: bool = False,
     engine: str | None = None,
+    batch_invariant: bool = False,
+    layout: Literal["bhsd"] = "bhsd",
     **unknown: NoReturn,
 ) -> Any:
     """headway.attention_varlen under autograd: attention over packed sequences that never see each other.
@@ -112,8 +123,10 @@ def attention_varlen(
     require_tensors("attention_varlen", ("query", query), ("key", key), ("value", value))
     options = _options(
         "attention_varlen", mask, bias, causal, window, valid_lens, query_lens, scale, softcap, alibi_slopes, sinks,
-        dropout, seed, engine, query.device,
+        dropout, seed, engine, batch_invariant, query.device,
     )  # fmt: skip
+    if _has_heads_third("attention_varlen", layout):
+        raise ValueError("attention_varlen: layout is 'bshd', expected none: packed sequences are (total, H, D)")
     options = options._replace(cu_seqlens_q=_integers(cu_seqlens_q), cu_seqlens_k=_integers(cu_seqlens_k))
     return _results(attend(query, key, value, options), False, return_lse)
 
@@ -160,6 +173,7 @@ def _options(
     dropout: float,
     seed: int | Tensor | None,
     engine: str | None,
+    batch_invariant: bool,
     device: torch.device,
 ) -> Options:
     left, right = _sides(operation, window)
@@ -183,7 +197,15 @@ def _options(
         softcap=softcap,
         dropout=dropout,
         engine=engine,
+        batch_invariant=bool(batch_invariant),
     )
+
+
+def _has_heads_third(operation: str, layout: str) -> bool:
+    if layout in ("bhsd", "bshd"):
+        return layout == "bshd"
+    error = ValueError if isinstance(layout, str) else TypeError
+    raise error(f"{operation}: layout is {layout!r}, expected 'bhsd' or 'bshd'")
 
 
 def _alignment(operation: str, causal: Causal) -> str:
@@ -227,6 +249,20 @@ def _floats(numbers: Any, device: torch.device) -> Tensor | None:
     if numbers is None or isinstance(numbers, Tensor):
         return numbers
     return torch.as_tensor(numbers, dtype=torch.float64, device=device)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: Options,
+    return_weights: bool,
+    return_lse: bool,
+    out: Tensor | None,
+) -> Any:
+    if out is not None:
+        return _write_to(out, query, key, value, options, return_weights, return_lse)
+    return _results(attend(query, key, value, options, return_weights), return_weights, return_lse)
 
 
 def _write_to(
