@@ -120,22 +120,32 @@ class Decode : protected DecodeState<S, In> {
       const StoredRows<In> keys = this->stored_rows(head_.key, key, count, head_.head_dim);
       for (std::int64_t k = 0; k < count; k += lanes) {
         const StoredRows<In> group{keys.data + k * keys.ld, keys.ld};
-        int r = 0;
-        r = score_group<4>(r, key + k, group, count - 1 - k);
-        r = score_group<2>(r, key + k, group, count - 1 - k);
-        score_group<1>(r, key + k, group, count - 1 - k);
+        if (head_.head_dim > longest_dot_chain<S, In>) {
+          score_rows_of<true>(key + k, group, count - 1 - k);
+        } else {
+          score_rows_of<false>(key + k, group, count - 1 - k);
+        }
       }
     }
   }
 
-  // As many rows from r on as come in sets of NR; gives the first that is left.
-  template <int NR>
+  template <bool in_chains>
+  HEADWAY_INLINE void score_rows_of(std::int64_t key, const StoredRows<In>& keys, std::int64_t last) {
+    int r = 0;
+    r = score_group<4, in_chains>(r, key, keys, last);
+    r = score_group<2, in_chains>(r, key, keys, last);
+    score_group<1, in_chains>(r, key, keys, last);
+  }
+
+  // As many rows from r on as come in sets of NR; gives the first that is left. Each kind is a function of its own: two
+  // loops in one cost the common one registers.
+  template <int NR, bool in_chains>
   HEADWAY_NOINLINE int score_group(int r, std::int64_t key, const StoredRows<In>& keys, std::int64_t last) {
     if constexpr (NR == 1 || lanes % NR == 0) {
-      const Scaling<S> factor(this->product_factor_);
       for (; r + NR <= rows_; r += NR) {
-        dot_tile<S, In, NR>(at_.queries + r * at_.query_ld, at_.query_ld, keys.data, keys.ld, last, head_.head_dim,
-                            factor, scores_of(r) + (key - block_.begin), at_.score_ld);
+        dot_tile<S, In, NR, in_chains>(at_.queries + r * at_.query_ld, at_.query_ld, keys.data, keys.ld, last,
+                                       head_.head_dim, this->product_scaling_, scores_of(r) + (key - block_.begin),
+                                       at_.score_ld);
       }
     }
     return r;

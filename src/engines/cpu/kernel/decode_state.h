@@ -132,7 +132,7 @@ class DecodeState {
       : args_(args), head_(args.heads[0]), to_log2_(decode_units(head_)), at_(args, scratch) {
     const double factor = head_.scale * (log2e / to_log2_);
     query_factor_ = query_power<Scalar>(factor);
-    product_factor_ = query_factor_ == 0 ? 1 : factor / query_factor_;
+    product_scaling_ = Scaling<S>(query_factor_ == 0 ? 1 : factor / query_factor_);
   }
 
   struct Layout {
@@ -249,10 +249,10 @@ class DecodeState {
   std::uint64_t* allowed_of(int r) const { return at_.allowed + r * at_.word_ld; }
 
   const DecodeArgs& args_;
-  const ForwardArgs& head_;  // the first; keys, values, ranges and kinds of modifiers are the same for all
-  double to_log2_;           // from the units of the scores to those of the exponential
-  // What queries are multiplied by, a power of two; and what products are multiplied by to be scores.
-  double query_factor_, product_factor_;
+  const ForwardArgs& head_;     // the first; keys, values, ranges and kinds of modifiers are the same for all
+  double to_log2_;              // from the units of the scores to those of the exponential
+  double query_factor_;         // what queries are multiplied by: a power of two
+  Scaling<S> product_scaling_;  // makes scores of products
   Layout at_;
   int rows_ = 0;
   Range hull_{0, 0};   // the keys that some row may attend to

@@ -46,8 +46,9 @@ struct KeyTile {
   static constexpr int vectors = together == 1 ? 8 : 1;
 };
 
-// How many products a lane adds up one by one.
-constexpr int longest_dot_chain = 16;
+// How wide a head may be for a lane to add up all its products one by one.
+template <class S, class In>
+constexpr std::int64_t longest_dot_chain = 16 * DotOperand<S, In>::size;
 
 // products[r * NK + k] holds the products of query r and key k, still to be summed over lanes, for NR queries and
 // `together` keys. Only columns [begin, end), whose sums are added to those of the columns before.
@@ -109,8 +110,8 @@ HEADWAY_INLINE void dot_keys(const typename Operands<S>::Scalar* queries, std::i
 }
 
 // scores[r][k] = factor * <query r, key k> for NR queries and `lanes` keys; past the key `last` it repeats. NR * NK
-// vectors of products make one of sums.
-template <class S, class In, int NR>
+// vectors of products make one of sums. `in_chains`: a head is wider than longest_dot_chain.
+template <class S, class In, int NR, bool in_chains>
 HEADWAY_INLINE void dot_tile(const typename Operands<S>::Scalar* queries, std::int64_t query_ld, const In* keys,
                              std::int64_t key_ld, std::int64_t last, std::int64_t dim, const Scaling<S>& factor,
                              typename S::Scalar* scores, std::int64_t score_ld) {
@@ -124,10 +125,10 @@ HEADWAY_INLINE void dot_tile(const typename Operands<S>::Scalar* queries, std::i
       for (int n = 0; n < together; ++n) {
         rows[n] = keys + smaller(part * NK + k + n, last) * key_ld;
       }
-      constexpr std::int64_t chained = longest_dot_chain * DotOperand<S, In>::size;
-      dot_keys<S, In, NR, NK, together>(queries, query_ld, rows, 0, smaller(dim, chained), products + k);
-      for (std::int64_t d = chained; d < dim; d += chained) {
-        dot_keys<S, In, NR, NK, together>(queries, query_ld, rows, d, smaller(dim, d + chained), products + k);
+      constexpr std::int64_t longest = longest_dot_chain<S, In>;
+      dot_keys<S, In, NR, NK, together>(queries, query_ld, rows, 0, in_chains ? longest : dim, products + k);
+      for (std::int64_t d = longest; in_chains && d < dim; d += longest) {
+        dot_keys<S, In, NR, NK, together>(queries, query_ld, rows, d, smaller(dim, d + longest), products + k);
       }
     };
     if constexpr (NR == 4) {

@@ -35,7 +35,7 @@ template <class S>
 struct Scaling {
   typename S::Vector first, second;
 
-  explicit Scaling(double factor) {
+  explicit Scaling(double factor = 1) {
     const auto split = split_factor<typename S::Scalar>(factor);
     first = S::set(split.first);
     second = S::set(split.second);
