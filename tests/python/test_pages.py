@@ -1,0 +1,50 @@
+"""The Python programs of the README and of the guides print what is shown, and the README's figures are those measured."""
+
+import re
+
+import pytest
+
+from pages import ROOT, output_of, programs_of, skip_without_what_it_needs
+
+PAGES = {"README.md": 2, "docs/quickstart.md": 2, "docs/view.md": 4}
+PROGRAMS = [(page, number) for page, count in PAGES.items() for number in range(count)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("page", "number"), PROGRAMS)
+def test_a_program_prints_what_its_page_says(page, number, tmp_path, monkeypatch):
+    program, expected = programs_of(page)[number]
+    skip_without_what_it_needs(program)
+    monkeypatch.chdir(tmp_path)
+    assert output_of(program, names_before(program), page) == expected
+
+
+def names_before(program):
+    """The README's torch example begins with a model of the reader's."""
+    if "replace_attention(model)" not in program:
+        return {}
+    import torch
+
+    return {"model": torch.nn.Transformer(16, 2, 1, 1, 32, batch_first=True)}
+
+
+def test_every_program_of_a_page_is_run():
+    assert {page: len(programs_of(page)) for page in PAGES} == PAGES
+
+
+def test_the_readme_s_benchmark_rows_are_those_of_the_full_tables():
+    marked = re.compile(r"<!-- benchmark cpu: begin -->\n(.*?)<!-- benchmark cpu: end -->", re.DOTALL)
+    [few] = marked.findall((ROOT / "README.md").read_text())
+    [all_rows] = marked.findall((ROOT / "docs/benchmarks.md").read_text())
+    rows = [line for line in few.splitlines() if re.match(r"\| \w", line)]
+    assert len(rows) == 5
+    for row in rows:
+        group, name = re.match(r"\| (.*): (.*?) \|", row).groups()
+        table = all_rows.split(f"### {group}; 2 threads\n")[1].split("###")[0]
+        assert "|" + row.split("|", 2)[2] in table.split(f"| {name} ")[1].splitlines()[0]
+
+
+def test_the_readme_answers_what_why_and_how_on_its_first_screen():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 160
+    assert lines.index("## Install") < 20 and any("pip install" in line for line in lines[:40])
