@@ -170,6 +170,12 @@ inline constexpr const char* plan =
     pairs, all_pairs                             (query, key) pairs that are visited, and all that there are
     flops, bytes, scratch_bytes                  work, memory moved, memory needed besides the results
     passed_over                                  [(engine, why not), ...]
+
+>>> import numpy as np, headway
+>>> x = np.zeros((1, 2, 16, 8), np.float32)
+>>> plan = headway.explain(x, x, x, window=(4, 0), engine="reference")
+>>> plan.options, plan.pairs, plan.all_pairs
+('window (4, 0), scale 0.353553', 140, 512)
 )";
 
 inline constexpr const char* analyze =

@@ -8,7 +8,7 @@ import pytest
 import headway
 from cases import check_examples
 
-PUBLIC = [name for name in headway.__all__ if name not in ("__version__", "Plan")]
+PUBLIC = [name for name in headway.__all__ if name != "__version__"]
 
 
 @pytest.fixture(autouse=True)

@@ -82,7 +82,7 @@ def inputs(width=100):
 
 
 def test_the_examples_run():
-    for name in ("DotProductAttention", "MultiHeadAttention", "MultiHeadDotProductAttention"):
+    for name in hf.__all__:
         check_examples(getattr(hf, name))
     check_examples(hf)
 

@@ -1,4 +1,4 @@
-"""The Python programs of the README and of the guides print what is shown, and the README's figures are those measured."""
+"""The Python programs of the README and the guides print what is shown; the README's figures are those measured."""
 
 import re
 

@@ -47,6 +47,11 @@ def dot_product_attention(
     `force_fp32_for_softmax` change nothing. Dropout drops each weight by itself; the original's
     `broadcast_dropout=True` drops the same weights in all heads and batch items. Products of one's own
     (the `einsum` arguments) are an error.
+
+    >>> import jax.numpy as jnp, headway.flax
+    >>> x = jnp.ones((2, 5, 4, 8))
+    >>> headway.flax.dot_product_attention(x, x, x).shape
+    (2, 5, 4, 8)
     """
     for name, replaced in (
         ("einsum_dot_general", einsum_dot_general),

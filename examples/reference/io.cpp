@@ -1,0 +1,61 @@
+#include "examples.h"
+
+using namespace headway;
+
+namespace {
+
+void example_save_npy() {
+  const Tensor x = Tensor::of<float>({2, 2}, {1, 2, 3, 4});
+  save_npy("x.npy", x);
+  std::cout << load_npy("x.npy").view() << '\n';
+  // [[1 2]
+  //  [3 4]]
+  try {
+    save_npy("x.npy", x);
+  } catch (const FileError& error) {
+    std::cout << error.what() << '\n';  // save_npy: x.npy: the file exists; set overwrite to replace it
+  }
+  save_npy("x.npy", x, {.overwrite = true});
+}
+
+void example_load_npy() {
+  save_npy("mask.npy", Tensor::of<bool>({3}, {true, false, true}));
+  const Tensor mask = load_npy("mask.npy");
+  std::cout << mask.dtype() << ' ' << mask.sizes() << '\n';  // bool (3,)
+}
+
+void example_save_npz() {
+  const Tensor query({2, 4}), key({3, 4});
+  save_npz("inputs.npz", {{"query", query}, {"key", key}}, {.compress = true});
+  const NamedTensors inputs = load_npz("inputs.npz");
+  std::cout << inputs.at("key").sizes() << '\n';  // (3, 4)
+}
+
+void example_load_npz() {
+  save_npz("one.npz", {{"x", Tensor({5})}}, {.overwrite = true});
+  // A limit on what a hostile file may have us allocate.
+  const NamedTensors tensors = load_npz("one.npz", {.tensor_bytes = 1 << 20});
+  std::cout << tensors.size() << ' ' << tensors.at("x").sizes() << '\n';  // 1 (5,)
+}
+
+void example_save_safetensors() {
+  const Tensor weight({4, 4}, DType::bf16);
+  save_safetensors("layer.safetensors", {{"W_q", weight}}, {{"made by", "the reference"}});
+}
+
+void example_load_safetensors() {
+  save_safetensors("w.safetensors", {{"W_q", Tensor({4, 4}, DType::bf16)}}, {{"made by", "the reference"}});
+  const SafetensorsFile file = load_safetensors("w.safetensors");
+  std::cout << file.tensors.at("W_q").dtype() << ", " << file.metadata.at("made by") << '\n';  // bf16, the reference
+}
+
+}  // namespace
+
+void io_examples() {
+  example_save_npy();
+  example_load_npy();
+  example_save_npz();
+  example_load_npz();
+  example_save_safetensors();
+  example_load_safetensors();
+}
