@@ -22,8 +22,8 @@ Tensor multi_head_attention(const Tensor& Q, const Tensor& K, const Tensor& V, s
   return output;
 }
 
-int main() {
-  example::Report report("Document 000: multi-head attention from scratch, on views");
+int main(int argc, char** argv) {
+  example::Report report("Document 000: multi-head attention from scratch, on views", argc, argv);
   const std::int64_t batch_size = 2, seq_len = 64, d_model = 64, n_heads = 8;
   const Tensor Q = example::randn({batch_size, seq_len, d_model}, DType::f64, 1);
   const Tensor K = example::randn({batch_size, seq_len, d_model}, DType::f64, 2);
@@ -58,7 +58,10 @@ int main() {
   }
 
   report.say("");
-  report.time("headway", example::milliseconds([&] { multi_head_attention(Q, K, V, n_heads); }));
+  const Tensor large = example::randn({1, 1024, 512}, DType::f64, 6);
+  report.headline(
+      output.sizes(), [&] { multi_head_attention(Q, K, V, n_heads); },
+      [&] { multi_head_attention(large, large, large, n_heads); });
   report.time("plain loops", example::milliseconds([&] { example::attention_by_hand(Q, K, V, n_heads); }));
   report.say("\nwhat ran, and why");
   report.say(to_string(

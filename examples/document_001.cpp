@@ -7,8 +7,8 @@
 
 using namespace headway;
 
-int main() {
-  example::Report report("Document 001: the multi-head attention layer");
+int main(int argc, char** argv) {
+  example::Report report("Document 001: the multi-head attention layer", argc, argv);
   const std::int64_t d_model = 32, num_heads = 4;
   MultiHeadAttention mha(
       {.model_dim = d_model, .heads = num_heads, .bias = true, .initializer = Initializer::torch_linear, .seed = 0});
@@ -41,7 +41,10 @@ int main() {
   report.values("  b_o is 3 everywhere", gradients.parameters.at("b_o"), three, 0.0);
 
   report.say("");
-  report.time("forward (2, 6, 32)", example::milliseconds([&] { mha.forward(x, x, x); }));
+  const MultiHeadAttention large({.model_dim = 512, .heads = 8, .bias = true});
+  const Tensor tokens = example::randn({1, 1024, 512}, DType::f32, 6);
+  report.headline(
+      out.sizes(), [&] { mha.forward(x, x, x); }, [&] { large.infer(tokens, tokens, tokens); });
   const Tensor grad_output = example::randn({2, 6, d_model}, DType::f32, 5);
   report.time("backward", example::milliseconds([&] { mha.backward(grad_output); }));
   report.time("forward in plain loops", example::milliseconds([&] { example::layer_by_hand(mha, x, x, x); }));

@@ -1,8 +1,6 @@
 // Document 002: compute_qkv, self_attention and multi_head_attention on (seq_len, d_model).
 //
 // The document's example has two tokens and identity weights, so its result can be worked out by hand, and is below.
-// With a folder as its argument the program writes two pages there: every step of the example, and its weights.
-#include <filesystem>
 #include <tuple>
 
 #include "support.h"
@@ -75,25 +73,8 @@ Tensor expected_by_hand(const Tensor& X, std::int64_t n_heads) {
   return expected;
 }
 
-// The pages of the example. They need libraries that a build may lack.
-void write_pages(const std::filesystem::path& folder, const Tensor& X, const Tensor& W) {
-  std::filesystem::create_directories(folder);
-  TraceRequest steps;
-  steps.title = "Document 002, step by step";
-  steps.heads = 2;
-  steps.weights = {{"W_q", W}, {"W_k", W}, {"W_v", W}};
-  write_trace(folder / "trace.html", trace(X, X, X, {}, steps), true);
-  ViewRequest heads;
-  heads.title = "Document 002";
-  heads.overwrite = true;
-  const ConstTensorView by_head = split_heads(X.view(), 2).unsqueeze(0);
-  write_view(folder / "attention.html", by_head, by_head, {}, heads);
-  std::cout << "\nwritten: " << (folder / "trace.html").string() << ", " << (folder / "attention.html").string()
-            << '\n';
-}
-
 int main(int argc, char** argv) {
-  example::Report report("Document 002: compute_qkv, self_attention, multi_head_attention");
+  example::Report report("Document 002: compute_qkv, self_attention, multi_head_attention", argc, argv);
   // attention takes floating-point tensors; the document's integers become float64, as NumPy makes them in X @ W.
   const Tensor X = convert(Tensor::of<std::int64_t>({2, 4}, {1, 2, 3, 4, 5, 6, 7, 8}), DType::f64);
   const Tensor W_q = identity(4), W_k = identity(4), W_v = identity(4);
@@ -112,16 +93,13 @@ int main(int argc, char** argv) {
   report.values("one head, by hand", single, expected_by_hand(X, 1), 1e-15);
 
   report.say("");
-  report.time("compute_qkv and multi_head_attention", example::milliseconds([&] {
-                const auto [q, k, v] = compute_qkv(X, W_q, W_k, W_v);
-                multi_head_attention(q, k, v, 2);
-              }));
-  if (argc > 1) {
-    try {
-      write_pages(argv[1], X, W_q);
-    } catch (const Unsupported& error) {
-      std::cout << "\nno pages: " << error.what() << '\n';
-    }
-  }
+  const Tensor large = example::randn({1024, 512}, DType::f64, 6);
+  report.headline(
+      result.sizes(),
+      [&] {
+        const auto [q, k, v] = compute_qkv(X, W_q, W_k, W_v);
+        multi_head_attention(q, k, v, 2);
+      },
+      [&] { multi_head_attention(large, large, large, 8); });
   return report.result();
 }

@@ -46,8 +46,8 @@ void check_dropout(example::Report& report, const MultiHeadAttention& layer, con
   report.values("             mean of 300 seeds against no dropout", mean, output, 0.15);
 }
 
-int main() {
-  example::Report report("Document 003: multi-head attention with valid_lens");
+int main(int argc, char** argv) {
+  example::Report report("Document 003: multi-head attention with valid_lens", argc, argv);
   const std::int64_t num_hiddens = 100, num_heads = 5;
   MultiHeadAttention attention({.model_dim = num_hiddens,
                                 .heads = num_heads,
@@ -83,7 +83,11 @@ int main() {
                gradients.keys.at<double>({0, 3, 0}) == 0.0 && gradients.keys.at<double>({1, 2, 0}) == 0.0);
 
   report.say("");
-  report.time("forward", example::milliseconds([&] { attention.infer(X, Y, Y, {.valid_lens = valid_lens}); }));
+  const MultiHeadAttention large({.model_dim = 512, .heads = 8, .dtype = DType::f64});
+  const Tensor tokens = example::rand({1, 1024, 512}, DType::f64, 6), all = lengths({1024});
+  report.headline(
+      output.sizes(), [&] { attention.infer(X, Y, Y, {.valid_lens = valid_lens}); },
+      [&] { large.infer(tokens, tokens, tokens, {.valid_lens = all}); });
   report.time("plain loops", example::milliseconds([&] { example::layer_by_hand(attention, X, Y, Y, valid); }));
   return report.result();
 }

@@ -29,8 +29,8 @@ Tensor expected_weights(const std::vector<std::int64_t>& valid, std::int64_t hea
   return weights;
 }
 
-int main() {
-  example::Report report("Document 004: heads in parallel, and their weights");
+int main(int argc, char** argv) {
+  example::Report report("Document 004: heads in parallel, and their weights", argc, argv);
   const std::int64_t num_hiddens = 100, num_heads = 5;
   // nn.Dense draws a truncated normal; any draw will do for what is checked here.
   MultiHeadAttention attention({.model_dim = num_hiddens, .heads = num_heads, .seed = 4});
@@ -63,9 +63,12 @@ int main() {
                example::numbers(trained) == example::numbers(attention.infer(X, Y, Y, training)));
 
   report.say("");
-  report.time("forward with weights", example::milliseconds([&] {
-                attention.infer(X, Y, Y, {.valid_lens = valid_lens}, {.weights = weights});
-              }));
-  report.time("forward", example::milliseconds([&] { attention.infer(X, Y, Y, {.valid_lens = valid_lens}); }));
+  const MultiHeadAttention large({.model_dim = 512, .heads = 8});
+  const Tensor tokens = example::randn({1, 1024, 512}, DType::f32, 6);
+  Tensor large_weights({1, 8, 1024, 1024});
+  report.headline(
+      output.sizes(), [&] { attention.infer(X, Y, Y, {.valid_lens = valid_lens}, {.weights = weights}); },
+      [&] { large.infer(tokens, tokens, tokens, {}, {.weights = large_weights}); });
+  report.time("without weights", example::milliseconds([&] { attention.infer(X, Y, Y, {.valid_lens = valid_lens}); }));
   return report.result();
 }
