@@ -32,8 +32,8 @@ struct Dropout {
   }
 };
 
-// For many pairs with rows and keys in common: before the third round a counter's words depend on its row or on its
-// four keys alone. What each of them adds is found once, and 15 of 20 multiplications are left for a pair.
+// For many pairs that share rows and keys: before the third round a counter's words depend on its row alone or on its
+// four keys alone. Both parts are computed once, which leaves 15 of 20 multiplications per pair.
 struct RowDraw {
   std::uint32_t high, low;
 

@@ -9,13 +9,13 @@
 
 namespace headway {
 
-// A bool is stored as one byte; reading it as a number makes every non-zero byte true, even where a foreign writer
-// stored something else than 0 or 1.
+// A bool is stored as one byte. Read as a number, every non-zero byte is true, even where another program stored
+// something other than 0 or 1.
 struct bool8 {
   std::uint8_t byte = 0;
 };
 
-// Calls action with a value of the element type; its value means nothing.
+// Calls action with an object of the element type, whose type is all that counts.
 template <class Action>
 decltype(auto) with_float_type(DType dtype, Action&& action) {
   switch (dtype) {

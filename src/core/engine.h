@@ -42,7 +42,7 @@ class EngineBase {
 // The refusal of an engine that reads host memory only: nothing when the problem lies there.
 std::optional<std::string> refusal_outside_host(const Problem& problem);
 
-// Each engine's folder defines one of these; the folder of a missing one says that it was not built.
+// Each engine's folder defines one of these; for an engine that is not built, the folder that stands in for it does.
 const EngineBase& reference_engine();
 const EngineBase& cpu_engine();
 const EngineBase& cuda_engine();
@@ -57,7 +57,7 @@ struct Choice {
 };
 Choice choose(const Problem& problem);
 
-// Has the chosen engine do the pass. Engines allocate scratch; what the system refuses is our own error.
+// Runs the pass on the chosen engine. If its scratch cannot be allocated, throws OutOfMemory.
 template <class SomeProblem>
 void run(const SomeProblem& problem, const Choice& choice,
          void (EngineBase::*pass)(const SomeProblem&, const Plan&) const) {

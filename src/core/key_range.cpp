@@ -61,8 +61,8 @@ KeyRange key_range(const Problem& problem, const Sequence& sequence, std::int64_
 
 namespace {
 
-// Sums range sizes over the rows of one batch item without visiting each: where no range depends on the row itself but
-// through i + offset, the count is linear in i between a few corners.
+// Sums the range sizes over the rows of one batch item without visiting each row: where a range depends on the row only
+// through i + offset, its size is linear in i between a few corners.
 double pairs_between_corners(const Problem& problem, const Sequence& sequence, std::int64_t b) {
   const std::int64_t rows = sequence.real_queries;
   const std::int64_t keys = std::min(valid_len(problem, sequence, b, 0), sequence.key_count);
@@ -71,7 +71,7 @@ double pairs_between_corners(const Problem& problem, const Sequence& sequence, s
   if (problem.causal != Causal::none) {
     right = problem.window_right ? std::min<std::int64_t>(right, 0) : 0;
   }
-  // Rows at which begin leaves 0 or meets the last key, and at which end leaves 0 or reaches it.
+  // Rows at which begin leaves 0 or reaches the last key, and at which end does.
   std::array<std::int64_t, 6> corners = {0,
                                          left - sequence.offset,
                                          keys + left - sequence.offset,

@@ -10,7 +10,7 @@
 namespace headway {
 namespace {
 
-// The reference engine's loops are one step, and so is work that is queued.
+// Progress counts the reference engine's loops as one step, and queued work too.
 template <class Run>
 void in_one_step(const LinearCall& call, const Run& run) {
   ProgressMeter meter(call.operation, call.progress, 1);
@@ -18,7 +18,7 @@ void in_one_step(const LinearCall& call, const Run& run) {
   meter.advance();
 }
 
-// Tensors on a device have one engine.
+// Tensors on a device can be computed by one engine only.
 void check_engine(Engine engine, const ConstTensorView& x, const LinearCall& call) {
   if (engine != Engine::automatic && engine != Engine::cuda) {
     throw Unsupported(text(call.operation, ": no engine asked for can run this (", name(engine),

@@ -22,7 +22,7 @@ struct LinearCall {
   std::string_view operation = "linear";  // begins error texts
   Progress progress = {};
   void* stream = nullptr;        // a cudaStream_t
-  bool batch_invariant = false;  // on a GPU; on the CPU the rest of the batch changes nothing anyway
+  bool batch_invariant = false;  // matters on a GPU only
 };
 
 // y = x W + b. x [B,S,in], weight [in,out], bias [out] or none, y [B,S,out]: one float type, any strides, one device.

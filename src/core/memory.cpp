@@ -1,4 +1,4 @@
-// Blocks of memory, and those that are kept.
+// Memory blocks, and the cache of freed ones.
 #include "core/memory.h"
 
 #include <sys/mman.h>
@@ -13,14 +13,14 @@ namespace {
 
 constexpr std::size_t alignment = 64;
 constexpr std::size_t huge_page = std::size_t{2} << 20;
-constexpr std::size_t step = std::size_t{64} << 10;  // of the sizes below
-constexpr std::size_t most_kept = std::size_t{256} << 20;
+constexpr std::size_t step = std::size_t{64} << 10;  // granularity of the block sizes below
+constexpr std::size_t most_cached = std::size_t{256} << 20;
 constexpr std::size_t most_blocks = 64;
 
 std::size_t rounded(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// What a block has that is kept.
-std::size_t kept_bytes(std::size_t bytes) { return rounded(bytes, bytes < huge_page ? step : huge_page); }
+// The allocated size of a block that is cached after use.
+std::size_t block_bytes(std::size_t bytes) { return rounded(bytes, bytes < huge_page ? step : huge_page); }
 
 // Whole huge pages; the ends of a larger mapping are cut off to align them.
 void* map_pages(std::size_t bytes) noexcept {
@@ -35,7 +35,7 @@ void* map_pages(std::size_t bytes) noexcept {
     munmap(begin, before);
   }
   munmap(begin + before + bytes, huge_page - before);
-  madvise(begin + before, bytes, MADV_HUGEPAGE);  // small pages do where there are no others
+  madvise(begin + before, bytes, MADV_HUGEPAGE);  // a hint: without huge pages, small ones work too
   return begin + before;
 }
 
@@ -51,9 +51,9 @@ void release_block(void* memory, std::size_t bytes) noexcept {
   }
 }
 
-// Blocks without a user, the oldest first. Nobody waits for the lock: who does not get it asks the system, and so does
-// a child that was forked while another thread held it.
-class KeptBlocks {
+// Freed blocks, oldest first. Nobody waits for the lock: a thread that does not get it uses the system's allocator, and
+// so does a child forked while another thread held it.
+class BlockCache {
  public:
   void* take(std::size_t bytes) noexcept {
     const std::unique_lock lock(mutex_, std::try_to_lock);
@@ -67,15 +67,15 @@ class KeptBlocks {
     return nullptr;
   }
 
-  bool keep(void* memory, std::size_t bytes) noexcept {
-    if (bytes > most_kept) {
+  bool put(void* memory, std::size_t bytes) noexcept {
+    if (bytes > most_cached) {
       return false;
     }
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) {
       return false;
     }
-    while (count_ == most_blocks || bytes_ + bytes > most_kept) {
+    while (count_ == most_blocks || bytes_ + bytes > most_cached) {
       release_block(blocks_[0].memory, blocks_[0].bytes);
       remove(0);
     }
@@ -105,7 +105,7 @@ class KeptBlocks {
   std::size_t bytes_ = 0;
 };
 
-constinit KeptBlocks kept_blocks;  // its destructor does nothing: tensors may outlive it
+constinit BlockCache block_cache;  // its destructor does nothing: tensors may outlive it
 
 }  // namespace
 
@@ -118,15 +118,15 @@ void* take_memory(std::size_t bytes) noexcept {
   if (bytes > SIZE_MAX / 2) {
     return nullptr;
   }
-  void* memory = kept_blocks.take(kept_bytes(bytes));
-  return memory != nullptr ? memory : fresh_block(kept_bytes(bytes));
+  void* memory = block_cache.take(block_bytes(bytes));
+  return memory != nullptr ? memory : fresh_block(block_bytes(bytes));
 }
 
 void give_back_memory(void* memory, std::size_t bytes) noexcept {
   if (memory == nullptr || bytes < kept_block) {
     std::free(memory);
-  } else if (!kept_blocks.keep(memory, kept_bytes(bytes))) {
-    release_block(memory, kept_bytes(bytes));
+  } else if (!block_cache.put(memory, block_bytes(bytes))) {
+    release_block(memory, block_bytes(bytes));
   }
 }
 

@@ -1,9 +1,8 @@
-// Memory for tensors and for what a call keeps, 64-byte aligned.
-//
-// The first touch of a page costs more than the work that fills it: the system finds it and clears it. Where a call
-// makes a matrix of weights, that is most of its time. So blocks of some size that are given back are kept for the next
-// of their size, and large ones lie on huge pages where there are any. Their pages are the system's to take when it is
-// short of memory; until then using one again costs nothing.
+// Memory for tensors and workspaces, 64-byte aligned.
+// Touching a page for the first time costs more than the work that fills it, because the system has to find and clear
+// it; where a call allocates a matrix of weights, that is most of its time. So freed blocks above a size are cached for
+// the next allocation of the same size, and large ones lie on huge pages where the system has them. The system may
+// reclaim the pages of a cached block (MADV_FREE); until then, reusing it costs nothing.
 #pragma once
 
 #include <cstddef>
@@ -11,16 +10,16 @@
 
 namespace headway {
 
-constexpr std::size_t kept_block = std::size_t{128} << 10;  // bytes, from which on a block is kept
+constexpr std::size_t kept_block = std::size_t{128} << 10;  // bytes; smaller blocks are not cached
 
-// Whether every block is the system's own, of the very size asked for and given back at once, so that a sanitizer sees
-// each step past its end or after its time (memory_exact.cpp).
+// True in builds that cache nothing: every block has exactly the size asked for and is freed at once, so that a
+// sanitizer sees out-of-bounds and use-after-free accesses (memory_exact.cpp).
 extern const bool exact_blocks;
 
-// Null where the system refuses.
+// Null if the system refuses.
 void* take_memory(std::size_t bytes) noexcept;
 
-// What take_memory gave for so many bytes, or null.
+// Frees a block that take_memory returned for this many bytes; null is allowed.
 void give_back_memory(void* memory, std::size_t bytes) noexcept;
 
 // The same with an owner.

@@ -1,4 +1,4 @@
-// memory.cpp's place in a build with the address sanitizer: blocks of the very size asked for, none of them kept.
+// Replaces memory.cpp in a build with the address sanitizer: blocks of exactly the size asked for, none of them cached.
 #include <algorithm>
 #include <cstdlib>
 

@@ -9,7 +9,7 @@
 namespace headway {
 namespace {
 
-// Copies of an exception share its text. Never destroyed: static destructors may run out of memory too.
+// Copies of an exception share its text. Never destroyed: an allocation may fail in a static destructor too.
 const OutOfMemory* const spare = new OutOfMemory("headway: could not allocate memory");
 
 [[noreturn]] void refuse(std::string_view operation) {

@@ -1,4 +1,4 @@
-// Memory that the system refuses inside a public operation, whoever asked for it, becomes the library's own error:
+// An allocation that fails inside a public operation, whoever made it, becomes the library's own error:
 //
 //   void operation(...) try {
 //     ...
@@ -11,8 +11,9 @@
 
 namespace headway {
 
-// In a handler: throws OutOfMemory, "attention: could not allocate memory", for what allocators and containers throw,
-// and anything else on. Where there is no memory even for the text, "headway: could not allocate memory" lies ready.
+// Call it in a handler: throws OutOfMemory, "attention: could not allocate memory", in place of what allocators and
+// containers throw, and rethrows anything else. If there is no memory even for that text, throws a preallocated
+// "headway: could not allocate memory".
 [[noreturn]] void throw_own_error(std::string_view operation);
 
 }  // namespace headway

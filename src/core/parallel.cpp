@@ -63,7 +63,7 @@ class InsideTask {
   InsideTask& operator=(const InsideTask&) = delete;
 };
 
-// Signals stay with the user's own threads: those that are started meanwhile block all of them.
+// Threads started while one of these exists block all signals, so that the user's own threads handle them.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -100,8 +100,8 @@ void wait_while_equal(const std::atomic<T>& value, T old) {
   value.wait(old, std::memory_order_acquire);
 }
 
-// A job on an executor's threads: the first ones that come take part. The calling thread is worker 0, which reports
-// progress, whenever it comes.
+// A job on an executor's threads: the first to arrive take part. The calling thread is worker 0, which reports
+// progress, whenever it arrives.
 struct LentJob {
   Job& job;
   int threads;
@@ -119,24 +119,24 @@ class Pool {
   void run(Job& job, int threads) {
     start_workers(threads - 1);
     callers_cpu_ = sched_getcpu();
-    if (left_alone_ >= 0 && left_alone_ != callers_cpu_) {
-      leave_alone(callers_cpu_);
+    if (avoided_cpu_ >= 0 && avoided_cpu_ != callers_cpu_) {
+      keep_workers_off(callers_cpu_);
     }
-    crowded_.store(false, std::memory_order_relaxed);
+    on_callers_cpu_.store(false, std::memory_order_relaxed);
     const auto helpers = static_cast<std::uint64_t>(threads - 1);
     job_ = &job;
     finished_.store(0, std::memory_order_relaxed);
     const std::uint64_t generation = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
     ticket_.store(generation << 32 | helpers, std::memory_order_release);
     ticket_.notify_all();
-    bool watching = left_alone_ != callers_cpu_;
+    bool watching = avoided_cpu_ != callers_cpu_;
     const auto begin = Clock::now();
     while (job.work_once(0)) {
-      const bool crowded = watching && crowded_.load(std::memory_order_relaxed);
+      const bool crowded = watching && on_callers_cpu_.load(std::memory_order_relaxed);
       if (crowded || (watching && Clock::now() - begin > patience)) {
         watching = false;
         if (crowded || (ticket_.load(std::memory_order_relaxed) & 0xffffffffu) != 0) {
-          leave_alone(sched_getcpu());
+          keep_workers_off(sched_getcpu());
         }
       }
     }
@@ -158,10 +158,10 @@ class Pool {
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::microseconds patience{100};  // several times what waking a thread takes
 
-  // Sends the workers to other CPUs than the calling thread's. A virtual machine may take its idle CPUs for busy ones,
-  // and then wakes a worker on the CPU of the thread that wakes it, where both take turns for milliseconds beside an
-  // idle one. Done when that is seen, or a worker is late, and from then on when the caller is somewhere else.
-  void leave_alone(int cpu) {
+  // Moves the workers off the calling thread's CPU. In a virtual machine the scheduler may take idle CPUs for busy
+  // ones, and wake a worker on the CPU of the thread that wakes it; the two then share that CPU for milliseconds while
+  // another is idle. Done when that is detected or a worker is late, and from then on whenever the caller has moved.
+  void keep_workers_off(int cpu) {
     cpu_set_t others = allowed_;
     if (cpu >= 0 && cpu < CPU_SETSIZE) {
       CPU_CLR(cpu, &others);
@@ -171,11 +171,12 @@ class Pool {
         pthread_setaffinity_np(worker, sizeof others, &others);
       }
     }
-    left_alone_ = cpu;
+    avoided_cpu_ = cpu;
   }
 
-  // As many as the system grants, and the rest when it does: places that nobody takes are closed when the tasks run
-  // out. A calling thread may be pinned; workers may go wherever the process may.
+  // Starts the missing workers, as many as the system grants; a later call tries again. Places in a job that no worker
+  // takes are closed when the tasks run out. The calling thread may be pinned; workers may run on every CPU of the
+  // process.
   void start_workers(int wanted) noexcept {
     const auto count = static_cast<std::size_t>(wanted);
     if (handles_.size() >= count) {
@@ -188,7 +189,7 @@ class Pool {
     }
     stay_loaded();
     allowed_ = process_cpus();
-    left_alone_ = -1;
+    avoided_cpu_ = -1;
     const SignalsBlocked blocked;
     pthread_t worker;
     while (handles_.size() < count && pthread_create(&worker, nullptr, serve, this) == 0) {
@@ -217,7 +218,7 @@ class Pool {
       seen = ticket >> 32;
       inside_task = true;
       if (sched_getcpu() == callers_cpu_) {
-        crowded_.store(true, std::memory_order_relaxed);
+        on_callers_cpu_.store(true, std::memory_order_relaxed);
       }
       job_->work(static_cast<int>(ticket & 0xffffffffu));
       finished_.fetch_add(1, std::memory_order_acq_rel);
@@ -230,21 +231,21 @@ class Pool {
   std::atomic<std::uint64_t> ticket_{0};  // generation in the high half, places still open in the low half
   std::atomic<std::uint32_t> finished_{0};
   std::vector<pthread_t> handles_;
-  cpu_set_t allowed_{};  // to the process; none where the system does not say
-  int left_alone_ = -1;  // the CPU that the workers are kept from
+  cpu_set_t allowed_{};   // to the process; empty if the system does not say
+  int avoided_cpu_ = -1;  // the CPU that the workers are kept from
   int callers_cpu_ = -1;
-  std::atomic<bool> crowded_{false};  // a worker of this job woke there
+  std::atomic<bool> on_callers_cpu_{false};  // a worker of this job woke on the caller's CPU
 };
 
-std::atomic<Executor> lent{nullptr};
+std::atomic<Executor> program_executor{nullptr};
 
-// A child has none of its parent's threads, and perhaps a pool that was busy: it gets a new one.
+// A forked child has none of its parent's threads, and perhaps a pool that was in use: it gets a new one.
 void forget_threads() {
   current_pool.store(nullptr, std::memory_order_relaxed);
-  lent.store(nullptr, std::memory_order_relaxed);
+  program_executor.store(nullptr, std::memory_order_relaxed);
 }
 
-// From the first time that it succeeds on; to register twice does no harm.
+// Registers the fork handler, once it succeeds; registering it twice is harmless.
 bool watch_forks() {
   static std::atomic<bool> watching{false};
   if (!watching.load(std::memory_order_relaxed)) {
@@ -253,7 +254,7 @@ bool watch_forks() {
   return watching.load(std::memory_order_relaxed);
 }
 
-// Null where there is no memory for one.
+// Null if there is no memory for one.
 Pool* pool() {
   Pool* existing = current_pool.load(std::memory_order_acquire);
   if (existing != nullptr || !watch_forks()) {
@@ -278,7 +279,7 @@ void take_part(void* context) {
 }
 
 void run_shared(Pool& shared, Job& job, int threads) {
-  if (const Executor executor = lent.load(std::memory_order_acquire); executor != nullptr) {
+  if (const Executor executor = program_executor.load(std::memory_order_acquire); executor != nullptr) {
     LentJob lent_job{job, threads};
     executor(take_part, &lent_job);
   } else {
@@ -299,7 +300,7 @@ int default_threads() {
     }
     return static_cast<int>(std::min(threads, most_threads));
   }
-  // Others' setting, which may be a list: what is not a positive number is no setting.
+  // OMP_NUM_THREADS may be a list; anything but a positive number is ignored.
   if (const char* value = std::getenv("OMP_NUM_THREADS"); value != nullptr && std::atol(value) > 0) {
     return static_cast<int>(std::min(std::atol(value), most_threads));
   }
@@ -308,7 +309,7 @@ int default_threads() {
   return cpus > 0 ? cpus : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-std::atomic<int> thread_setting{0};  // 0: nobody has asked yet
+std::atomic<int> thread_setting{0};  // 0: not determined yet
 
 }  // namespace
 
@@ -332,14 +333,14 @@ void set_executor(Executor executor) {
   if (!watch_forks()) {
     throw OutOfMemory("set_executor: could not ask the system to be told of forks");
   }
-  lent.store(executor, std::memory_order_release);
+  program_executor.store(executor, std::memory_order_release);
 }
 
 void parallel_for(std::int64_t count, int threads, TaskFunction task) {
   Job job{task, count};
   const int useful = static_cast<int>(std::min<std::int64_t>(count, threads));
   if (Pool* shared = useful > 1 && !inside_task ? pool() : nullptr; shared != nullptr) {
-    // While another thread's call holds the pool this one does its tasks itself, and asks again after each.
+    // While another thread's call holds the pool, this one runs its tasks itself and tries again after each.
     std::unique_lock lock(shared->in_use, std::try_to_lock);
     while (!lock && job.work_once(0)) {
       static_cast<void>(lock.try_lock());
@@ -348,7 +349,7 @@ void parallel_for(std::int64_t count, int threads, TaskFunction task) {
       run_shared(*shared, job, useful);
     }
   }
-  while (job.work_once(0)) {  // all of it, or what is left: nothing
+  while (job.work_once(0)) {  // all tasks, or those that are left, perhaps none
   }
   if (job.error) {
     std::rethrow_exception(job.error);

@@ -6,10 +6,11 @@
 
 namespace headway {
 
-// The numbers. A call needs no more: for a tiny one the words would take longer than the work.
+// Fills in the numbers. Running a call needs only these; for a tiny one, building the texts would take longer than the
+// work.
 Plan common_plan(const Problem& problem);
 
-// The words: shapes and options.
+// Fills in the texts: shapes and options.
 void describe_problem(const Problem& problem, Plan& plan);
 
 }  // namespace headway

@@ -5,8 +5,8 @@
 
 namespace headway {
 
-// The CPUs that the process may use: those of all its threads, since one of them may be pinned (OpenMP does that to the
-// thread that calls us). None where the system does not say.
+// The CPUs that the process may use: those of all its threads, since a single one may be pinned (OpenMP pins the thread
+// that calls us). Empty if the system does not say.
 cpu_set_t process_cpus() noexcept;
 
 // Keeps dlclose from unmapping the library, or the plugin that it is linked into, while its threads run in it.

@@ -11,7 +11,7 @@
 
 namespace headway {
 
-// Reports of a part as the share [begin, end] of the whole; none where nobody asked.
+// Reports a part of the work as the share [begin, end] of the whole; empty if no progress was asked for.
 inline Progress part_of(const Progress& whole, double begin, double end) {
   if (!whole) {
     return {};
@@ -53,7 +53,7 @@ class ProgressMeter {
   Clock::time_point last_report_;
 };
 
-// The same for tasks on several threads: all count, the calling thread (worker 0) reports.
+// The same for tasks on several threads: all of them count, the calling thread (worker 0) reports.
 class SharedProgress {
  public:
   SharedProgress(std::string_view operation, const Progress& progress, std::int64_t tasks)

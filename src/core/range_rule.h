@@ -33,7 +33,7 @@ enum class Alignment : std::uint8_t {
 };
 
 struct RangeRule {
-  // Wider than any axis, and a few of them still add up inside 64 bits.
+  // Wider than any axis, and small enough that a few of them add up inside 64 bits.
   static constexpr std::int64_t unlimited = std::int64_t{1} << 61;
 
   Alignment alignment = Alignment::all_ends;

@@ -39,7 +39,7 @@ std::int64_t checked_elements(const Dims& sizes, DType dtype) {
   if (negative) {
     throw InvalidArgument(text("tensor: expected sizes of 0 or more, found ", sizes));
   }
-  if (empty) {  // it has no bytes, whatever the other sizes say
+  if (empty) {  // no bytes, whatever the other sizes are
     return 0;
   }
   if (std::int64_t bytes = 0;
@@ -154,7 +154,7 @@ std::int64_t BasicTensorView<Void>::offset(const Dims& index) const {
 
 template <class Void>
 std::int64_t BasicTensorView<Void>::distance(int axis, std::int64_t index) const {
-  return elements() > 0 ? index * strides_[axis] : 0;  // strides of an empty view are anything
+  return elements() > 0 ? index * strides_[axis] : 0;  // an empty view may have any strides
 }
 
 template <class Void>
@@ -378,7 +378,7 @@ void for_each_pair(const Dims& sizes, const Dims& from, const Dims& to, int axis
   }
 }
 
-// One of them lies on a device; other types go through host memory.
+// At least one of the two is on a device; where their types differ, the copy goes through host memory.
 void copy_with_conversion(const ConstTensorView& from, const TensorView& to, void* stream) {
   if (from.dtype() == to.dtype()) {
     return copy_with_device(from, to, stream);

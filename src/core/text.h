@@ -10,7 +10,7 @@ namespace headway {
 template <class... Parts>
 std::string text(const Parts&... parts) {
   std::ostringstream stream;
-  stream.exceptions(std::ios::badbit);  // without memory it would go on with half a text
+  stream.exceptions(std::ios::badbit);  // otherwise a failed allocation would leave half a text
   (stream << ... << parts);
   return std::move(stream).str();
 }

@@ -5,7 +5,7 @@
 namespace headway {
 namespace {
 
-// How many bytes a UTF-8 sequence with this first byte has; 0 when no sequence starts so.
+// The length in bytes of a UTF-8 sequence with this first byte; 0 if no sequence begins with it.
 std::size_t expected_length(unsigned char first) {
   if (first < 0x80) {
     return 1;
@@ -19,7 +19,7 @@ std::size_t expected_length(unsigned char first) {
   return first >= 0xf0 && first <= 0xf4 ? 4 : 0;
 }
 
-// Longer than needed, a surrogate, or beyond Unicode: all of these show in the second byte.
+// Overlong forms, surrogates, and code points beyond Unicode: all of these show in the second byte.
 bool is_second_byte_allowed(unsigned char first, unsigned char second) {
   switch (first) {
     case 0xe0: return second >= 0xa0;

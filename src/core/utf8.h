@@ -1,4 +1,4 @@
-// UTF-8, strictly: nothing longer than needed, no surrogates, nothing beyond Unicode.
+// Strict UTF-8: no overlong forms, no surrogates, nothing beyond Unicode.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace headway {
 
-// How many bytes the character has that `text` begins with; 0 where it begins with none.
+// The length in bytes of the character that `text` begins with; 0 if it begins with none.
 std::size_t utf8_length(std::string_view text);
 
 bool is_utf8(std::string_view text);

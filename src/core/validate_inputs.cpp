@@ -12,7 +12,7 @@
 namespace headway {
 namespace {
 
-// No axis is longer: sums of a few lengths then stay inside 64 bits, also where another axis is 0 and nothing is
+// The longest axis allowed, so that sums of a few lengths fit in 64 bits, even where another axis is 0 and nothing is
 // stored.
 constexpr std::int64_t longest_axis = std::int64_t{1} << 60;
 
@@ -51,7 +51,7 @@ void check_input_types(const Problem& problem, const Call& call) {
   }
 }
 
-// Lengths may lie in host memory whatever the device; those on the device are not read here.
+// Lengths may be in host memory whatever the device; those on the device are not read here.
 bool on_host(ConstTensorView lens) { return lens.device() == Device{}; }
 
 void check_integers(const Problem& problem, const char* name, ConstTensorView lens) {
@@ -171,8 +171,8 @@ void place_inputs(Problem& problem, const Call& call, Layout& layout) {
 
 // ---- Options: key ranges ----
 
-// Each entry of lens [B] or [B,Sq] must lie in 0 .. limit(b). Only then may the problem have them: sequence() computes
-// with what it finds there.
+// Each entry of lens [B] or [B,Sq] must lie in 0 .. limit(b). Checked before they enter the problem, because sequence()
+// computes with them.
 template <class Limit>
 void check_lens(const Problem& problem, const char* name, ConstTensorView lens, const Limit& limit) {
   if (!on_host(lens)) {
@@ -217,7 +217,7 @@ std::optional<std::int64_t> window_side(const Problem& problem, const char* side
   if (width && *width < 0) {
     invalid(problem, "window ", side, " is ", *width, ", expected 0 or more, or None for unlimited");
   }
-  // Wider than all positions is as wide as them, and cannot overflow when positions are added.
+  // A window wider than all positions is cut to their number, so that adding positions to it cannot overflow.
   return width ? std::optional(std::min(*width, problem.query_len + problem.key_len)) : width;
 }
 
