@@ -1,7 +1,7 @@
-// The statistics of a whole call. On a device its engine does it all; in host memory heads come one after the other;
-// the rows of a head are cut into chunks, the unit of parallel work, and a chunk walks its rows in blocks whose weights
-// an engine writes into a buffer of its own. Chunks depend on the shape alone and their sums are joined in order: the
-// number of threads changes no bit.
+// The statistics of a whole call. On a device, its engine computes everything. In host memory heads come one after the
+// other; the rows of a head are cut into chunks, the unit of parallel work, and a chunk walks its rows in blocks whose
+// weights an engine writes into the chunk's own buffer. Chunks depend on the shape alone and their sums are added in
+// order, so the number of threads changes no bit.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -28,12 +28,12 @@ namespace {
 constexpr std::int64_t most_chunks = 64;
 constexpr std::int64_t most_cells = 512;
 
-// How many rows or keys a cell of the maps has: `cells` of them cover `size`.
+// The rows or keys of one cell of the maps, if `cells` of them cover `size`.
 std::int64_t cell_size(std::int64_t size, std::int64_t cells) {
   return cells == 0 ? std::max<std::int64_t>(size, 1) : std::max<std::int64_t>(ceil_div(size, cells), 1);
 }
 
-// Of the right sizes, with what rows without weights have.
+// Allocates the results, with the values of rows that have no weights.
 Analysis empty_result(const Problem& problem, const AnalysisRequest& request, const CellTaker& taker) {
   const DType dtype = problem.dtype() == DType::f64 ? DType::f64 : DType::f32;
   const Dims rows{problem.batch, problem.heads, problem.query_len};
@@ -64,7 +64,7 @@ Analysis empty_result(const Problem& problem, const AnalysisRequest& request, co
 template <class T>
 class Analyzer {
  public:
-  // Cells go into the result's maps, or, given a taker, to that one in its size.
+  // Cells go into the result's maps or, if there is a consumer, to it, in the size that it asks for.
   Analyzer(const Problem& problem, const AnalysisRequest& request, const CellTaker& taker)
       : problem_(problem), request_(request), taker_(taker), result_(empty_result(problem, request, taker)) {
     const bool maps = taker.take || request.cells != 0;
@@ -89,7 +89,7 @@ class Analyzer {
   }
 
  private:
-  // A row of cells on its way: sums, in the end means, and the largest weights.
+  // A row of cells being accumulated: sums, which become means, and maxima.
   struct CellRow {
     std::vector<double> sums;
     std::vector<T> highest;
@@ -166,7 +166,7 @@ class Analyzer {
     }
   }
 
-  // From sums to means, and out with them; then the next row of cells begins.
+  // Turns the sums into means and passes the row of cells on; then the next row begins.
   void end_cells(std::int64_t b, std::int64_t h, std::int64_t last_row, CellRow& cells) {
     const std::int64_t row = last_row / result_.row_cell, rows = last_row % result_.row_cell + 1;
     for (std::int64_t c = 0; c < map_keys_; ++c) {

@@ -1,4 +1,4 @@
-// An analysis whose maps go elsewhere as they come, in cells of any size: for maps too fine to be a result.
+// An analysis that passes its maps on row by row, in cells of any size: for maps too fine to be stored in a result.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,14 @@
 
 namespace headway {
 
-// Takes row `row` of cells of head b * H + h: means, and largest weights. Called from several threads, for different
-// rows.
+// Receives row `row` of cells of head b * H + h: means and maxima. Called from several threads, for different rows.
 struct CellTaker {
   std::int64_t row_cell = 1, key_cell = 1;
   std::function<void(std::int64_t head, std::int64_t row, std::span<const double> mean, std::span<const double> max)>
       take = {};
 };
 
-// analyze() of a problem that analysis_problem made; with a taker the result's own maps are empty.
+// analyze() for a problem from analysis_problem; with a consumer, the result's own maps are empty.
 Analysis analyze(const Problem& problem, const AnalysisRequest& request, const CellTaker& taker);
 
 }  // namespace headway

@@ -1,5 +1,5 @@
-// The analysis of tensors that lie on a CUDA device: done there, with results in host memory but for mean weights. The
-// CUDA engine's folder defines these; the folder that stands in for it says that it was not built.
+// The analysis of tensors on a CUDA device: computed there, with results in host memory except for mean weights.
+// Defined in the CUDA engine's folder, or in the one that stands in for it where it is not built.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace headway {
 
-// `result` has its sizes, and 0 everywhere, -1 in top_keys.
+// `result` is allocated and filled with 0, top_keys with -1.
 void analyze_on_device(const Problem& problem, const AnalysisRequest& request, const CellTaker& taker,
                        Analysis& result);
 

@@ -39,7 +39,7 @@ void fill(const Problem& problem, std::int64_t b, std::int64_t h, const Rectangl
   copy(whole.view().slice(1, part.key_begin, part.key_end), TensorView(target, {rows, keys}));
 }
 
-// Rows of a rectangle, as many at once as a buffer holds.
+// The rows of a rectangle in parts that fit into a buffer.
 template <class Visit>
 void for_row_blocks(const Rectangle& part, std::int64_t at_once, const Visit& visit) {
   const std::int64_t blocks = ceil_div(part.row_end - part.row_begin, at_once);
@@ -113,7 +113,7 @@ void write_mean(const Problem& problem, const ConstTensorView& lse, const Tensor
   }
 }
 
-// Means from the sums of a row of cells, `rows` weights high, over `keys` keys; the sums begin anew.
+// Turns the sums of a row of cells into means, for `rows` rows and `keys` keys, and resets them.
 template <class T>
 void means_of(std::vector<double>& sums, std::int64_t rows, std::int64_t keys, std::int64_t key_cell, T* means) {
   for (std::size_t c = 0; c < sums.size(); ++c) {
@@ -131,8 +131,8 @@ TileMap map_of(const Problem& problem, std::int64_t b, std::int64_t h, const Rec
   const std::int64_t cell_keys = ceil_div(keys, key_cell);
   TileMap map{Tensor({cell_rows, cell_keys}, dtype_of<T>), Tensor({cell_rows, cell_keys}, dtype_of<T>)};
   const HeadInputs inputs(problem, b, h);
-  // A block is whole rows of cells: one that takes several buffers, or as many as fill a buffer, since every block
-  // packs the keys anew.
+  // A block is one row of cells, in several buffers if need be, or as many rows of cells as fill a buffer: every block
+  // packs the keys again.
   const std::int64_t at_once = rows_at_once(keys);
   const std::int64_t block_rows = std::max<std::int64_t>(at_once / row_cell, 1) * row_cell;
   for_row_blocks(rectangle, block_rows, [&](const Rectangle& block) {

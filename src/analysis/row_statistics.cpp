@@ -1,5 +1,5 @@
-// One body of each loop, over vectors of 64 bytes that the compiler splits where the machine's are shorter; on x86 it
-// is compiled for each width and chosen at run time. Every loop reads a row of weights that the caches still hold.
+// Each loop is written once, over vectors of 64 bytes that the compiler splits where the machine's are shorter; on x86
+// it is compiled for each width and chosen at run time. Every loop reads a row of weights that is still in the cache.
 #include "analysis/row_statistics.h"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct Wide<double> {
   static constexpr std::int64_t half_root = 0x3fe6a09e667f3bcd;
 };
 
-constexpr std::int64_t block_keys = 256;  // summed in T before they join a double
+constexpr std::int64_t block_keys = 256;  // summed in T, then added to a double
 
 template <class T>
 HEADWAY_ALWAYS_INLINE void load(typename Wide<T>::Vector& vector, const T* from, std::int64_t count) {
@@ -85,8 +85,8 @@ HEADWAY_ALWAYS_INLINE void power_of_two(const typename Wide<T>::Integers& n, typ
   std::memcpy(&result, &bits, sizeof result);
 }
 
-// exp(x) for x up to about 1: x = n log 2 + r, a series in r, and 2^n in two steps, so that small results are denormal
-// before they are 0.
+// exp(x) for x up to about 1: x = n log 2 + r, a series in r, and 2^n in two steps, so that small results become
+// denormal before they become 0.
 template <class T>
 HEADWAY_ALWAYS_INLINE void exponential(const typename Wide<T>::Vector& exponent, typename Wide<T>::Vector& result) {
   using W = Wide<T>;
@@ -178,7 +178,7 @@ HEADWAY_ALWAYS_INLINE void add_cells_body(const WeightRow<T>& row, std::int64_t 
   }
 }
 
-// Each loop for the widths that a machine may have.
+// Each loop, compiled for every vector width that a machine may have.
 #ifdef __x86_64__
 #ifdef __clang__  // uses whole vectors anyway, and does not know the option
 #define HEADWAY_WHOLE_VECTORS ""

@@ -1,5 +1,5 @@
-// Sums over one row of weights, as wide as this machine's vectors allow. The order of the additions is fixed, so the
-// bits are the same for every width.
+// Sums over one row of weights, vectorised for this machine. The order of the additions is fixed, so the bits are the
+// same for every vector width.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,8 @@ double sum_between(const WeightRow<T>& row, std::int64_t begin, std::int64_t end
 template <class T>
 void add_received(const WeightRow<T>& row, double* received);
 
-// Of each cell of `cell` keys from key 0 of the row on: sums[c] += its weights, highest[c] = max(highest[c], them).
+// For each cell of `cell` keys, starting at key 0 of the row: sums[c] += its weights, highest[c] = their maximum with
+// highest[c].
 template <class T>
 void add_cells(const WeightRow<T>& row, std::int64_t cell, double* sums, T* highest);
 

@@ -10,8 +10,8 @@
 
 namespace headway {
 
-// Keeps the lengths that its problem points to, so it stays where it was made. Half types are computed in f32, which
-// holds them exactly.
+// Owns the lengths that its problem points to, so it cannot be moved. Half types are computed in f32, which represents
+// them exactly.
 class Slice {
  public:
   // `query` [rows,D] and `key` [keys,D] are those of the rectangle, both in the type to compute in.
@@ -22,7 +22,7 @@ class Slice {
 
   const Problem& problem() const { return problem_; }
 
-  // The weights [rows,keys], and lse [rows], of a slice that has all keys.
+  // The weights [rows,keys] and lse [rows] of a slice that contains all keys.
   void weights(TensorView weights, TensorView lse) const;
   // The scores [rows,keys] after every modifier, -inf where forbidden.
   void scores(TensorView scores) const;
@@ -33,7 +33,7 @@ class Slice {
   std::int64_t query_lens_ = 0;           // real rows, counted from the first row of the slice
 };
 
-// What one head reads: its rows and keys in the type that the analysis computes in, converted where they are halves.
+// The inputs of one head: its rows and keys in the type that the analysis computes in, converted if they are halves.
 class HeadInputs {
  public:
   HeadInputs(const Problem& problem, std::int64_t b, std::int64_t h);
@@ -45,7 +45,7 @@ class HeadInputs {
   Tensor converted_query_, converted_key_;
 };
 
-// How many rows a block has whose weights are held at once.
+// The rows of a block whose weights are held at once.
 std::int64_t rows_at_once(std::int64_t keys);
 
 // The problem behind an analysis; dropout does not act on weights.

@@ -1,4 +1,4 @@
-// In a file of its own because g++ 12, when it inlines this, warns of an overflow that cannot happen.
+// In its own file because g++ 12 warns of an overflow that cannot happen when it inlines this.
 #include "io/bytes.h"
 
 namespace headway::io {

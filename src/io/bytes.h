@@ -1,4 +1,4 @@
-// Little-endian integers in bytes, and reading a run of them without passing its end.
+// Little-endian integers in bytes, and reading a sequence of them without passing its end.
 #pragma once
 
 #include <bit>
@@ -13,7 +13,7 @@
 
 namespace headway::io {
 
-// Elements and integers are little-endian in all three formats and are copied as they lie in memory.
+// Elements and integers are little-endian in all three formats, and are copied byte for byte.
 static_assert(std::endian::native == std::endian::little, "the io room is written for little-endian machines");
 
 using Bytes = std::vector<std::byte>;
@@ -38,7 +38,7 @@ inline std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// Takes fields off the front of bytes that a file provided; a field that is not all there is a FileError.
+// Takes fields off the front of bytes from a file; an incomplete field is a FileError.
 class FieldReader {
  public:
   FieldReader(std::span<const std::byte> bytes, const FileContext& context) : bytes_(bytes), context_(context) {}

@@ -1,5 +1,5 @@
-// Which operation works on which file. Every error about a file is thrown from here, so that each text starts with
-// both.
+// The operation and the file that it works on. Every error about a file is thrown from here, so that each text starts
+// with both.
 #pragma once
 
 #include <filesystem>

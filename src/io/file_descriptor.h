@@ -1,4 +1,4 @@
-// Owns an open file of the operating system.
+// Owns a file descriptor.
 #pragma once
 
 #include <unistd.h>
@@ -20,7 +20,7 @@ class FileDescriptor {
   bool is_open() const { return number_ >= 0; }
   int number() const { return number_; }
 
-  // What ::close returned: a file system may report a failed write only here.
+  // Returns what ::close returned: a file system may report a failed write only here.
   int close() { return is_open() ? ::close(std::exchange(number_, -1)) : 0; }
 
  private:

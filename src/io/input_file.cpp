@@ -1,4 +1,4 @@
-// Reading bytes of a file whose size is known, and never more than it has.
+// Reads bytes of a file of known size, never past its end.
 #include "io/input_file.h"
 
 #include <fcntl.h>
@@ -10,7 +10,7 @@
 namespace headway::io {
 
 InputFile::InputFile(const char* operation, const std::filesystem::path& path) : context_(operation, path) {
-  // Not blocking, or opening a FIFO would wait for somebody to write to it.
+  // Non-blocking: opening a FIFO would otherwise wait for a writer.
   descriptor_ = FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!descriptor_.is_open()) {
     context_.fail_system("open", errno);

@@ -1,4 +1,4 @@
-// Reading bytes of a file whose size is known, and never more than it has.
+// Reads bytes of a file of known size, never past its end.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace headway::io {
 
-// Bytes read once from front to back. remaining() is what is claimed to follow; for a compressed source the claim can
-// be false, which read() then reports.
+// Bytes that are read once, sequentially. remaining() is the number claimed to follow; for a compressed source the
+// claim may be false, which read() then reports.
 class ByteSource {
  public:
   virtual ~ByteSource() = default;

@@ -1,5 +1,5 @@
-// JSON written front to back. A tree of nlohmann::json values allocates while it is destroyed, and ends the program
-// where that fails; single numbers and texts do not.
+// Writes JSON sequentially. A tree of nlohmann::json values allocates while it is destroyed, and terminates the program
+// if that fails; single numbers and texts do not.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,7 +8,7 @@
 
 namespace headway::io {
 
-// A number, a truth value or a text. Bytes that are no UTF-8 are replaced.
+// A number, a bool or a text. Bytes that are not UTF-8 are replaced.
 template <class Scalar>
 std::string json_text(const Scalar& scalar) {
   return nlohmann::json(scalar).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

@@ -26,7 +26,7 @@ struct Header {
   Dims sizes;
 };
 
-// Reads {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), } and nothing else of Python.
+// Parses {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), } and no other Python.
 class HeaderParser {
  public:
   HeaderParser(std::string_view header, const FileContext& context) : rest_(header), context_(context) {}
@@ -129,7 +129,7 @@ class HeaderParser {
     expect('(');
     while (!accept(')')) {
       append_size(sizes, parse_size(), context_);
-      // (3) is a number in Python, and so no shape.
+      // (3) is a number in Python, not a tuple, so it is not a shape.
       if (!accept(',')) {
         if (sizes.size() < 2) {
           fail("','");
@@ -166,7 +166,7 @@ std::uint64_t read_integer(ByteSource& source) {
   return load_integer<Integer>(bytes);
 }
 
-// The version decides how wide the header's length is.
+// The version determines the width of the header's length field.
 std::uint64_t read_header_length(ByteSource& source, const FileContext& context) {
   std::array<std::byte, magic.size() + 2> start;
   if (source.remaining() < start.size()) {
@@ -203,7 +203,7 @@ Header read_header(ByteSource& source, const FileContext& context, const ReadLim
   return HeaderParser(header, context).parse();
 }
 
-// The header with all that stands before it, padded as the format asks: the elements start at a multiple of 64 bytes.
+// The header with everything before it, padded as the format requires: the elements start at a multiple of 64 bytes.
 std::string header_for(ConstTensorView view) {
   constexpr std::size_t alignment = 64;
   std::string shape;
@@ -250,7 +250,7 @@ Tensor read_npy(ByteSource& source, const FileContext& context, const ReadLimits
   if (!header.fortran_order) {
     return read_elements(source, header.sizes, header.dtype);
   }
-  // In Fortran order lie the elements of the reversed shape in C order.
+  // Fortran order stores the elements of the reversed shape in C order.
   const Tensor stored = read_elements(source, reversed(header.sizes), header.dtype);
   return convert(with_axes_reversed(stored), header.dtype);
 }

@@ -14,7 +14,8 @@ namespace headway::io {
 // Reads a source that holds one array and nothing after it.
 Tensor read_npy(ByteSource& source, const FileContext& context, const ReadLimits& limits);
 
-// What can be written: TypeMismatch for bf16, Unsupported for memory of another device. `name` may be empty.
+// Checks that the tensor can be written: TypeMismatch for bf16, Unsupported for memory of another device. `name` may be
+// empty.
 void require_npy(const char* operation, std::string_view name, ConstTensorView view);
 std::uint64_t npy_bytes(ConstTensorView view);
 void write_npy(const ByteSink& sink, ConstTensorView view);

@@ -1,4 +1,4 @@
-// Writing a file so that its name holds either everything or what was there before.
+// Writes a file atomically: its name refers either to the complete new content or to what was there before.
 #include "io/output_file.h"
 
 #include <fcntl.h>
@@ -15,10 +15,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int create_new = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
-constexpr mode_t default_mode = 0666;  // less the umask, which the system takes off
+constexpr mode_t default_mode = 0666;  // the system subtracts the umask
 constexpr const char* exists_already = "the file exists; set overwrite to replace it";
 
-// A link is followed as other programs do, rather than replaced by a file.
+// A symbolic link is followed, as other programs do, not replaced by a file.
 fs::path resolved(const fs::path& path) {
   std::error_code ignored;
   if (!fs::is_symlink(path, ignored)) {
@@ -30,11 +30,10 @@ fs::path resolved(const fs::path& path) {
 
 fs::path folder_of(const fs::path& file) { return file.has_parent_path() ? file.parent_path() : fs::path("."); }
 
-// A file without a name, as the system names it.
+// The path under which the system offers an unnamed file.
 std::string path_of(const FileDescriptor& file) { return text("/proc/self/fd/", file.number()); }
 
-// So that the new name survives a power failure. The file is complete either way, and not every file system can do
-// this.
+// Makes the new name survive a power failure. The file is complete either way, and not every file system supports this.
 void sync(const fs::path& folder) {
   const FileDescriptor descriptor(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (descriptor.is_open()) {
@@ -56,7 +55,7 @@ OutputFile::~OutputFile() {
   }
 }
 
-// Before the work rather than after it; publish() decides again, without a race.
+// Checked before the work; publish() checks again, without a race.
 void OutputFile::refuse_target() const {
   struct stat status {};
   if (::lstat(target_.c_str(), &status) != 0) {
@@ -73,7 +72,7 @@ void OutputFile::refuse_target() const {
   }
 }
 
-// A file without a name, of which nothing stays if the process dies; where the system has none, one with a name.
+// An unnamed file, of which nothing remains if the process dies; where the system has none, a named one.
 void OutputFile::create_temporary() {
   descriptor_ = FileDescriptor(::open(folder_of(target_).c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, default_mode));
   if (descriptor_.is_open() && ::access(path_of(descriptor_).c_str(), F_OK) == 0) {
@@ -85,16 +84,17 @@ void OutputFile::create_temporary() {
   });
 }
 
-// Makes `create(name)` succeed for a new name in the target's folder, which is the temporary file's from then on.
+// Calls `create(name)` with new names in the target's folder until one succeeds; that is the temporary file's name from
+// then on.
 template <class Create>
 void OutputFile::claim_temporary(const Create& create) {
   constexpr int attempts = 100;
   std::random_device random;
   for (int attempt = 0; attempt < attempts; ++attempt) {
-    // Not built from the target's name, which may be as long as a name can be.
+    // Not derived from the target's name, which may already have the maximum length.
     fs::path candidate = folder_of(target_) / text(".headway-", std::hex, random(), random(), ".tmp");
     if (create(candidate)) {
-      temporary_ = std::move(candidate);  // without a copy, which could fail and leave the file
+      temporary_ = std::move(candidate);  // not a copy, which could fail and leave the file behind
       return;
     }
     if (errno != EEXIST) {
@@ -140,7 +140,7 @@ void OutputFile::commit() {
   if (descriptor_.close() != 0) {
     context_.fail_system("write", errno);
   }
-  const fs::path folder = folder_of(target_);  // while a failure still leaves everything as it was
+  const fs::path folder = folder_of(target_);  // while a failure still changes nothing
   publish();
   temporary_.clear();
   sync(folder);
@@ -151,12 +151,12 @@ void OutputFile::publish() {
     rename_to_target();
     return;
   }
-  // A link never replaces a file, where a rename would.
+  // Linking never replaces a file, as renaming would.
   if (::link(temporary_.c_str(), target_.c_str()) == 0) {
     ::unlink(temporary_.c_str());
     return;
   }
-  // Not every file system has links. There, an empty file takes the name first, if nobody has it, and is then replaced.
+  // Not every file system has hard links. There, an empty file reserves the name, if it is free, and is then replaced.
   const FileDescriptor claim(::open(target_.c_str(), create_new, default_mode));
   if (!claim.is_open() && errno == EEXIST) {
     context_.fail(exists_already);

@@ -1,4 +1,4 @@
-// Writing a file so that its name holds either everything or what was there before.
+// Writes a file atomically: its name refers either to the complete new content or to what was there before.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ namespace headway::io {
 
 using ByteSink = std::function<void(std::span<const std::byte>)>;
 
-// Bytes go to a temporary file in the same folder, without a name where the system can do that, which commit() names.
-// Destroyed before that, the temporary file goes and the old file stays.
+// Bytes go to a temporary file in the same folder, unnamed where the system supports it, which commit() gives its name.
+// If the object is destroyed before that, the temporary file is removed and the old file stays.
 class OutputFile {
  public:
   OutputFile(const char* operation, const std::filesystem::path& path, bool overwrite);
@@ -23,8 +23,8 @@ class OutputFile {
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
-  void write(std::span<const std::byte> bytes);                          // at the end
-  void rewrite(std::uint64_t offset, std::span<const std::byte> bytes);  // over what was written before
+  void write(std::span<const std::byte> bytes);                          // appends
+  void rewrite(std::uint64_t offset, std::span<const std::byte> bytes);  // overwrites earlier bytes
   std::uint64_t position() const { return position_; }
   ByteSink sink();
   void commit();

@@ -37,7 +37,7 @@ std::string read_header(const io::InputFile& file, const ReadLimits& limits) {
   return header;
 }
 
-// The format allows neither overlaps nor holes, so the tensors must follow each other from the first byte to the last.
+// The format allows neither overlaps nor gaps: the tensors must follow each other from the first byte to the last.
 void require_exact_cover(std::vector<io::SafetensorsEntry>& entries, std::uint64_t data_bytes, const ReadLimits& limits,
                          const io::FileContext& context) {
   std::sort(entries.begin(), entries.end(),

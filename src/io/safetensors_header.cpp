@@ -19,8 +19,8 @@ using nlohmann::json;
 constexpr TypeName types[] = {{"F32", DType::f32}, {"F64", DType::f64}, {"BF16", DType::bf16}, {"F16", DType::f16},
                               {"BOOL", DType::b8}, {"I32", DType::i32}, {"I64", DType::i64}};
 
-// Takes JSON one token at a time. No tree is built, so a hostile header costs little more than its own size; nesting is
-// refused at the first bracket too many; and a repeated key is seen, which a tree would have merged.
+// Parses JSON one token at a time. No tree is built, so a hostile header costs little more than its own size; nesting
+// is refused at the first superfluous bracket; and a repeated key is noticed, which a tree would have merged.
 class HeaderReader final : public json::json_sax_t {
  public:
   explicit HeaderReader(const FileContext& context) : context_(context) {}
@@ -192,11 +192,11 @@ class HeaderReader final : public json::json_sax_t {
 }  // namespace
 
 SafetensorsHeader parse_safetensors_header(std::string_view header, const FileContext& context) {
-  // White space may follow the object, to align the data, but not come before it.
+  // White space may follow the object, to align the data, but not precede it.
   if (!header.starts_with('{')) {
     context.fail("expected the header to start with '{', found ", shown(header.substr(0, 8)));
   }
-  // The parser takes a zero byte for the end, and would not see what a file hides behind it.
+  // The parser stops at a zero byte, and would miss what a file hides behind it.
   if (const std::size_t zero = header.find('\0'); zero != std::string_view::npos) {
     context.fail("expected JSON in the header, found a zero byte at its byte ", zero);
   }

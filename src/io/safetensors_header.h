@@ -27,13 +27,13 @@ struct SafetensorsHeader {
   Metadata metadata;
 };
 
-// The key under which the header holds the metadata, and so no tensor's name.
+// The key that holds the metadata, and so cannot name a tensor.
 inline constexpr std::string_view metadata_key = "__metadata__";
 
-// Checks that the header is well formed; what it claims about the data is for the caller to check.
+// Checks that the header is well formed; the caller checks what it claims about the data.
 SafetensorsHeader parse_safetensors_header(std::string_view json, const FileContext& context);
 
-// All texts are UTF-8.
+// All texts must be UTF-8.
 std::string write_safetensors_header(const SafetensorsHeader& header);
 
 }  // namespace headway::io

@@ -1,4 +1,4 @@
-// Between tensors and the bytes of their elements in C order, which all three formats store.
+// Converts between tensors and the bytes of their elements in C order, which all three formats store.
 #include "io/tensor_bytes.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace headway::io {
 namespace {
 
-// What a write moves at once: large enough for the disk, small beside any tensor for which memory is short.
+// The size of one write: large enough for the disk, small compared with a tensor for which memory is short.
 constexpr std::size_t chunk_bytes = std::size_t{1} << 20;
 
 std::span<const std::byte> contiguous_bytes(ConstTensorView view) {
@@ -19,8 +19,8 @@ std::span<const std::byte> contiguous_bytes(ConstTensorView view) {
           static_cast<std::size_t>(view.elements()) * size_of(view.dtype())};
 }
 
-// Steps `index` to the next element in C order and `offset` with it. The offset never leaves the view, not even on the
-// way, so strides of any size are safe.
+// Advances `index` to the next element in C order, and `offset` with it. The offset never leaves the view, not even
+// temporarily, so strides of any size are safe.
 void advance(ConstTensorView view, Dims& index, std::int64_t& offset) {
   for (int axis = view.rank() - 1; axis >= 0; --axis) {
     if (++index[axis] < view.size(axis)) {

@@ -1,4 +1,4 @@
-// Between tensors and the bytes of their elements in C order, which all three formats store.
+// Converts between tensors and the bytes of their elements in C order, which all three formats store.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +23,13 @@ const TypeName* find_type(std::span<const TypeName> types, std::string_view name
 const TypeName* find_type(std::span<const TypeName> types, DType dtype);
 std::string listed(std::span<const TypeName> types);  // "F32, F64"
 
-// One more size that a file claims.
+// Appends a size that a file claims.
 void append_size(Dims& sizes, std::uint64_t size, const FileContext& context);
 
-// The bytes of a tensor that a file claims to hold; a FileError when no machine or not `limits` could hold them.
+// The bytes of a tensor that a file claims to hold; a FileError if they pass 2^63 or `limits`.
 std::uint64_t checked_bytes(const Dims& sizes, DType dtype, const ReadLimits& limits, const FileContext& context);
 
-// Allocates, so call it when checked_bytes() was compared with what the source has.
+// Allocates: call it only after comparing checked_bytes() with what the source has.
 Tensor read_elements(ByteSource& source, const Dims& sizes, DType dtype);
 
 // In error texts: ` for "weight"`, or nothing where a file holds one tensor and `name` is empty.

@@ -1,4 +1,4 @@
-// What a .zip archive says it holds, checked against the file before any member is read.
+// The directory of a .zip archive, checked against the file before any member is read.
 #include "io/zip_directory.h"
 
 #include <algorithm>
@@ -25,7 +25,7 @@ Bytes read_bytes(const InputFile& file, std::uint64_t offset, std::uint64_t coun
   return bytes;
 }
 
-// The end record is the last thing in the file but for a comment, whose length it knows.
+// The end record is the last thing in the file except for a comment, whose length it states.
 std::uint64_t find_end_record(const InputFile& file) {
   const std::uint64_t searched = std::min<std::uint64_t>(file.size(), zip::end_bytes + 0xffff);
   const std::uint64_t start = file.size() - searched;
@@ -114,7 +114,7 @@ Directory find_directory(const InputFile& file, const ReadLimits& limits) {
   return directory;
 }
 
-// Numbers that did not fit their field stand in an extra field, in this order and only those.
+// Numbers that did not fit into their fields are in an extra field: only those, in this order.
 void resolve_zip64(std::span<const std::byte> extra, std::initializer_list<std::uint64_t*> numbers,
                    const FileContext& context) {
   const auto is_elsewhere = [](const std::uint64_t* number) { return *number == zip::in_zip64_32; };
@@ -139,7 +139,7 @@ void resolve_zip64(std::span<const std::byte> extra, std::initializer_list<std::
   context.fail("expected a zip64 field for a size of 2^32 - 1 or more, found none");
 }
 
-// The fields that an entry has both in the directory and in front of its data.
+// The fields that an entry has both in the directory and in its local header.
 void take_common_fields(FieldReader& fields, ZipEntry& entry) {
   fields.take<std::uint16_t>();  // version needed
   entry.flags = fields.take<std::uint16_t>();
@@ -178,7 +178,7 @@ ZipEntry take_entry(FieldReader& fields, const InputFile& file) {
   const auto extra = fields.take(extra_bytes);
   fields.take(comment_bytes);
   const FileContext context = member_context(file, entry);
-  // Some readers end a name at a zero byte, and would read another archive than this one.
+  // Some readers end a name at a zero byte, and would see other names than we do.
   if (!is_utf8(entry.name) || entry.name.find('\0') != std::string::npos) {
     context.fail("expected a name in UTF-8 and no zero byte, found other bytes");
   }
@@ -187,7 +187,7 @@ ZipEntry take_entry(FieldReader& fields, const InputFile& file) {
   return entry;
 }
 
-// What stands in front of the data must say what the directory says, or programs would read different things.
+// The local header must agree with the directory; otherwise two programs would read different data.
 void require_same(const ZipEntry& entry, const ZipEntry& local, const FileContext& context) {
   bool same = entry.name == local.name && entry.method == local.method;
   if ((local.flags & zip::flag_sizes_follow) == 0) {

@@ -1,4 +1,4 @@
-// What a .zip archive says it holds, checked against the file before any member is read.
+// The directory of a .zip archive, checked against the file before any member is read.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ struct ZipEntry {
 // For errors about one member.
 FileContext member_context(const InputFile& file, const ZipEntry& entry);
 
-// Every entry lies inside the file, and no two share bytes: otherwise a small archive could unpack to far more than its
-// own size allows.
+// Every entry must lie inside the file, and no two may share bytes: otherwise a small archive could unpack to far more
+// than its own size allows.
 std::vector<ZipEntry> read_zip_directory(const InputFile& file, const ReadLimits& limits);
 
 }  // namespace headway::io

@@ -72,7 +72,7 @@ void ZipEntryReader::refill() {
   stream_.avail_in = static_cast<uInt>(count);
 }
 
-// Unpacks to the front of `to`; returns how many of its bytes are still to be filled.
+// Unpacks to the front of `to`; returns how many of its bytes remain to be filled.
 std::size_t ZipEntryReader::inflate_step(std::span<std::byte> to) {
   if (stream_.avail_in == 0) {
     refill();
@@ -91,7 +91,7 @@ std::size_t ZipEntryReader::inflate_step(std::span<std::byte> to) {
   return stream_.avail_out;
 }
 
-// One byte of room more than the claim: what comes after it shows.
+// One byte more than claimed, so that excess data is noticed.
 void ZipEntryReader::refuse_rest() {
   std::byte spare{};
   while (!ended_) {

@@ -21,7 +21,7 @@ class ZipEntryReader final : public ByteSource {
   void read(std::span<std::byte> to) override;
   std::uint64_t remaining() const override { return remaining_; }
 
-  // When all is read: a FileError unless the packed bytes end here too and the checksum is right.
+  // After everything was read: a FileError unless the packed bytes end here too and the checksum is right.
   void finish();
 
  private:

@@ -1,5 +1,5 @@
-// Writes a .zip archive, front to back. A member's header goes out twice: first to take its place, then again with the
-// sizes and the checksum, so that nothing has to be held in memory.
+// Writes a .zip archive sequentially. A member's header is written twice: first as a placeholder, then again with the
+// sizes and the checksum, so that no data has to be held in memory.
 #include "io/zip_writer.h"
 
 #include <zlib.h>
@@ -15,7 +15,7 @@ namespace {
 struct Member {
   const std::string& name;
   std::uint16_t method = zip::stored;
-  bool wide = false;  // its sizes may not fit 32 bits and stand in a zip64 field
+  bool wide = false;  // its sizes may not fit 32 bits and are in a zip64 field
   std::uint32_t checksum = 0;
   std::uint64_t packed_bytes = 0;
   std::uint64_t bytes = 0;
@@ -28,11 +28,11 @@ std::uint32_t narrow_or_marked(std::uint64_t value) {
   return fits_32(value) ? static_cast<std::uint32_t>(value) : zip::in_zip64_32;
 }
 
-// The fields that a member has both in the directory and in front of its data.
+// The fields that a member has both in the directory and in its local header.
 void append_common_fields(Bytes& to, const Member& member, std::uint16_t extra_bytes) {
   constexpr std::uint16_t version_deflate = 20;
   constexpr std::uint16_t version_zip64 = 45;
-  constexpr std::uint32_t first_of_january_1980 = 0x00210000;  // no clock: the same tensors give the same bytes
+  constexpr std::uint32_t first_of_january_1980 = 0x00210000;  // a fixed date: the same tensors give the same bytes
   const auto is_ascii = [](char c) { return static_cast<unsigned char>(c) < 0x80; };
   const bool ascii = std::all_of(member.name.begin(), member.name.end(), is_ascii);
   append_integer(to, extra_bytes > 0 ? version_zip64 : version_deflate);
@@ -124,7 +124,7 @@ class Deflater {
   z_stream stream_{};
 };
 
-// Runs `fill` over a sink that counts and sums what passes on to `next`.
+// Runs `fill` with a sink that counts bytes and computes their checksum on the way to `next`.
 void fill_counted(Member& member, const std::function<void(const ByteSink&)>& fill, const ByteSink& next) {
   uLong checksum = crc32_z(0, nullptr, 0);
   std::uint64_t bytes = 0;
@@ -141,7 +141,7 @@ void fill_counted(Member& member, const std::function<void(const ByteSink&)>& fi
 
 void ZipWriter::add(const std::string& name, std::uint64_t bytes, bool compress,
                     const std::function<void(const ByteSink&)>& fill) {
-  // Data that does not compress grows a little: far less than this.
+  // Incompressible data grows a little, by far less than this.
   const bool wide = !fits_32(bytes + bytes / 64 + 1024);
   Member member{.name = name, .method = compress ? zip::deflated : zip::stored, .wide = wide};
   member.header_offset = file_.position();
@@ -171,7 +171,7 @@ void ZipWriter::write_end(std::uint64_t offset) {
   Bytes record;
   if (entries_ >= zip::in_zip64_16 || !fits_32(offset) || !fits_32(directory_.size())) {
     append_integer(record, zip::end64_signature);
-    append_integer(record, std::uint64_t{zip::end64_bytes - 12});  // what follows this number
+    append_integer(record, std::uint64_t{zip::end64_bytes - 12});  // bytes that follow this field
     append_integer(record, std::uint32_t{45 << 16 | 45});          // made by and needed: version 4.5
     append_integer(record, std::uint64_t{0});                      // disks
     append_integer(record, entries_);

@@ -1,4 +1,4 @@
-// Writes a .zip archive, front to back.
+// Writes a .zip archive sequentially.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Section 1 of docs/contract.md, one line of it a step.
+// Section 1 of docs/contract.md, one step for each of its lines.
 #include "trace/attention_steps.h"
 
 #include <cmath>
@@ -98,7 +98,7 @@ class AttentionSteps {
            [&](double score, Index, Index, Index, Index) { return problem_.scale * score; });
   }
 
-  // One more step that changes each score at its place.
+  // A step that changes each score in place.
   template <class Change>
   void modify(const char* name, const std::string& formula, const std::string& why, const Change& change,
               const std::vector<TraceSource>& more = {}) {
@@ -153,7 +153,7 @@ class AttentionSteps {
     return result;
   }
 
-  // A mask that is the same for all heads, and for all batch items unless it says otherwise.
+  // A mask that is the same for all heads, and for all batch items unless stated otherwise.
   template <class Allows>
   void add_mask(const char* name, bool by_item, const std::string& formula, const std::string& why,
                 const Allows& allows) {
@@ -322,7 +322,7 @@ class AttentionSteps {
 
   std::size_t add_output(std::size_t value, const Extent& sizes) {
     const Grid &p = builder_.grid(weights_), &v = builder_.grid(value);
-    // Forbidden keys are left out rather than multiplied by 0: what they hold, NaN too, is nobody's business.
+    // Forbidden keys are skipped, not multiplied by 0: what they hold, NaN included, must not show.
     Grid out = Grid::filled(sizes, [&](Index b, Index h, Index i, Index d) {
       Sum sum;
       for (Index j = 0; j < sizes_.columns; ++j) {

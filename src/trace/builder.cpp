@@ -24,7 +24,7 @@ std::pair<Dims, std::vector<std::string>> Builder::shown(const Axes& axes, const
 }
 
 void Builder::check(const std::string& name, const Axes& axes, const Extent& extent) const {
-  // An empty axis must not hide a long one: someone would have to walk along it.
+  // An empty axis must not hide a long one, which some loop would have to walk along.
   double count = 1;
   for (const std::int64_t size : {extent.batch, extent.heads, extent.rows, extent.columns}) {
     count *= static_cast<double>(std::max<std::int64_t>(size, 1));

@@ -1,4 +1,4 @@
-// A trace in the making: steps with their numbers as [batch, heads, rows, columns].
+// A trace under construction: steps with their numbers as [batch, heads, rows, columns].
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace headway::tracing {
 
-// Sizes in the one order that all steps are computed in; what a step lacks is 1.
+// Sizes in the order in which all steps are computed; an axis that a step lacks is 1.
 struct Extent {
   std::int64_t batch = 1, heads = 1, rows = 1, columns = 1;
 };
@@ -82,7 +82,7 @@ class Builder {
   // Axes that the user's arrays lack are not shown.
   Builder(bool has_batch, bool has_head) : has_batch_(has_batch), has_head_(has_head) {}
 
-  // InvalidArgument where a step of this size would be too much to show; before anything of it is computed.
+  // InvalidArgument if a step of this size is too large to show; called before any of it is computed.
   void check(const std::string& name, const Axes& axes, const Extent& extent) const;
 
   // The step's place in the trace.
@@ -96,7 +96,7 @@ class Builder {
 
   bool has_batch_, has_head_;
   std::vector<TraceStep> steps_;
-  std::deque<Grid> grids_;  // references to earlier ones stay good
+  std::deque<Grid> grids_;  // a deque: references to earlier ones stay valid
 };
 
 }  // namespace headway::tracing

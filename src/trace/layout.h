@@ -37,7 +37,7 @@ struct Layout {
   std::int64_t matrices() const { return items * heads; }
 };
 
-// What stands beside row or column n of an axis: a token, or q0, k0, t0 and plain numbers.
+// The label of row or column n of an axis: a token, or q0, k0, t0 and plain numbers.
 inline std::string label(const Trace& trace, const std::string& axis, std::int64_t n) {
   const auto at = static_cast<std::size_t>(n);
   const bool query = axis == "query", key = axis == "key" || axis == "token";

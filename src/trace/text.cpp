@@ -21,7 +21,7 @@ constexpr std::int64_t edge_columns = 5, edge_rows = 6;  // shown at each end of
 constexpr std::int64_t most_matrices = 8;
 constexpr std::size_t longest_label = 12;
 
-// The digits that all numbers of a step are shown with.
+// The number of digits that all numbers of a step are shown with.
 class Digits {
  public:
   explicit Digits(const Tensor& numbers) {
@@ -49,7 +49,7 @@ class Digits {
       return std::isnan(number) ? "nan" : number < 0 ? "-inf" : "inf";
     }
     if (number == 0) {
-      return "0";  // not what only rounds to it
+      return "0";  // exactly 0, not what rounds to it
     }
     if (decimals_ < 0) {
       std::snprintf(buffer, sizeof buffer, form_, number);
@@ -77,13 +77,13 @@ std::vector<std::int64_t> shown(std::int64_t size, std::int64_t edge) {
   return indices;
 }
 
-// Columns that a text takes on a terminal, as far as counting code points goes.
+// Columns that a text takes on a terminal, counted as code points.
 std::size_t width_of(const std::string& text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
-// Tokens may hold anything; what is printed stays on its line, and short.
+// Tokens may contain anything; what is printed stays short and on its line.
 std::string shown_label(const std::string& token) {
   const std::string label = printable(token);
   if (width_of(label) <= longest_label) {

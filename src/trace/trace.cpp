@@ -1,4 +1,4 @@
-// A trace from a call: what is given, the projections, the heads, attention, and back.
+// Builds the trace of a call: inputs, projections, splitting into heads, attention, joining, output.
 #include "headway/trace.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ void check_host(const char* name, const ConstTensorView& view) {
   }
 }
 
-// What reading its numbers relies on.
+// What reading a weight's numbers relies on.
 void check_numbers(const std::string& name, const ConstTensorView& view) {
   if (!is_float(view.dtype())) {
     throw TypeMismatch(text("trace: ", name, " has type ", view.dtype(), ", expected f32, f64, bf16 or f16"));
@@ -49,7 +49,7 @@ bool same_view(const ConstTensorView& a, const ConstTensorView& b) {
   return a.data() == b.data() && a.sizes() == b.sizes() && a.strides() == b.strides() && a.dtype() == b.dtype();
 }
 
-// The three inputs of a call: a role each, with the words for it.
+// The three inputs of a call, with the texts for each role.
 struct Role {
   const char* letter;  // of W_q, b_q
   const char* argument;
@@ -198,7 +198,7 @@ class Tracer {
     return builder_.add(words, std::move(grid));
   }
 
-  // Rows that are queries, keys and values at once are shown once.
+  // Rows that serve as queries, keys and values at once are shown once.
   std::array<std::size_t, 3> add_joined_inputs() {
     std::array<std::size_t, 3> steps{};
     const bool one = same_view(given_[0], given_[1]) && same_view(given_[1], given_[2]);

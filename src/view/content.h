@@ -1,4 +1,4 @@
-// From layers of attention to what a page shows of them, as fine as there is room for.
+// From layers of attention to what a page shows of them, as finely as the size limit allows.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@
 
 namespace headway::view {
 
-// The layers' problems: checked, and alike enough for one page.
+// The problems of the layers, checked to be alike enough for one page.
 std::vector<Problem> problems_of(const char* operation, std::span<const ViewLayer> layers, const ViewRequest& request);
 
 struct Analyzed {
@@ -19,8 +19,8 @@ struct Analyzed {
   std::vector<Tensor> lse;  // [B,H,Sq] of each layer
 };
 
-// Analyzes the layers, with `request.progress` over all of them. A fine map that is not empty is filled on the way, and
-// the page's own map comes from it.
+// Analyzes the layers, with `request.progress` over all of them. A fine map that is not empty is filled in the same
+// pass, and the page's own map is merged from it.
 Analyzed analyzed(std::span<const ViewLayer> layers, std::span<const Problem> problems, const ViewRequest& request,
                   FineMap& fine);
 

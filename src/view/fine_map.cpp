@@ -11,10 +11,10 @@
 namespace headway::view {
 namespace {
 
-// Whole vectors; and what is narrower than 512 such cells can be computed while someone waits.
+// A multiple of the vector width; whatever is narrower than 512 such cells can be computed on request.
 constexpr std::int64_t least_cell = 8;
 
-// How many of `cell` sized cells the span [begin, end) of a matrix touches.
+// How many cells of size `cell` the range [begin, end) of a matrix touches.
 std::int64_t cells_in(std::int64_t begin, std::int64_t end, std::int64_t cell) {
   return ceil_div(end, cell) - begin / cell;
 }
@@ -66,7 +66,7 @@ Tile FineMap::part(std::int64_t head, const Rectangle& part, std::int64_t cells)
   return tile;
 }
 
-// Row r of the tile's cells. Every cell of the map below it is read once: bytes bound it.
+// Row r of the tile's cells. Every cell of the finer map is read once, so memory bandwidth limits it.
 void FineMap::merge_row(std::int64_t head, Tile& tile, std::int64_t r) const {
   const std::int64_t by_rows = tile.row_cell / cell_, by_keys = tile.key_cell / cell_;
   const std::int64_t begin = tile.row_begin / cell_ + r * by_rows, end = std::min(begin + by_rows, rows_);

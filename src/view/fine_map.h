@@ -1,5 +1,5 @@
-// A map of every head fine enough for the zoom levels between the whole matrix and the parts that can be computed while
-// someone waits. Cells of any multiple of its own come from it by merging.
+// A map of every head, fine enough for the zoom levels between the whole matrix and the parts that can be computed on
+// request. Coarser cells, of any multiple of its cell size, are merged from it.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,12 @@ struct Tile {
 class FineMap {
  public:
   FineMap() = default;  // empty
-  // As fine as `bytes` allow for all heads.
+  // As fine as `bytes` for all heads allow.
   FineMap(std::int64_t heads, std::int64_t queries, std::int64_t keys, std::int64_t bytes);
 
   bool empty() const { return mean_.empty(); }
 
-  // What an analysis fills it with; `first_head` is where the analysis's heads begin here.
+  // The consumer that an analysis fills it through; `first_head` is the index here of the analysis's first head.
   CellTaker taker(std::int64_t first_head);
 
   // The cells that cover the rectangle of one head, at most `cells` (and one more) along each side.
@@ -34,7 +34,7 @@ class FineMap {
  private:
   void merge_row(std::int64_t head, Tile& tile, std::int64_t r) const;
 
-  // Numbers are the upper halves of floats: three digits.
+  // Numbers are stored as the upper halves of floats, which is three digits.
   std::size_t at(std::int64_t head, std::int64_t row) const {
     return static_cast<std::size_t>((head * rows_ + row) * columns_);
   }

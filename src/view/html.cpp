@@ -12,7 +12,7 @@ std::string replaced(std::string text, const std::string& mark, const std::strin
   return text;
 }
 
-// Scripts without this number do not run; it is new in every file.
+// Scripts without this nonce do not run; every file has a new one.
 std::string nonce() {
   static constexpr char digits[] = "0123456789abcdef";
   std::random_device random;
@@ -30,7 +30,7 @@ std::string assembled(const PageParts& parts, const std::string& data, Connect c
   page = replaced(page, "@NONCE@", nonce());
   page = replaced(page, "@STYLE@", parts.style);
   page = replaced(page, "@SCRIPT@", parts.script);
-  // No "<" in the data: nothing in it can end its element or begin another.
+  // The data contains no "<", so nothing in it can end its element or begin another.
   return replaced(page, "@DATA@", replaced(data, "<", "\\u003c"));
 }
 

@@ -1,4 +1,4 @@
-// A page in one file, put together from its parts: markup, style, script and data. Nothing else may run in it.
+// A page in one file, assembled from markup, style, script and data. Nothing else can run in it.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ struct PageParts {
   const char* script;
 };
 
-// Whom the page's script may ask for more.
+// The host that the page's script may connect to.
 enum class Connect : std::uint8_t { nowhere, own_server };
 
-// `data` is JSON, and stays data whatever its texts hold.
+// `data` is JSON and is never executed, whatever its texts contain.
 std::string assembled(const PageParts& parts, const std::string& data, Connect connect);
 
 }  // namespace headway::view

@@ -1,8 +1,7 @@
-// What a server of the page answers. The protocol, beside the page's own path:
-//   tile?head=..&r0=..&r1=..&k0=..&k1=..  the weights of rows [r0, r1) and keys [k0, k1) of a head, in at most 512
-//   cells
-//       (and one more) along a side: six i32, which are row_begin, key_begin, row_cell, key_cell, rows and columns of
-//       the cells, then rows * columns f32 means, then as many maxima
+// What a server of the page answers. The protocol, besides the page's own path:
+//   tile?head=..&r0=..&r1=..&k0=..&k1=..  the weights of rows [r0, r1) and keys [k0, k1) of a head, in at most 513
+//       cells along each side: six i32, which are row_begin, key_begin, row_cell, key_cell, rows and columns of the
+//       cells, then rows * columns f32 means, then as many maxima
 //   row?head=..&i=..                      the strongest keys of a row: n i32 keys, then n f32 weights
 #include <algorithm>
 #include <charconv>
@@ -25,8 +24,8 @@ namespace {
 constexpr std::int64_t cells_along_a_side = 512;
 constexpr std::int64_t strongest = 8;                         // keys of a row
 constexpr std::int64_t fine_map_bytes = 512'000'000;          // of all heads together
-constexpr double most_pairs = 0x1p28, fewest_pairs = 0x1p24;  // of a part that is computed when it is looked at
-constexpr double seconds_to_wait = 0.05;  // at the speed of the analysis; parts take about half as long again
+constexpr double most_pairs = 0x1p28, fewest_pairs = 0x1p24;  // of a part that is computed on request
+constexpr double seconds_to_wait = 0.05;  // at the speed of the analysis; a part takes about 1.5 times as long
 
 std::string random_word() {
   static constexpr char letters[] = "abcdefghijklmnopqrstuvwxyz234567";
@@ -38,7 +37,7 @@ std::string random_word() {
   return word;
 }
 
-// The whole number that `name` has in a query like a=1&b=2; nothing else counts.
+// The integer value of `name` in a query like a=1&b=2; no other form is accepted.
 std::optional<std::int64_t> number_in(std::string_view query, std::string_view name) {
   while (!query.empty()) {
     const std::string_view entry = query.substr(0, query.find('&'));
@@ -73,7 +72,7 @@ std::vector<ViewLayer> without_progress(std::span<const ViewLayer> layers) {
   return result;
 }
 
-// None for matrices of which every part can be computed while someone waits.
+// Empty for matrices small enough that every part can be computed on request.
 view::FineMap fine_map_for(std::span<const Problem> problems) {
   const std::int64_t queries = problems[0].query_len, keys = problems[0].key_len;
   if (static_cast<double>(queries) * static_cast<double>(keys) <= fewest_pairs) {
@@ -169,7 +168,7 @@ struct LiveView::State {
     std::iota(order.begin(), order.end(), 0);
     const auto weight = [&](std::int32_t key) {
       const float found = weights[static_cast<std::size_t>(key)];
-      return found > 0 ? found : 0.0f;  // NaN has no place in an order
+      return found > 0 ? found : 0.0f;  // NaN cannot be ordered
     };
     const auto end = order.begin() + std::min(strongest, keys);
     std::partial_sort(order.begin(), end, order.end(), [&](std::int32_t a, std::int32_t b) {

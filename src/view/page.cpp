@@ -47,7 +47,7 @@ void add(io::JsonObject& blobs, const char* name, const std::vector<T>& numbers)
   }
 }
 
-// In three digits.
+// With three digits.
 void add_short(io::JsonObject& blobs, const char* name, const std::vector<float>& numbers) {
   std::vector<std::uint16_t> halves(numbers.size());
   std::transform(numbers.begin(), numbers.end(), halves.begin(), short_float);

@@ -1,4 +1,4 @@
-// Takes the place of npz.cpp in a build without zlib.
+// Replaces npz.cpp in a build without zlib.
 #include "headway/io.h"
 
 namespace headway {

@@ -1,4 +1,4 @@
-// Takes the place of safetensors.cpp in a build without nlohmann-json.
+// Replaces safetensors.cpp in a build without nlohmann-json.
 #include "headway/io.h"
 
 namespace headway {
