@@ -1,8 +1,8 @@
 // What attention did, without storing its matrix: statistics of the weights p(i,j), maps of them, and any part of the
-// matrix, exact, at lengths where nobody can hold it. Memory grows with the rows and keys, not with their product.
-//
-// Query and key (and masks, biases, slopes and sinks) may lie on a CUDA device. They are then analyzed there, in the
-// order of AttentionOptions::stream; results lie in host memory, and a call returns when they have arrived. That is its
+// matrix, exact, at lengths at which the matrix would not fit into memory. Memory grows with the rows and keys, not
+// with their product.
+// Query and key (and masks, biases, slopes and sinks) may be on a CUDA device. They are then analyzed there, in the
+// order of AttentionOptions::stream; results are in host memory, and a call returns when they have arrived. That is its
 // only wait. (mean_weights leaves its result on the device, and waits for nothing.) Progress is reported before the
 // work is queued and when it is done. The bits repeat, as everywhere.
 #pragma once
@@ -18,13 +18,13 @@ namespace headway {
 
 struct AnalysisRequest {
   std::int64_t top = 8;      // how many keys of each row to name; 0 for none
-  Window near = {64, 64};    // around the diagonal, whose share is wanted
+  Window near = {64, 64};    // the window around the diagonal whose weights are summed in `near`
   std::int64_t cells = 256;  // along each side of the maps, at most; 0 to 512, 0 for no maps
 };
 
-// Statistics of the weights p(i,j) of every row, head by head; dropout does not act. A row with no key has 0
-// everywhere. With sinks a row's weights sum to less than 1, and what the sink takes is nowhere here. f64 for f64
-// inputs, f32 for others. i stands at key position i + offset, as causal and window say.
+// Statistics of the weights p(i,j) of every row and head, before dropout. A row with no key has 0 everywhere. With
+// sinks a row's weights sum to less than 1; the sink's share appears nowhere here. f64 for f64 inputs, f32 for others.
+// Query i is at key position i + offset, as for causal and window.
 struct Analysis {
   Tensor lse;          // [B,H,Sq]
   Tensor entropy;      // [B,H,Sq]     -sum_j p log p, natural logarithm
@@ -32,8 +32,8 @@ struct Analysis {
   Tensor first;        // [B,H,Sq]     the weight of key 0
   Tensor diagonal;     // [B,H,Sq]     the weight of key i + offset
   Tensor near;         // [B,H,Sq]     the weights inside the request's `near`
-  Tensor received;     // [B,H,Sk]     sum_i p: what each key got
-  Tensor top_keys;     // [B,H,Sq,top] i64, the largest weight first, then the smaller key; -1 where no weight is left
+  Tensor received;     // [B,H,Sk]     sum_i p: the weight that each key received
+  Tensor top_keys;     // [B,H,Sq,top] i64, largest weight first, ties by key; -1 after the last weight that is not 0
   Tensor top_weights;  // [B,H,Sq,top] 0 there
 
   // Cells of row_cell x key_cell weights (fewer at the ends); a forbidden weight is 0.
@@ -43,11 +43,11 @@ struct Analysis {
   Tensor similarity;  // [B,H,H]       the cosine between the heads' mean maps; 0 where a map is all zero
 };
 
-// The mean of one of the statistics [B,H,Sq] over the rows of a head; 0 where there are none.
+// The mean of one of the statistics [B,H,Sq] over the rows of a head; 0 if there are no rows.
 double mean_over_rows(ConstTensorView statistic, std::int64_t batch, std::int64_t head);
 
-// query [B,H,Sq,D] and key [B,Hkv,Sk,D], or with fewer axes as attention takes them; the results have B and H always.
-// Options as for attention. The work is that of the scores: about half of attention's.
+// query [B,H,Sq,D] and key [B,Hkv,Sk,D], or with fewer axes as attention takes them; the results always have B and H.
+// Options as for attention. The work is that of computing the scores: about half of attention's.
 Analysis analyze(ConstTensorView query, ConstTensorView key, const AttentionOptions& options = {},
                  const AnalysisRequest& request = {});
 

@@ -21,7 +21,7 @@ namespace headway {
 
 enum class Causal : std::uint8_t {
   none,
-  square,        // top_left, and an error unless there are as many queries as keys: the two alignments agree there
+  square,        // top_left; an error unless Sq = Sk, where both alignments agree
   top_left,      // allows j <= i
   bottom_right,  // allows j <= i + offset: the last query sees the last key
 };
@@ -32,9 +32,9 @@ struct Window {
   std::optional<std::int64_t> right = {};
 };
 
-// Called now and then from the calling thread with the share of the work done, 0 to 1. False stops the call, which then
-// throws Cancelled and leaves its outputs unfinished. CUDA work is queued, not waited for: there it is called once,
-// with 0.
+// Called from time to time on the calling thread with the share of the work done, 0 to 1. Returning false stops the
+// call, which then throws Cancelled and leaves its outputs unfinished. CUDA work is queued, not waited for: there it is
+// called once, with 0.
 using Progress = std::function<bool(double)>;
 
 struct AttentionOptions {
@@ -42,26 +42,26 @@ struct AttentionOptions {
   std::optional<ConstTensorView> bias = {};  // any float type, broadcasts to [B,H,Sq,Sk]; -inf forbids
   Causal causal = Causal::none;
   std::optional<Window> window = {};
-  // Lengths may lie in host memory also where the other tensors do not. Lengths on a device are not checked, since
-  // reading them would wait for the device: the kernels cut them to what is legal.
+  // Lengths may be in host memory even if the other tensors are on a device. Lengths on a device are not checked, since
+  // reading them would wait for the device: the kernels clamp them to the legal range.
   std::optional<ConstTensorView> valid_lens = {};    // integers [B] or [B,Sq]: allows j < valid_lens
-  std::optional<ConstTensorView> query_lens = {};    // integers [B]: rows from there on are padding
+  std::optional<ConstTensorView> query_lens = {};    // integers [B]: rows i >= query_lens[b] are padding
   std::optional<double> scale = {};                  // 1/sqrt(D) when absent
   std::optional<double> softcap = {};                // > 0
   std::optional<ConstTensorView> alibi_slopes = {};  // [H]: adds -slope * |i + offset - j|
-  std::optional<ConstTensorView> sinks = {};         // [H]: one more score per row, with no value behind it
+  std::optional<ConstTensorView> sinks = {};         // [H]: one more score per row, without a value
   double dropout = 0.0;                              // in [0,1]; above 0 needs the seed
   std::optional<std::uint64_t> seed = {};
   Engine engine = Engine::automatic;
   Progress progress = {};
   // CUDA tensors: the cudaStream_t that the work is queued on (null: the default stream). The call returns before the
-  // work is done; memory that it views must stay until then.
+  // work is done; the memory that the views refer to must stay valid until then.
   void* stream = nullptr;
-  // CUDA tensors: an item's bits do not depend on what else is in the batch. On the CPU they never do.
+  // CUDA tensors: makes an item's bits independent of what else is in the batch. On the CPU they always are.
   bool batch_invariant = false;
 };
 
-// What attention writes besides out, for those who ask.
+// Optional outputs of attention besides out.
 struct AttentionOutputs {
   std::optional<TensorView> lse = {};      // [B,H,Sq], f64 for f64 inputs, f32 otherwise
   std::optional<TensorView> weights = {};  // [B,H,Sq,Sk] in the input type, before dropout
@@ -109,7 +109,7 @@ enum class Stage : std::uint8_t {
 void attention_scores(ConstTensorView query, ConstTensorView key, TensorView scores, Stage stage = Stage::weights,
                       const AttentionOptions& options = {});
 
-// What a call to explain is about: attention as it stands, or with these outputs, or its backward.
+// What explain is asked about: attention, attention with these outputs, or its backward.
 struct ExplainRequest {
   bool lse = false;
   bool weights = false;

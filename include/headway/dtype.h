@@ -41,7 +41,7 @@ struct float16 {
   static float16 from_bits(std::uint16_t bits);
 };
 
-// The DType of a C++ element type; types that no tensor holds have none.
+// The DType of a C++ element type; has_dtype is false for types that no tensor holds.
 template <class T>
 inline constexpr bool has_dtype = false;
 template <class T>

@@ -1,5 +1,5 @@
-// The errors that Headway throws. Every text starts with the operation, says what was expected and what was found:
-// "attention: key has head_dim 80, query has 64". What a text quotes, a file's name for example, is made printable().
+// The errors that Headway throws. Every text starts with the operation and says what was expected and what was found:
+// "attention: key has head_dim 80, query has 64". Quoted parts, such as a file's name, are made printable().
 #pragma once
 
 #include <stdexcept>
@@ -31,19 +31,19 @@ class OutOfMemory : public Error {
   using Error::Error;
 };
 
-// Something the contract allows but the engine asked for by name, or this build, does not do.
+// Something that the contract allows, but that this build or the engine asked for by name cannot do.
 class Unsupported : public Error {
  public:
   using Error::Error;
 };
 
-// What a device or its driver reported: a failed launch, a lost device. The text holds the driver's own words.
+// An error of a device or its driver: a failed launch, a lost device. The text contains the driver's message.
 class DeviceError : public Error {
  public:
   using Error::Error;
 };
 
-// A file that cannot be read, cannot be written, or is not what its format says.
+// A file that cannot be read or written, or that violates its format.
 class FileError : public Error {
  public:
   using Error::Error;

@@ -1,6 +1,6 @@
-// Tensor files: NumPy's .npy and .npz, and .safetensors. Every file is read as hostile: what a header claims is checked
-// against the file's real size before anything is allocated, and nothing in a file is ever executed (no pickle).
-// Every write goes to a temporary file in the same folder, which gets its name when it is complete.
+// Tensor files: NumPy's .npy and .npz, and .safetensors. Every file is treated as hostile: what a header claims is
+// checked against the file's real size before anything is allocated, and nothing in a file is ever executed (no
+// pickle). Every write goes to a temporary file in the same folder, which is renamed when it is complete.
 #pragma once
 
 #include <cstdint>

@@ -53,7 +53,7 @@ struct Gradients {
   std::map<std::string, Tensor> parameters;
 };
 
-// Where backward writes the gradients of what came in through the options, for those who train them.
+// Where backward writes the gradients of a bias and of sinks that were given as options, for models that learn them.
 struct OptionGradients {
   std::optional<TensorView> bias = {};   // the bias's own shape, any float type
   std::optional<TensorView> sinks = {};  // [heads], any float type
@@ -66,12 +66,12 @@ class MultiHeadAttention {
   MultiHeadAttention(MultiHeadAttention&&) noexcept;
   MultiHeadAttention& operator=(MultiHeadAttention&&) noexcept;
 
-  // As given, with every 0 replaced by the number that it stands for.
+  // As given, with every 0 replaced by the default that it stands for.
   const MultiHeadAttentionConfig& config() const;
 
-  // Where the parameters are: in host memory, until `to` takes them to a CUDA device or back. Views of them, and what
-  // forward has left for backward, end there. On a device every call takes tensors of that device, queues its work on
-  // AttentionOptions::stream and returns; results are on the device too, and belong to that stream. Projections need
+  // Where the parameters are: in host memory, until `to` moves them to a CUDA device or back, which invalidates views
+  // of them and what forward kept for backward. On a device every call takes tensors of that device, queues its work on
+  // AttentionOptions::stream and returns; results are on the device too, in the order of that stream. Projections need
   // cuBLASLt there; where query, key and value are one tensor they are one product. `stream` orders the copy.
   Device device() const;
   void to(Device device, void* stream = nullptr);
@@ -86,12 +86,12 @@ class MultiHeadAttention {
 
   // queries [B,Sq,model_dim], keys [B,Sk,key_dim], values [B,Sk,value_dim] -> [B,Sq,model_dim]. All three may lack B:
   // weights are then [heads,Sq,Sk], lse [heads,Sq], and valid_lens and query_lens may lack B too.
-  // forward remembers views of its inputs and options for backward: they and the parameters must stay alive and
-  // unchanged until then. After a forward that throws there is nothing to go backward from.
+  // forward keeps views of its inputs and options for backward: they and the parameters must stay alive and unchanged
+  // until then. After a forward that throws, backward has nothing to work on.
   Tensor forward(ConstTensorView queries, ConstTensorView keys, ConstTensorView values,
                  const AttentionOptions& options = {}, const AttentionOutputs& outputs = {});
 
-  // The same result, bit for bit, remembering nothing; several threads may call it at once.
+  // The same result, bit for bit, keeping nothing for backward; several threads may call it at once.
   Tensor infer(ConstTensorView queries, ConstTensorView keys, ConstTensorView values,
                const AttentionOptions& options = {}, const AttentionOutputs& outputs = {}) const;
 

@@ -1,4 +1,4 @@
-// A plan: what one attention call will run, and why. Printing it gives the text that explain() shows.
+// A plan: what one attention call will run, and why. Printed, it is the text of explain().
 #pragma once
 
 #include <cstdint>
@@ -33,16 +33,16 @@ struct Plan {
   std::int64_t query_block = 1;  // queries and keys in one tile
   std::int64_t key_block = 1;
   std::int64_t tasks = 0;         // independent pieces of work
-  int threads = 1;                // on a GPU: of a block
-  int splits = 1;                 // of the keys of one row over tasks whose results are merged
+  int threads = 1;                // on a GPU: per block
+  int splits = 1;                 // tasks that share the keys of one row and whose results are merged
   int stages = 0;                 // on a GPU: tiles of keys in flight
-  int registers = 0;              // on a GPU: of a thread
+  int registers = 0;              // on a GPU: per thread
   std::int64_t shared_bytes = 0;  // on a GPU: of a block
   double pairs = 0;               // (query, key) pairs that the key ranges leave to visit
   double all_pairs = 0;           // batch * heads * queries * keys
   double flops = 0;               // 2 (D + Dv) per visited pair forward, 2.5 times that backward
   double bytes = 0;               // the inputs and outputs, each once
-  double scratch_bytes = 0;       // memory allocated besides the outputs
+  double scratch_bytes = 0;       // bytes of memory allocated besides the outputs
   std::vector<PassedOver> passed_over;
 };
 

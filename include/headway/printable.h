@@ -1,4 +1,4 @@
-// Texts that came from elsewhere (names in files, tokens, arguments), for a terminal or a log.
+// Texts from elsewhere (names in files, tokens, arguments), made safe for a terminal or a log.
 #pragma once
 
 #include <string>
@@ -7,8 +7,9 @@
 #pragma GCC visibility push(default)
 namespace headway {
 
-// The same text on one line that does nothing but show: control characters, those that end a line or change its
-// direction, and bytes that are no UTF-8 become escapes like \x1b and \u202e. Every other character stays.
+// The same text on one line, with no effect on a terminal but to show it: control characters, those that end a line or
+// change the text's direction, and bytes that are not UTF-8 become escapes like \x1b and \u202e. Every other character
+// stays.
 std::string printable(std::string_view text);
 
 }  // namespace headway

@@ -78,7 +78,7 @@ class BasicTensorView {
       BasicTensorView(T* data, Dims sizes, Dims strides)
       : BasicTensorView(data, dtype_of<std::remove_const_t<T>>, sizes, strides) {}
 
-  // What may be written may be read.
+  // A writable view converts to a read-only one.
   template <class Other>
   requires(!writable && !std::is_const_v<Other>)
       BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT(google-explicit-constructor)
@@ -113,7 +113,7 @@ class BasicTensorView {
   BasicTensorView permute(const Dims& order) const;
   BasicTensorView select(int axis, std::int64_t index) const;                   // drops the axis
   BasicTensorView slice(int axis, std::int64_t begin, std::int64_t end) const;  // [begin, end)
-  BasicTensorView flip(int axis) const;                                         // reads backwards
+  BasicTensorView flip(int axis) const;                                         // in reverse order
   BasicTensorView unsqueeze(int axis) const;                                    // a new axis of size 1
   BasicTensorView unflatten(int axis, const Dims& sizes) const;                 // one axis into several
   BasicTensorView expand(const Dims& sizes) const;                              // NumPy broadcasting, stride 0
@@ -136,9 +136,9 @@ extern template class BasicTensorView<const void>;
 using TensorView = BasicTensorView<void>;
 using ConstTensorView = BasicTensorView<const void>;
 
-// Owns contiguous memory, 64-byte aligned: host memory, or a CUDA device's. Moving is free, copying is spelled clone().
-// A device's memory is taken and given back in the order of `stream` (a cudaStream_t; null: the default stream), which
-// has to live as long as the tensor; work on other streams has to be done before the tensor goes.
+// Owns contiguous memory, 64-byte aligned, on the host or on a CUDA device. Moving is free, copying is spelled clone().
+// Device memory is allocated and freed in the order of `stream` (a cudaStream_t; null: the default stream), which must
+// live as long as the tensor; work on other streams must be finished before the tensor is destroyed.
 class Tensor {
  public:
   Tensor() = default;  // shape (0), f32, in host memory
@@ -200,8 +200,8 @@ class Tensor {
   DType dtype_ = DType::f32;
 };
 
-// Copies between views of equal sizes, converting the element type (floating to integer truncates; not from one
-// device's memory to a device's). With a device it is queued on `stream`, and waited for where `to` lies in host
+// Copies between views of equal sizes, converting the element type (floating to integer truncates; types must be equal
+// between two devices). With a device involved the copy is queued on `stream`, and waited for if `to` is in host
 // memory.
 void copy(ConstTensorView from, TensorView to, void* stream = nullptr);
 // The same numbers as another type, in host memory.

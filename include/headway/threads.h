@@ -4,18 +4,18 @@
 #pragma GCC visibility push(default)
 namespace headway {
 
-// The number of threads a call may use, the caller's own included. It starts as HEADWAY_THREADS, else OMP_NUM_THREADS,
+// The number of threads a call may use, the caller's own included. Initially HEADWAY_THREADS, else OMP_NUM_THREADS,
 // else the number of CPUs this process may run on. Threads start with the first call that needs them. InvalidArgument
-// when HEADWAY_THREADS is not a positive number.
+// if HEADWAY_THREADS is not a positive number.
 int get_threads();
 
-// InvalidArgument unless threads >= 1. Calls that are under way keep their number.
+// InvalidArgument unless threads >= 1. Calls in progress keep their number of threads.
 void set_threads(int threads);
 
-// A program with threads of its own can lend them: two sets of threads on the same CPUs take them from each other. An
-// executor calls work(context) once on each of its threads, the caller's among them, and returns when all have
-// returned; get_threads() of them at most are used. Progress is reported on the caller's thread, as without an
-// executor. Null gives the library its own threads back, and so does a fork.
+// Makes calls run on a program's own threads: two thread pools would compete for the same CPUs. An executor calls
+// work(context) once on each of its threads, the caller's among them, and returns when all calls have returned; at most
+// get_threads() of them are used. Progress is reported on the caller's thread, as without an executor. Null restores
+// the library's own threads, and so does a fork.
 using Executor = void (*)(void (*work)(void* context), void* context);
 void set_executor(Executor executor);
 

@@ -1,5 +1,5 @@
-// Attention step by step, with every number of it: for small inputs, to read, to check by hand and to learn from. As
-// text, and as a page to step through.
+// Attention step by step, with every number: for small inputs, to read, to check by hand and to learn from. As text,
+// and as a page to step through.
 #pragma once
 
 #include <cstddef>
@@ -17,14 +17,14 @@
 #pragma GCC visibility push(default)
 namespace headway {
 
-// What one number of a step, in row i and column j, is made of in another step.
+// Which numbers of another step one number of a step, in row i and column j, is computed from.
 enum class TracePart : std::uint8_t {
   cell,          // (i, j)
   row,           // row i
   column,        // column j
   other_row,     // row j: a key, for the score of query i and key j
-  row_entry,     // entry i of one number a row
-  column_entry,  // entry j of one number a column
+  row_entry,     // entry i of a step with one number per row
+  column_entry,  // entry j of a step with one number per column
   split,         // (i, h * width + j) of the heads side by side
   join,          // (i, j % width) of head j / width
 };
@@ -40,9 +40,9 @@ enum class TraceKind : std::uint8_t {
   given,        // an input, a weight, a mask
   product,      // sums of products, plus a bias
   regrouped,    // the same numbers, split into heads or joined
-  elementwise,  // each number from the numbers at its place
+  elementwise,  // each number from those at the same place
   allowed,      // 1 where a key may be seen, 0 elsewhere
-  reduced,      // one number a row
+  reduced,      // one number per row
 };
 
 const char* name(TraceKind kind);
@@ -57,7 +57,7 @@ struct TraceStep {
   // rows), "dim", and "in", "out" for the weights of a projection.
   std::vector<std::string> axes;
   Tensor numbers;                         // f64
-  std::vector<TraceSource> sources = {};  // empty for what is given
+  std::vector<TraceSource> sources = {};  // empty for inputs
 };
 
 struct Trace {
@@ -71,23 +71,24 @@ struct Trace {
 };
 
 struct TraceRequest {
-  // Where the heads lie side by side: query is [B,Sq,heads*D], key and value [B,Sk,kv_heads*D], all with or without B.
-  // The trace then splits and joins them. 0: as attention takes its arrays; kv_heads 0: as many as heads.
+  // Set if the heads are side by side: query is [B,Sq,heads*D], key and value [B,Sk,kv_heads*D], all with or without B.
+  // The trace then shows how they are split and joined. 0: arrays as attention takes them; kv_heads 0: as many as
+  // heads.
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
   // Any of W_q, W_k, W_v, W_o [in,out] and b_q, b_k, b_v, b_o [out], in any float type. Query, key and value are then
   // what is projected; heads 0 means 1.
   std::map<std::string, ConstTensorView> weights = {};
   std::string title = "Attention, step by step";
-  std::vector<std::string> key_tokens = {};    // one a key, to show instead of numbers
-  std::vector<std::string> query_tokens = {};  // one a query; the keys' where there are as many
+  std::vector<std::string> key_tokens = {};    // one per key, shown instead of positions
+  std::vector<std::string> query_tokens = {};  // one per query; by default the keys', if there are as many
 };
 
-// A step with more numbers is refused.
+// Steps with more numbers are refused.
 inline constexpr std::int64_t trace_limit = 16384;
 
-// Computes attention as the definition says, in float64, and keeps every number. The options are attention's; `engine`
-// has no say. The result agrees with attention's within its error bounds.
+// Computes attention by its definition, in float64, and keeps every number. The options are attention's; `engine` is
+// ignored. The result agrees with attention's within its error bounds.
 Trace trace(ConstTensorView query, ConstTensorView key, ConstTensorView value, const AttentionOptions& options = {},
             const TraceRequest& request = {});
 
@@ -96,7 +97,7 @@ Trace trace(const MultiHeadAttention& layer, ConstTensorView queries, ConstTenso
             const AttentionOptions& options = {}, TraceRequest request = {});
 
 struct TraceText {
-  bool colour = false;  // with escapes that a terminal understands
+  bool colour = false;  // with terminal escape sequences
   int width = 100;      // columns; heads stand side by side where they fit
 };
 
@@ -106,8 +107,8 @@ std::string to_string(const Trace& trace, const TraceText& form = {});
 std::string to_string(const Trace& trace, std::size_t step, const TraceText& form = {});
 std::ostream& operator<<(std::ostream& stream, const Trace& trace);
 
-// A page to step through, in one HTML file that needs nothing else. Tokens are data: whatever they hold is shown, never
-// run. An existing file is an error unless it may be replaced.
+// A page to step through, in one self-contained HTML file. Tokens are data: whatever they contain is shown, never
+// executed. An existing file is an error unless overwrite is set.
 std::string trace_page(const Trace& trace);
 void write_trace(const std::filesystem::path& path, const Trace& trace, bool overwrite = false);
 

@@ -1,5 +1,5 @@
 // A page that shows attention: every head as a small map, one head from the whole matrix down to single cells, and what
-// each row attends to most. One HTML file that needs nothing else, no network either; or the same page from a server.
+// each row attends to most. One self-contained HTML file that needs no network; or the same page from a server.
 #pragma once
 
 #include <filesystem>
@@ -20,37 +20,38 @@ namespace headway {
 // of its layers, all with the same Sq and Sk. Tensors on a CUDA device stay there and are analyzed there.
 struct ViewLayer {
   ConstTensorView query, key;
-  AttentionOptions options = {};  // without progress, which is the request's
+  AttentionOptions options = {};  // progress is set in the request, not here
 };
 
 struct ViewRequest {
   std::string title = "Attention";
-  std::vector<std::string> key_tokens = {};    // one a key; without them positions are shown
-  std::vector<std::string> query_tokens = {};  // one a query; the keys' where there are as many
+  std::vector<std::string> key_tokens = {};    // one per key; without them positions are shown
+  std::vector<std::string> query_tokens = {};  // one per query; by default the keys', if there are as many
   std::vector<std::string> head_names = {};    // one for each of the B * H heads of every layer; "layer 3, head 7"
   bool overwrite = false;                      // an existing file is an error otherwise
   Progress progress = {};
 };
 
-// Analyzes the layers and writes the page. A small matrix is in the file whole; a large one as exact means and maxima
-// of cells, so that the file stays below 5 MB, with each row's strongest keys as long as there is room for them. Tokens
-// are data: whatever they hold is shown, never run.
+// Analyzes the layers and writes the page. A small matrix is stored whole; a large one as exact means and maxima of
+// cells, so that the file stays below 5 MB, with each row's strongest keys as long as there is room for them. Tokens
+// are data: whatever they contain is shown, never executed.
 void write_view(const std::filesystem::path& path, std::span<const ViewLayer> layers, const ViewRequest& request = {});
 
-// The same for one call. Progress is asked for in the options or in the request.
+// The same for one call. Progress may be set in the options or in the request.
 void write_view(const std::filesystem::path& path, ConstTensorView query, ConstTensorView key,
                 const AttentionOptions& options = {}, const ViewRequest& request = {});
 
-// What a server sends back.
+// The response that a server sends.
 struct ViewAnswer {
   int status = 200;
   std::vector<std::pair<std::string, std::string>> headers = {};
   std::string body = {};
 };
 
-// The page as a server on this machine hands it out: everything but the sockets. It asks for the part that it shows,
-// for any zoom level of any head, and gets exact cells, computed then; where that would take too long, merged from a
-// map that was made with the overview. What the layers view must stay alive and unchanged.
+// The page as a server on this machine delivers it: everything but the sockets. The page requests the part that it
+// shows, for any zoom level of any head, and gets exact cells, computed on request; where that would take too long,
+// they are merged from a map that was made with the overview. The tensors that the layers refer to must stay alive and
+// unchanged.
 class LiveView {
  public:
   explicit LiveView(std::span<const ViewLayer> layers, const ViewRequest& request = {});  // analyzes the layers
@@ -58,11 +59,12 @@ class LiveView {
   LiveView(const LiveView&) = delete;
   LiveView& operator=(const LiveView&) = delete;
 
-  // Where the page is, for a server that listens at `own_host`, "127.0.0.1:8000": its path is random.
+  // The page's address, for a server that listens at `own_host`, "127.0.0.1:8000": its path is random.
   std::string address(std::string_view own_host) const;
 
-  // The answer to GET `target` with the header Host: `host`. Another host's name (a page elsewhere that reaches this
-  // machine by a name of its own), another path, or a part that is not there is refused. Safe from several threads.
+  // The answer to GET `target` with the header Host: `host`. Refused are another host's name (a page elsewhere that
+  // reaches this machine under a name of its own), another path, and parts that do not exist. Safe to call from several
+  // threads.
   ViewAnswer answer(std::string_view target, std::string_view host, std::string_view own_host) const;
 
  private:
