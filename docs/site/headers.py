@@ -143,5 +143,5 @@ def section_text(section: Section, examples: dict[str, str], used: set[str]) -> 
 
 
 def headers(root: pathlib.Path) -> list[str]:
-    """The public headers with something to say, in the order of the alphabet."""
-    return sorted(path.stem for path in (root / "include/headway").glob("*.h") if path.stem != "headway")
+    """The public headers that declare something, in the order of the alphabet."""
+    return sorted(path.stem for path in (root / "include/headway").glob("*.h") if sections_of(path.read_text())[1])

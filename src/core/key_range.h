@@ -8,10 +8,10 @@
 
 namespace headway {
 
-// The range rule of a Problem's options, the same for every sequence.
+// What a Problem's options say about ranges, for every sequence alike.
 RangeRule range_rule(const Problem& problem);
 
-// Lengths on a device are not read: the sequence is then as long as they allow at most.
+// Lengths that lie on a device are not read: the sequence then has the longest that they allow.
 Sequence sequence(const Problem& problem, std::int64_t batch_index);
 
 // The keys that row i may attend to, before masks: [begin, end), begin <= end, counted inside the sequence.

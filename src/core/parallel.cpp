@@ -141,7 +141,7 @@ class Pool {
       }
     }
     if (current_pool.load(std::memory_order_relaxed) != this) {  // a callback forked, and this is the child
-      throw Unsupported("a call cannot go on in a forked child: its threads, and what they did, are the parent's");
+      throw Unsupported("a call cannot continue in a forked child: the threads that run it belong to the parent");
     }
     // No task is left: workers that have not started yet skip this job, the others must have ended.
     const std::uint64_t closed = ticket_.exchange(generation << 32, std::memory_order_acq_rel);

@@ -1,7 +1,8 @@
-// Running numbered tasks on the library's own threads, or on a program's (set_executor).
+// Running numbered tasks on the library's own threads, or on those that a program lends (set_executor).
+//
 // The library's threads start with the first call that needs them, as many as the system grants, spin for a moment
-// after a call and then sleep. A call from inside a task runs its tasks on the calling thread; so does a call made
-// while another user thread holds the pool, until the pool is free. A forked child starts threads of its own.
+// after a call and then sleep. A call from inside a task runs its tasks itself; so does one that comes while another
+// user thread holds the pool, until the pool is free. A forked child starts threads of its own.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,7 @@ class TaskFunction {
 };
 
 // Runs tasks 0 .. count - 1, started in this order, on at most `threads` threads, the caller's among them. The first
-// exception of a task cancels the tasks not yet started, and is rethrown here when the running ones have ended.
+// exception of a task stops the tasks not yet started and is thrown here when those under way have ended.
 void parallel_for(std::int64_t count, int threads, TaskFunction task);
 
 }  // namespace headway

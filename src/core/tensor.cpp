@@ -83,7 +83,7 @@ void check_reach(const Dims& sizes, const Dims& strides, DType dtype) {
         __builtin_mul_overflow(reach, static_cast<std::int64_t>(size_of(dtype)), &reach) ||
         __builtin_add_overflow(side, reach, &side) || __builtin_sub_overflow(above, below, &reach)) {
       throw InvalidArgument(
-          text("tensor: strides ", strides, " for shape ", sizes, " reach over more than 2^63 bytes of ", dtype));
+          text("tensor: strides ", strides, " for shape ", sizes, " span more than 2^63 bytes of ", dtype));
     }
   }
 }

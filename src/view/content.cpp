@@ -14,7 +14,7 @@
 namespace headway::view {
 namespace {
 
-// Sizes in bytes before compression. A page has either the matrix or the rest.
+// Bytes before packing. A page has either the matrix or the rest.
 constexpr std::int64_t matrix_bytes = 3'400'000, map_bytes = 3'200'000, top_bytes = 1'500'000;
 constexpr std::int64_t most_cells = 512, most_bins = 1024;  // along a map, of a profile
 
@@ -52,7 +52,7 @@ void append_binned(std::vector<float>& bins, const Tensor& tensor) {
   }
 }
 
-// What to request from the analysis so that all heads fit.
+// What to ask of the analysis so that all heads fit.
 struct Room {
   bool matrix;  // whole
   AnalysisRequest request;
@@ -74,7 +74,7 @@ Room room_for(std::int64_t heads, std::int64_t queries, std::int64_t keys) {
   request.cells = std::clamp<std::int64_t>(cells, 8, most_cells);
   const std::int64_t longest = std::max(queries, keys);
   if (longest <= most_cells && weights * 2 <= static_cast<double>(map_bytes)) {
-    request.cells = longest;  // cells of single weights, whose mean and maximum are equal
+    request.cells = longest;  // single weights in three digits, for which mean and largest are one
   }
   return room;
 }
@@ -92,7 +92,7 @@ std::string options_text(std::span<const Problem> problems) {
   return common;
 }
 
-// "layer 3, item 0, head 7", without the parts of which there is only one.
+// "layer 3, item 0, head 7": what there is only one of is left out.
 std::string name_of(std::span<const Problem> problems, std::size_t layer, std::int64_t b, std::int64_t h) {
   std::string name = problems.size() == 1 ? "" : text("layer ", layer, ", ");
   if (problems[layer].batch != 1) {

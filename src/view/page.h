@@ -13,7 +13,7 @@ struct Head {
   double entropy = 0, distance = 0, first = 0, diagonal = 0, near = 0;  // means over the rows
 };
 
-// Arrays are contiguous with the heads first; an empty one is omitted. With `weights` the page needs no maps.
+// Arrays have the heads first, contiguous; an empty one is left out. With `weights` the page needs no maps.
 struct Content {
   std::string title, options;
   std::int64_t queries = 0, keys = 0;
@@ -22,13 +22,13 @@ struct Content {
   std::vector<Head> heads = {};
   std::int64_t row_cell = 1, key_cell = 1, map_rows = 0, map_keys = 0;
   std::int64_t top = 0;
-  std::vector<float> map_mean = {}, map_max = {};  // with three digits; no maxima where a cell is one weight
-  std::vector<float> entropy = {}, received = {};  // profiles, with three digits
+  std::vector<float> map_mean = {}, map_max = {};  // in three digits; no maxima where a cell is one weight
+  std::vector<float> entropy = {}, received = {};  // profiles, in three digits
   std::vector<std::int32_t> top_keys = {};
-  std::vector<float> top_weights = {}, weights = {};  // not rounded
+  std::vector<float> top_weights = {}, weights = {};  // as they are
 };
 
-// Whether the page is a file, or comes from a server that it may request more from.
+// Whether the page lies in a file, or comes from a server that it may ask for more.
 enum class Source : std::uint8_t { file, server };
 
 std::string page_text(const Content& content, Source source);
