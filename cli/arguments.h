@@ -15,7 +15,7 @@
 
 namespace headway::cli {
 
-// The number that all of `found` spells, UsageError otherwise. For std::int64_t, std::uint64_t and double.
+// The number that the whole of `found` spells; UsageError otherwise. For std::int64_t, std::uint64_t and double.
 template <class Number>
 Number parse_number(std::string_view found);
 
@@ -27,7 +27,7 @@ std::vector<std::string> split_at_commas(std::string_view found);
 
 std::string alternatives(const std::vector<std::string>& names);  // a, b or c
 
-// An option whose text `read` takes; a UsageError from it becomes CLI11's, with the option's name in front.
+// An option whose text is parsed by `read`; a UsageError from it becomes CLI11's, prefixed with the option's name.
 template <class Read>
 CLI::Option* add_parsed(CLI::App& app, const std::string& name, const std::string& type, const std::string& help,
                         const Read& read) {
@@ -41,7 +41,7 @@ CLI::Option* add_parsed(CLI::App& app, const std::string& name, const std::strin
   return app.add_option_function<std::string>(name, guarded, help)->type_name(type);
 }
 
-// Kept as it is, an empty text too: CLI11 would take an empty one for an option that was not given.
+// Takes the text unchanged, even if empty: CLI11 would treat an empty one as an option that was not given.
 CLI::Option* add_text(CLI::App& app, const std::string& name, std::optional<std::string>& target,
                       const std::string& help);
 

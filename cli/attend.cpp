@@ -57,7 +57,7 @@ class Results {
     attention(call_.query, call_.key, call_.value, out, call_.options, outputs);
   }
 
-  // In the axes that the user's arrays have.
+  // With the axes that the user's arrays have.
   NamedViews views() const {
     NamedViews result;
     const auto add = [&](const char* name, ConstTensorView view) {
@@ -96,7 +96,7 @@ class Attend final : public Command {
     TensorInputs inputs;
     AttentionCall call = arguments_.load(inputs);
     outputs_.check_type(call.query.dtype());
-    // Also checks the whole call, before memory is taken for its results.
+    // This also validates the whole call, before memory is allocated for its results.
     const Plan plan = explain(call.query, call.key, call.value, call.options,
                               {.lse = outputs_.wants("lse"), .weights = outputs_.wants("weights")});
     Results results(call, outputs_);

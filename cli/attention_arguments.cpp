@@ -20,7 +20,8 @@ std::optional<std::int64_t> window_side(const std::string& found) {
   return width;
 }
 
-// An option that takes a file, or numbers: kept as text until files are read, but wrong numbers are found at once.
+// An option that takes a file or numbers: kept as text until files are read, but malformed numbers are reported at
+// once.
 template <class Number>
 void add_list(CLI::App& app, const std::string& name, std::optional<std::string>& target, const std::string& help) {
   add_parsed(app, name, numbers_or_file, help, [&target](const std::string& found) {

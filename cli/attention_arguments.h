@@ -18,7 +18,7 @@ class AttentionArguments {
  public:
   void add_to(CLI::App& app);
 
-  // The texts that may name files, for comparing with what is written.
+  // The option values that may name input files, to compare with the outputs.
   std::vector<std::string> texts() const;
 
   // Reads the files that the flags name; the views live as long as `inputs`.
@@ -35,8 +35,8 @@ Window parse_window(const std::string& found);
 // Arrays without a batch axis have valid_lens without one; the attention behind --heads and the layer has one.
 AttentionOptions with_batch_axis(AttentionOptions options);
 
-// --causal alone means --causal=square. CLI11 would take whatever follows it for its value, a file too, so it is
-// spelled out before CLI11 sees it.
+// --causal alone means --causal=square. CLI11 would take the next argument, even a file, as its value, so the flag is
+// expanded before CLI11 sees it.
 std::vector<std::string> with_causal_spelled_out(const std::vector<std::string>& arguments);
 
 }  // namespace headway::cli

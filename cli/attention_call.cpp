@@ -91,7 +91,7 @@ AttentionCall AttentionCallArguments::split_into_heads(AttentionCall call) const
 }
 
 ConstTensorView stand_in(const Dims& sizes, DType dtype) {
-  // Contiguous and aligned as a tensor from a file is, since engines look at that; nobody reads what it would hold.
+  // Contiguous and aligned like a tensor from a file, because engines check that; nothing reads its elements.
   alignas(64) static constexpr double element = 0;
   return {&element, dtype, sizes};
 }

@@ -45,13 +45,13 @@ class AttentionCallArguments {
   AttentionArguments attention_;
 };
 
-// (B,S,N*D) seen as (B,N,S,D): the same memory, other strides.
+// A (B,S,N*D) tensor as (B,N,S,D): the same memory, other strides.
 template <class Void>
 BasicTensorView<Void> split_heads(BasicTensorView<Void> joined, std::int64_t heads) {
   return joined.unflatten(2, {heads, joined.size(2) / heads}).transpose(1, 2);
 }
 
-// A tensor of any size with no memory behind it but one element, for explain() only: it runs nothing.
+// A view of any size over the memory of one element, for explain() only, which reads nothing.
 ConstTensorView stand_in(const Dims& sizes, DType dtype);
 
 }  // namespace headway::cli

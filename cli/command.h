@@ -1,4 +1,4 @@
-// A command of the command line: its options are added when it is made, its work is done by run().
+// A command: its constructor adds its options, run() does its work.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@ class Command {
   virtual void run() = 0;
 };
 
-// Each adds its subcommand to `app`, and the caller finds it there by name.
+// Each adds its subcommand to `app`, where the caller finds it by name.
 std::unique_ptr<Command> make_analyze(CLI::App& app);
 std::unique_ptr<Command> make_attend(CLI::App& app);
 std::unique_ptr<Command> make_explain(CLI::App& app);

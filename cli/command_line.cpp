@@ -1,4 +1,4 @@
-// Picks a command, runs it, and turns what went wrong into one line and an exit code.
+// Picks a command, runs it, and turns an error into one line and an exit code.
 #include "command_line.h"
 
 #include <CLI/CLI.hpp>
@@ -42,7 +42,7 @@ int report_usage(const CLI::App& app, const CLI::ParseError& error, const std::v
   return report(who, text(what, " (see ", who, " --help)"), usage);
 }
 
-// `code`, unless what was printed did not arrive.
+// `code`, unless the output could not be written.
 int flushed(const std::string& who, int code) {
   return std::cout.flush() ? code : report(who, "cannot write to standard output", failure);
 }
@@ -81,7 +81,8 @@ int run_command_line(const std::vector<std::string>& arguments) {
   }
   try {
     const std::vector<std::string> spelled_out = with_causal_spelled_out(arguments);
-    app.parse(std::vector<std::string>(spelled_out.rbegin(), spelled_out.rend()));  // CLI11 takes them from the back
+    app.parse(
+        std::vector<std::string>(spelled_out.rbegin(), spelled_out.rend()));  // CLI11 expects them in reverse order
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() != 0) {
       return report_usage(app, error, arguments);

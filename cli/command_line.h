@@ -1,4 +1,4 @@
-// The headway command but for its process, whose signals are main's.
+// The headway command without its process: main handles signals.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace headway::cli {
 
-// Results on std::cout, what went wrong as one line on std::cerr; returns the exit code.
+// Prints results on std::cout and errors as one line on std::cerr; returns the exit code.
 int run_command_line(const std::vector<std::string>& arguments);
 
 }  // namespace headway::cli

@@ -13,7 +13,7 @@
 namespace headway::cli {
 namespace {
 
-// Large enough for an engine to want all its threads; it is only asked, nothing runs.
+// Large enough for an engine to use all its threads; only planned, never run.
 Plan typical_plan(Engine engine) {
   const ConstTensorView typical = stand_in({2, 8, 1024, 64}, DType::f32);
   return explain(typical, typical, typical, {.engine = engine});
@@ -45,7 +45,7 @@ std::string engine_text(Engine engine) {
   }
 }
 
-// The library says itself what it was built with: a format that it has complains about the file's name instead.
+// Asks the library what it was built with: a format that it has complains about the file's name instead.
 template <class Load>
 std::string format_text(const Load& load) {
   try {

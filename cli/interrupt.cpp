@@ -1,4 +1,4 @@
-// Ctrl-C and its relatives as a request to stop.
+// SIGINT, SIGTERM and SIGHUP as a request to stop.
 #include "interrupt.h"
 
 #include <csignal>
@@ -16,7 +16,7 @@ void set_handlers(int flags) {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction current {};
     ::sigaction(signal, nullptr, &current);
-    // Whoever started the process may have it ignore a signal (nohup does): that stays.
+    // A signal that the process was started to ignore (by nohup, for example) stays ignored.
     if (current.sa_handler == SIG_IGN) {
       continue;
     }

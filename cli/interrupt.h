@@ -1,4 +1,4 @@
-// Ctrl-C and its relatives (SIGINT, SIGTERM, SIGHUP) as a request to stop that the work looks at now and then.
+// SIGINT (Ctrl-C), SIGTERM and SIGHUP as a request to stop, which the work polls.
 #pragma once
 
 namespace headway::cli {
@@ -10,8 +10,8 @@ int interrupted_by();
 
 void throw_if_interrupted();  // Cancelled
 
-// A second signal normally ends the process at once, for work that does not look. Once files are being written it no
-// longer does: a file is finished or removed first.
+// A second signal normally ends the process at once, for work that does not poll. Once files are being written it no
+// longer does: a file is completed or removed first.
 void finish_files_when_interrupted();
 
 }  // namespace headway::cli

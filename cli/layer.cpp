@@ -28,12 +28,12 @@ struct LayerCall {
   bool batched() const { return queries.rank() == 3; }
 };
 
-// `sizes` begin with the batch, which arrays without one lack.
+// `sizes` begin with the batch axis, which the user's arrays may lack.
 Dims callers_sizes(const LayerCall& call, const Dims& sizes) {
   return call.batched() ? sizes : Dims(std::span(sizes.begin() + 1, sizes.end()));
 }
 
-// The engine that the layer's attention ran on: asked with sizes alone, as the projections stay inside the layer.
+// The engine that the layer's attention ran on, found from sizes alone because the projections stay inside the layer.
 Engine engine_of(const MultiHeadAttentionConfig& config, const LayerCall& call, const AttentionOutputs& outputs) {
   const int length = call.queries.rank() - 2;
   const std::int64_t batch = call.batched() ? call.queries.size(0) : 1;
@@ -111,7 +111,7 @@ class Layer final : public Command {
 
   AttentionOutputs allocate(const MultiHeadAttentionConfig& config, const LayerCall& call, Tensor& weights,
                             Tensor& lse) const {
-    // Anything else infer refuses, before it looks at these.
+    // Everything else is checked by infer, before it uses these.
     if ((call.queries.rank() != 2 && call.queries.rank() != 3) || call.keys.rank() != call.queries.rank()) {
       return {};
     }

@@ -1,4 +1,4 @@
-// headway layer-init: a layer with drawn parameters, as a file.
+// headway layer-init: writes a layer with random parameters to a file.
 #include <iostream>
 
 #include "arguments.h"

@@ -22,7 +22,7 @@ constexpr const char* output_group = "Outputs";
 
 bool is_taken(const fs::path& path) {
   std::error_code ignored;
-  return fs::exists(fs::symlink_status(path, ignored));  // a link to nothing is something too
+  return fs::exists(fs::symlink_status(path, ignored));  // a dangling link exists too
 }
 
 fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }

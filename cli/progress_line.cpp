@@ -1,4 +1,4 @@
-// One line on a terminal that shows how far the work is.
+// One line on a terminal that shows the progress of the work.
 #include "progress_line.h"
 
 #include <unistd.h>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::chrono::milliseconds quiet_time{300};
 constexpr int bar_width = 30;
-constexpr int echoed_ctrl_c = 2;  // the terminal writes ^C behind the line
+constexpr int echoed_ctrl_c = 2;  // the terminal echoes ^C after the line
 
 }  // namespace
 
@@ -51,7 +51,7 @@ void ProgressLine::draw(const std::string& line) {
   if (line == shown_) {
     return;
   }
-  // A shorter line must cover what a longer one left behind.
+  // A shorter line must overwrite what is left of a longer one.
   const std::size_t rest = shown_.size() > line.size() ? shown_.size() - line.size() : 0;
   std::cerr << '\r' << line << std::string(rest, ' ') << std::flush;
   shown_ = line + std::string(rest, ' ');

@@ -1,4 +1,4 @@
-// One line on a terminal that shows how far the work is; silent in a pipe, and for work that is over at once.
+// One line on a terminal that shows the progress of the work; silent in a pipe, and for work that ends at once.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// headway random: an array of random numbers, so that the other commands can be tried with nothing else at hand.
+// headway random: an array of random numbers, so that the other commands can be tried without data.
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -16,7 +16,7 @@ constexpr const char* examples = R"(Examples:
   headway random 2,8,128,64 -o q.npy
   headway random 2,128,512 --dtype bf16 --seed 7 -o x.safetensors)";
 
-// In [-1, 1), and the same numbers everywhere: the standard fixes this generator, but no distribution.
+// In [-1, 1), the same numbers everywhere: the standard specifies this generator exactly, but no distribution.
 Tensor draw(const Dims& sizes, DType dtype, std::uint64_t seed) {
   std::mt19937_64 generator(seed);
   Tensor result(sizes, DType::f64);

@@ -14,7 +14,7 @@ namespace headway::cli {
 
 enum class Format { npy, npz, safetensors };
 
-// The format that a path's extension says.
+// The format that a path's extension names.
 std::optional<Format> format_of(const std::filesystem::path& path);
 
 // q.npy, qkv.npz:q or qkv.safetensors:q. Without ":q" a container must hold one tensor only.
@@ -24,7 +24,7 @@ struct TensorName {
   std::optional<std::string> tensor;
 };
 
-// Nothing when no such extension is found: the text is not a file's name.
+// Empty if there is no such extension: the text is not a file's name.
 std::optional<TensorName> parse_tensor_name(const std::string& name);
 
 class TensorInputs {

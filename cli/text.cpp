@@ -25,7 +25,7 @@ std::string_view without_operation(std::string_view library_text) {
 
 std::string duration_text(std::chrono::duration<double> duration) {
   const double seconds = duration.count();
-  // Three digits, but never an exponent: 1234 s is 1234 s.
+  // Three digits, never an exponent: 1234 s stays 1234 s.
   const auto shown = [](double value, const char* unit) {
     const int decimals = value >= 100 ? 0 : value >= 10 ? 1 : 2;
     return text(std::fixed, std::setprecision(decimals), value, " ", unit);

@@ -9,13 +9,13 @@
 
 namespace headway::cli {
 
-// What was asked for makes no sense: exit code 2.
+// An invalid request: exit code 2.
 class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// What was asked for could not be done: exit code 1.
+// A request that failed: exit code 1.
 class Failure : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -29,7 +29,8 @@ std::string text(const Parts&... parts) {
   return std::move(stream).str();
 }
 
-// The library's texts start with its own operation ("load_npy: q.npy: ..."); the user knows the command instead.
+// The library's error texts start with its own operation ("load_npy: q.npy: ..."); here the user knows the command
+// instead.
 std::string_view without_operation(std::string_view library_text);
 
 std::string duration_text(std::chrono::duration<double> duration);  // 12.3 ms, 4.56 s

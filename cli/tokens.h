@@ -1,4 +1,4 @@
-// The tokens of keys and queries, from text files with one a line.
+// The tokens of keys and queries, from text files with one token per line.
 #pragma once
 
 #include <optional>
@@ -15,7 +15,7 @@ class TokenFiles {
  public:
   void add_to(CLI::App& app);  // --tokens and --query-tokens
 
-  // Empty where no file is named.
+  // Empty if no file is named.
   std::vector<std::string> keys() const;
   std::vector<std::string> queries() const;
 

@@ -79,7 +79,7 @@ class TraceCommand final : public Command {
     if (request_.kv_heads != 0 && request_.heads == 0) {
       throw UsageError("--kv-heads needs --heads: arrays with an axis for the heads say how many they have");
     }
-    // Heads side by side stay so: the trace itself splits them.
+    // Heads stay side by side: the trace itself splits them.
     const std::vector<std::string> files = arguments_.files();
     return trace(inputs.load(files[0]), inputs.load(files[1]), inputs.load(files[2]),
                  arguments_.attention().options(inputs), request_);

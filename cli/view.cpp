@@ -65,7 +65,7 @@ class View final : public Command {
   }
 
   void write(const AttentionCall& call) {
-    finish_files_when_interrupted();  // the file is there, still without its name, while the work goes on
+    finish_files_when_interrupted();  // an unnamed file exists while the work runs
     {
       ProgressLine line;
       request_.progress = line.callback();

@@ -1,5 +1,5 @@
-// The page that shows attention, from a small server on this machine: sockets for a LiveView, which has the answers.
-// Only the loopback address listens.
+// The page that shows attention, from a small server on this machine: the sockets for a LiveView, which makes the
+// answers. It listens on the loopback address only.
 #pragma once
 
 #include <memory>
