@@ -1,5 +1,5 @@
-// A layer as a .safetensors file: its parameters by name, its config as text in the metadata. A file is read as
-// hostile: nothing is allocated for what its config claims before the tensors in it were found to match.
+// A layer as a .safetensors file: its parameters by name, its config as text in the metadata. A file is treated as
+// hostile: nothing is allocated for what its config claims until the tensors in it are found to match.
 #include <charconv>
 #include <string_view>
 
@@ -81,7 +81,7 @@ class Reader {
     refuse("expected ", key, " to be one of ", names, ", found \"", shortened(value(key)), "\"");
   }
 
-  // Foreign text in an error message: a glimpse, in printable characters.
+  // Text from the file in an error message: shortened, and in printable characters.
   static std::string shortened(std::string_view foreign) {
     constexpr std::size_t longest = 60;
     std::string result(foreign.substr(0, longest));
@@ -142,7 +142,7 @@ Tensor take_parameter(const Reader& reader, const ParameterSpec& spec, DType dty
 }  // namespace
 
 void MultiHeadAttention::save(const std::filesystem::path& path, bool overwrite) const try {
-  // What a file is written from lies in host memory.
+  // A file is written from host memory.
   std::optional<Parameters> copied;
   if (device() != Device{}) {
     copied = state_->parameters.copied_to(Device{}, nullptr);

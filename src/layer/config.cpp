@@ -17,7 +17,7 @@ void require_positive(const char* field, std::int64_t value) {
   }
 }
 
-// For the fields where 0 means "the usual".
+// For fields in which 0 stands for the default.
 void require_not_negative(const char* field, std::int64_t value) {
   if (value < 0) {
     refuse("expected ", field, " of 0 or more, found ", value);

@@ -1,4 +1,4 @@
-// What a layer's config says about its parameters.
+// The parameters that a layer's config describes.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace headway {
 
-// One parameter: what it is called, and what its draw depends on.
+// One parameter: its name, and what its random draw depends on.
 struct ParameterSpec {
   std::string name;
   std::uint32_t number = 0;  // W_q 0, W_k 1, W_v 2, W_o 3, b_q 4, ... b_o 7
@@ -20,8 +20,8 @@ struct ParameterSpec {
   bool is_bias() const { return sizes.size() == 1; }
 };
 
-// The config with every 0 replaced by the number that it stands for; InvalidArgument when the numbers contradict each
-// other or a parameter would pass 2^63 bytes. Allocates nothing: the config may come from a hostile file.
+// The config with every 0 replaced by its default; InvalidArgument if the numbers contradict each other or a parameter
+// would pass 2^63 bytes. Allocates nothing: the config may come from a hostile file.
 MultiHeadAttentionConfig resolved(MultiHeadAttentionConfig config);
 
 // The parameters of a resolved config, in the layer's order.

@@ -11,7 +11,7 @@
 namespace headway {
 namespace {
 
-// The last counter word of parameter draws, "HEAD" in ASCII. Dropout has the batch index there, so that a layer and its
+// The last counter word of parameter draws, "HEAD" in ASCII. Dropout has the batch index there, so a layer and its
 // dropout may share a seed and still draw different words.
 constexpr std::uint32_t parameter_stream = 0x48454144;
 

@@ -1,4 +1,4 @@
-// The layer's own checks; what is left for attention to check are the options.
+// The layer's own checks; attention checks the options.
 #include "layer/inputs.h"
 
 #include <cstdint>
@@ -72,7 +72,7 @@ void check_sizes(std::string_view operation, const char* name, ConstTensorView v
   }
 }
 
-// Attention sees only the projections; that an output leaves the layer's inputs and parameters alone is checked here.
+// Attention sees only the projections, so that no output overlaps the layer's inputs or parameters is checked here.
 void check_disjoint(std::string_view operation, const char* name, const std::optional<TensorView>& output,
                     const MultiHeadAttention& layer, const LayerInputs& inputs) {
   if (!output) {
@@ -91,7 +91,7 @@ void check_disjoint(std::string_view operation, const char* name, const std::opt
   }
 }
 
-// `sizes` without its batch axis where the caller has none.
+// `sizes` without its batch axis if the caller's tensors have none.
 Dims callers(const LayerInputs& inputs, const Dims& sizes) {
   return inputs.batched ? sizes : Dims(std::span(sizes.begin() + 1, sizes.end()));
 }

@@ -1,4 +1,4 @@
-// Checking what a caller hands to the layer, and giving it the batch axis where the caller left it out.
+// Checks what a caller passes to the layer, and adds the batch axis if the caller left it out.
 #pragma once
 
 #include <string_view>
@@ -8,7 +8,7 @@
 
 namespace headway {
 
-// [S,...] seen as [1,S,...] for callers without a batch.
+// [S,...] as [1,S,...], for callers without a batch.
 template <class View>
 View with_batch(const View& view, bool batched) {
   return batched ? view : view.unsqueeze(0);
@@ -18,7 +18,7 @@ View with_batch(const View& view, bool batched) {
 LayerInputs checked_inputs(std::string_view operation, const MultiHeadAttention& layer, ConstTensorView queries,
                            ConstTensorView keys, ConstTensorView values);
 
-// The options and outputs as attention wants them for [B,H,S,hd]. Their contents are attention's to check.
+// The options and outputs as attention expects them for [B,H,S,hd]. Attention checks their contents.
 AttentionOptions with_batch(AttentionOptions options, bool batched);
 AttentionOutputs checked_outputs(std::string_view operation, const MultiHeadAttention& layer, const LayerInputs& inputs,
                                  const AttentionOutputs& outputs);

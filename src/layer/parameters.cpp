@@ -7,7 +7,7 @@
 namespace headway {
 namespace {
 
-// Views [in,out] or [out] as one, where each begins where the one before it ends.
+// Joins views [in,out] or [out] if each begins where the one before it ends.
 std::optional<ConstTensorView> side_by_side(const std::vector<ConstTensorView>& parts) {
   const ConstTensorView& first = parts.front();
   const int last = first.rank() - 1;
@@ -33,7 +33,7 @@ void Parameters::add(const std::string& name, Tensor tensor) {
   views_.emplace_back(name, memory_.back().view());
 }
 
-// Parameters are few and in a fixed order: a search by name is as good as an index.
+// There are few parameters in a fixed order: searching by name is fast enough.
 std::optional<TensorView> Parameters::find(const std::string& name) const {
   const auto found = std::find_if(views_.begin(), views_.end(), [&](const auto& entry) { return entry.first == name; });
   return found == views_.end() ? std::nullopt : std::optional(found->second);
@@ -78,8 +78,8 @@ std::optional<Projection> Parameters::joined(std::string_view letters) const {
 Parameters Parameters::copied_to(Device device, void* stream) const {
   Parameters result;
   result.views_ = views_;
-  // Neighbours of one kind and height share memory on a device: W_q, W_k and W_v as columns, biases one after the
-  // other.
+  // On a device, neighbouring parameters of one kind and height share memory: W_q, W_k and W_v as columns, biases one
+  // after the other.
   const auto together = [&](std::size_t a, std::size_t b) {
     const auto& [a_name, a_view] = views_[a];
     const auto& [b_name, b_view] = views_[b];

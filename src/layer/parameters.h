@@ -1,4 +1,4 @@
-// A layer's parameters by name, and the projections that they make up.
+// A layer's parameters by name, and the projections that they form.
 #pragma once
 
 #include <optional>
@@ -25,15 +25,15 @@ class Parameters {
   void add(const std::string& name, Tensor tensor);
 
   const Named& views() const { return views_; }
-  TensorView required(const std::string& name) const;  // InvalidArgument, with the names that there are
+  TensorView required(const std::string& name) const;  // InvalidArgument, with the existing names
 
   // q, k, v or o.
   Projection projection(char letter) const;
-  // Those of several letters as one; none where their parameters do not lie side by side.
+  // Several projections as one; empty if their parameters are not adjacent in memory.
   std::optional<Projection> joined(std::string_view letters) const;
 
-  // The same numbers on a device, or in host memory. On a device the weights of projections with inputs of one width
-  // lie side by side, so that one product has them all.
+  // The same numbers on a device or in host memory. On a device the weights of projections whose inputs have the same
+  // width are adjacent, so that one product computes them all.
   Parameters copied_to(Device device, void* stream) const;
 
  private:

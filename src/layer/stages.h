@@ -25,7 +25,7 @@ struct StageFlops {
     attention = 4 * queries * number(inputs.keys.size(1)) * query_width;
   }
 
-  // Of the projections of these letters, of q, k and v.
+  // The share of the projections with these letters, out of q, k and v.
   double of(std::string_view letters) const {
     double sum = 0;
     for (const char letter : letters) {
@@ -37,7 +37,7 @@ struct StageFlops {
   double projections() const { return query + key + value + output; }
 };
 
-// Hands each stage the caller's progress, cut to its share. The options must outlive it.
+// Gives each stage the caller's progress callback, scaled to the stage's share. The options must outlive it.
 class Stages {
  public:
   Stages(std::string_view operation, const AttentionOptions& options, double flops)

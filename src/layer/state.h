@@ -1,4 +1,4 @@
-// What a layer holds: its parameters, and what forward leaves for backward.
+// The state of a layer: its parameters, and what forward keeps for backward.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace headway {
 
-// The inputs of one call, the batch axis restored where the user left it out.
+// The inputs of one call, with the batch axis added if the user left it out.
 struct LayerInputs {
   ConstTensorView queries, keys, values;  // [B,Sq,model_dim], [B,Sk,key_dim], [B,Sk,value_dim]
   bool batched = true;                    // whether the user gave B

@@ -119,13 +119,13 @@ class Backward {
     }
   };
 
-  // Where rounding the saved lse costs 2^-12 of a weight.
+  // From where on rounding the saved lse costs 2^-12 of a weight.
   bool is_large(double lse) const {
     return std::fabs(lse) > (problem_.lse.dtype() == DType::f64 ? 0x1p41 : 0x1p12) && lse != -infinity;
   }
 
-  // From the row's own scores. An lse that is higher than these explain is that of a row with more keys, of which this
-  // call has a part: it stays, and so does the delta of such a row's out.
+  // From the row's own scores. An lse that is higher than these explain belongs to a row with more keys, of which this
+  // call has only a part: then it is kept, and so is the delta of such a row's out.
   void take_again(const Head<T>& head, std::int64_t i, const Vector<T>& dout, RowSoftmax& saved) const {
     const Softmax own(row_, head.sink());
     const double given = saved.lse - own.highest;
@@ -143,7 +143,7 @@ class Backward {
     saved.delta = delta.value();
   }
 
-  // The largest scale * sum |q k| of the row: what the roundings of an engine's scores count from.
+  // The largest scale * sum |q k| of the row, which the rounding errors of an engine's scores are relative to.
   double score_size(const Head<T>& head, std::int64_t i) const {
     double largest = 0;
     for (const Scored& scored : row_) {

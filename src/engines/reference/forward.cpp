@@ -53,14 +53,14 @@ class Forward {
     const std::int64_t row = head.sequence().query_begin + i;
     store_out(b, h, row);
     if (problem_.lse) {
-      // Without a key the sum is empty: lse is the sink's, or -inf.
+      // Without a key the sum is empty: lse is the sink, or -inf.
       const double lse = row_.empty() ? sink.value_or(-infinity) : softmax.lse();
       store_float(*problem_.lse, row_offset(*problem_.lse, b, h, row), within_range(lse, problem_.lse->dtype()));
     }
   }
 
-  // A finite lse that f32 cannot hold (after a float64 bias of -1e300) becomes the nearest that it can: still finite,
-  // so that the backward stays finite too.
+  // A finite lse beyond the range of f32 (after a float64 bias of -1e300) becomes the nearest finite number, so that
+  // the backward stays finite too.
   static double within_range(double lse, DType dtype) {
     constexpr double highest = std::numeric_limits<float>::max();
     return dtype == DType::f32 && std::isfinite(lse) ? std::clamp(lse, -highest, highest) : lse;

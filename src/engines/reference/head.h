@@ -16,7 +16,7 @@ namespace headway::reference {
 
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
-// Neumaier's sum: the rounding errors are added up beside the sum, so that long rows stay exact to the last bits.
+// Neumaier's sum: rounding errors are accumulated separately, so that long rows stay exact to the last bits.
 class Sum {
  public:
   void add(double value) {
@@ -24,7 +24,7 @@ class Sum {
     lost_ += std::fabs(sum_) >= std::fabs(value) ? (sum_ - next) + value : (value - next) + sum_;
     sum_ = next;
   }
-  // What was lost beside an infinite or NaN sum is no number.
+  // The compensation of an infinite or NaN sum is meaningless.
   double value() const { return std::isfinite(lost_) ? sum_ + lost_ : sum_; }
 
  private:

@@ -102,7 +102,7 @@ void backward_input(ConstTensorView dy, ConstTensorView weight, TensorView dx) {
   });
 }
 
-// The rows (b, s) of dy that hold something else than zeros.
+// The rows (b, s) of dy that are not all zero.
 struct Position {
   std::int64_t b, s;
 };
