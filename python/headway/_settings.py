@@ -15,7 +15,7 @@ def set_threads(n: int) -> None:
     2
     """
     count = whole_number("set_threads", "n", n)
-    # What is past C's int is past every machine too.
+    # No machine has more threads than a C int can hold.
     _headway.set_threads(max(-(2**31), min(count, 2**31 - 1)))
 
 

@@ -1,4 +1,4 @@
-"""Which keyword was meant by one that does not exist."""
+"""Suggestions for keywords that do not exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-# The same things under the names that other libraries give them.
+# The names that other libraries use for the same options.
 _ELSEWHERE = {
     "attn_bias": "bias",
     "attn_mask": "mask",
@@ -36,7 +36,7 @@ _ELSEWHERE = {
 
 def hint(name: str, known: list[str]) -> str:
     """'; did you mean ...?', or '' where nothing is close."""
-    # Both ways: the drop-ins have the others' names.
+    # In both directions: the drop-ins use the other names.
     same = [_ELSEWHERE.get(name), *(theirs for theirs, ours in _ELSEWHERE.items() if ours == name)]
     close = [word for word in same if word in known] or difflib.get_close_matches(name, known, n=1)
     return f"; did you mean '{close[0]}'?" if close else ""

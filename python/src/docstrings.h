@@ -13,11 +13,11 @@ Shapes
     out    (B, H, Sq, Dv)    (B, Sq, Dv)                   (Sq, Dv)
 
 Hkv divides H (grouped-query attention). The arrays are NumPy's or any with DLPack (torch, JAX, CuPy), float32, float64,
-bfloat16 or float16, all three alike; strided arrays are read where they lie. The result is of the query's library and type.
+bfloat16 or float16, the same for all three; strided arrays are read in place. The result has the query's library and type.
 
 Arrays on a CUDA device are computed there, on the stream that their library works on, and the result stays there; the call
 returns before the work is done. All of them must be on one device and of one library. valid_lens, query_lens and
-cu_seqlens may be in host memory, where they are checked; on the device they are not read, but cut to what is legal.
+cu_seqlens may be in host memory, where they are checked; on the device they are not checked, but clamped to the legal range.
 
 Which keys a query sees; all that are given must allow it
     mask          bool, broadcasts to (B, H, Sq, Sk): True = attend
@@ -30,16 +30,16 @@ How strongly
     softcap       softcap * tanh(score / softcap)
     bias          floating, broadcasts like mask and is added; -inf forbids
     alibi_slopes  (H,): adds -slope * distance
-    sinks         (H,): one more score in each row, with no value behind it
+    sinks         (H,): one more score in each row, without a value
     dropout       the share of weights to drop, needs seed (0 <= seed < 2**64); the same seed drops the same weights
 What comes back
     return_weights, return_lse   a tuple (out[, weights][, lse]); weights (B, H, Sq, Sk) before dropout, lse (B, H, Sq)
     out           an array to write the result to, which is then also returned
-    engine        "reference", "cpu" or "cuda"; the fastest that can, when absent (see explain)
+    engine        "reference", "cpu" or "cuda"; by default the fastest that can run the call (see explain)
     batch_invariant   on a GPU too, the same bits whatever else is in the batch; on the CPU that always holds
     layout        "bshd": arrays with four axes, out among them, are (B, S, H, D); masks, weights and lse stay as above
 
-A query that no key is left for gives 0, never NaN. Torch tensors that require grad are refused while torch records
+A query with no allowed key gives 0, never NaN. Torch tensors that require grad are refused while torch records
 gradients, since nothing would be recorded here.
 
 >>> import numpy as np, headway
@@ -57,17 +57,17 @@ array([[1.   ],
 )";
 
 inline constexpr const char* attention_backward =
-    R"(The gradients of sum(grad_out * out), from the out and lse that attention gave with the same options.
+    R"(The gradients of sum(grad_out * out), from the out and lse that attention returned with the same options.
 
 Shapes
     grad_out, out  (B, H, Sq, Dv)
     lse            (B, H, Sq), from return_lse=True
     query, key, value and the options as for attention, without heads or batch too
 
-    gradients      a Gradients of arrays to write to, None where one is to be made
+    gradients      a Gradients of arrays to write to, None where one is to be allocated
 
 Returns Gradients: .query .key .value .bias .sinks, each with the shape and type of what it belongs to; .bias and .sinks are
-None where the call has none. bias_gradient=False leaves .bias None too: where nobody wants it, it need not be computed.
+None where the call has none. bias_gradient=False leaves .bias None too, and saves its computation.
 
 >>> import numpy as np, headway
 >>> rng = np.random.default_rng(0)
@@ -116,7 +116,7 @@ Shapes
     lse           (H, total_q)
 
 Options as for attention, with positions counted inside a sequence: mask and bias broadcast to (B, H, longest query, longest
-key), valid_lens and query_lens are (B,). Weights have no one shape here, and asking for them is an error.
+key), valid_lens and query_lens are (B,). Weights have no common shape here; asking for them is an error.
 
 >>> import numpy as np, headway
 >>> rows = np.random.default_rng(0).standard_normal((7, 2, 8))
@@ -167,7 +167,7 @@ inline constexpr const char* plan =
     engine, operation, kernel, instruction_set   what runs
     shape, options                               on what
     query_block, key_block, tasks, threads       in which pieces
-    pairs, all_pairs                             (query, key) pairs that are visited, and all that there are
+    pairs, all_pairs                             (query, key) pairs that are visited, and all of them
     flops, bytes, scratch_bytes                  work, memory moved, memory needed besides the results
     passed_over                                  [(engine, why not), ...]
 
@@ -180,26 +180,26 @@ inline constexpr const char* plan =
 
 inline constexpr const char* analyze =
     R"(What attention does with these queries and keys, without storing its matrix: exact at any length, in memory that grows
-with the rows and keys only. Options as for attention; dropout does not act.
+with the rows and keys only. Options as for attention; dropout is ignored.
 
 Shapes
     query  (B, H, Sq, D)   key  (B, Hkv, Sk, D)     or fewer axes; the results lose the same ones
 What is asked for
     top     how many keys of each row to name
-    near    (left, right): the part around the diagonal whose share is wanted; None on a side = unlimited
+    near    (left, right): the window around the diagonal whose weights are summed; None on a side = unlimited
     cells   along each side of the maps, at most 512; 0 for none
-    progress  a line that shows how far a long analysis is: True, False, or None, which is on a terminal only
+    progress  a progress line for a long analysis: True, False, or None for on a terminal only
 What comes back (fields of the result)
     entropy      (B, H, Sq)        of each row's weights, natural logarithm
     distance     (B, H, Sq)        the mean distance between query and key
     first, diagonal, near          (B, H, Sq)  the weight of key 0, of the query's own position, inside near
-    received     (B, H, Sk)        the sum of the weights that each key got
-    top_keys, top_weights          (B, H, Sq, top)  the largest first; key -1 where no weight is left
+    received     (B, H, Sk)        the sum of the weights that each key received
+    top_keys, top_weights          (B, H, Sq, top)  the largest first; key -1 after the last weight that is not 0
     map_mean, map_max              (B, H, R, C)  over cells of row_cell x key_cell weights
     similarity   (B, H, H)         the cosine between the heads' mean maps
     lse          (B, H, Sq)        for weights_in
-Arrays on a CUDA device are analyzed there, on their library's stream; what comes back is in host memory, of the same library
-if it has arrays there (torch), else NumPy arrays, and the call returns when it has come.
+Arrays on a CUDA device are analyzed there, on their library's stream; results are in host memory, arrays of the same library if
+it has host arrays (torch), else NumPy's, and the call returns when they have arrived.
 
 >>> import numpy as np, headway
 >>> x = np.eye(4)
@@ -215,7 +215,7 @@ inline constexpr const char* weights_in =
 
 rows and keys are pairs (begin, end). With the lse of attention or analyze only the scores inside are computed; without
 it, whole rows. Options as for attention; float32 for half types. From arrays on a CUDA device the weights are computed there
-and come back as analyze's results do; lse may be on the device or in host memory.
+and are returned as analyze's results are; lse may be on the device or in host memory.
 
 >>> import numpy as np, headway
 >>> x = np.random.default_rng(0).standard_normal((100, 8))

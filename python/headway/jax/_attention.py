@@ -162,7 +162,7 @@ def _check(call: tuple[Any, ...]) -> None:
 
 
 def _check_call(call: tuple[Any, ...]) -> None:
-    """Has the library itself look at shapes, types and options; arrays of one element stand in for the real ones."""
+    """Lets the library itself check shapes, types and options, with arrays of one element in place of the real ones."""
     operation, layout, described, seed, options = call
     arrays: dict[str, Any] = {name: np.broadcast_to(np.zeros((), dtype), shape) for name, shape, dtype in described}
     if layout == "BSHD":
@@ -195,7 +195,7 @@ def _integers(lens: Any) -> Array:
     array = jnp.asarray(lens)
     if array.dtype in (jnp.int8, jnp.int16, jnp.uint8, jnp.uint16):
         return array.astype(jnp.int32)
-    if array.dtype in (jnp.uint32, jnp.uint64):  # what is past the type is past every length too
+    if array.dtype in (jnp.uint32, jnp.uint64):  # larger than any length
         return jnp.minimum(array, np.iinfo(np.int32).max).astype(jnp.int32)
     return array.astype(jnp.int32) if array.size == 0 else array  # an empty list is one of floats
 

@@ -94,7 +94,7 @@ def _lse_like(static: Static, query: Array) -> Any:
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Wanted:
-    """Of bias and sinks, those whose gradient somebody asks for."""
+    """Those of bias and sinks whose gradient is asked for."""
 
     names: tuple[str, ...]
 
@@ -215,7 +215,7 @@ attend.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)
 
 
 # ---- Weights ----
-# A call of their own: a compiled program in which nobody looks at them leaves them out.
+# A separate call: a compiled program that does not use the weights drops it.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

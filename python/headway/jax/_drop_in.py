@@ -88,7 +88,7 @@ def _floating(bias: Array, dtype: Any) -> Array:
 
 
 def _lengths(lengths: Any, most: int) -> Any:
-    """The original takes lengths past the end as the end."""
+    """The original clamps lengths that are past the end."""
     if lengths is None:
         return None
     lengths = jnp.asarray(lengths)

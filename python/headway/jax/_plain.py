@@ -22,7 +22,7 @@ def attention(static: Static, operands: Operands, keep: Array | None) -> Array:
     if "bias" in operands:
         bias = operands["bias"].astype(kind)
         allowed = allowed & ~jnp.isneginf(bias)
-    # What is stored in a key that nobody attends to must not show, and 0 times NaN would.
+    # What a key that no row attends to holds must not show; 0 times NaN would.
     seen = allowed.any(-2)[..., None]
     key, value = jnp.where(seen, key, 0), jnp.where(seen, value, 0)
     scale = static.scale if static.scale is not None else 1 / np.sqrt(max(query.shape[-1], 1))

@@ -21,7 +21,7 @@ all_levels: Any = forward_ad._set_fwd_grad_enabled
 
 
 def on() -> bool:
-    """Whether tangents may be on their way: inside forward_ad.dual_level or a torch.func transform that uses it."""
+    """Whether tangents may be present: inside forward_ad.dual_level or a torch.func transform that uses it."""
     return forward_ad._current_level >= 0
 
 

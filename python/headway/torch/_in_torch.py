@@ -72,7 +72,7 @@ def gradients(
     allowed, terms = _allowed(query, key, options)
     empty = ~allowed.any(dim=-1)
     weights, share = _weights(query, key, allowed, terms, options)
-    # Rows without a key pass nothing on, whatever is stored in theirs.
+    # Rows without a key contribute nothing, whatever they hold.
     grad_out = grad_out.masked_fill(empty.unsqueeze(-1), 0.0)
     if grad_lse is not None:
         grad_lse = grad_lse.masked_fill(empty, 0.0)
@@ -120,7 +120,7 @@ def _zero_where_forbidden(terms: Tensor) -> Tensor:
 
 
 def _without_width(x: Tensor) -> Tensor:
-    """Of x (.., S, D) no more than its shape: what follows from positions alone has no derivative."""
+    """x (.., S, D) reduced to its shape: what follows from positions alone has no derivative."""
     return torch.empty(*x.shape[:-1], 0, dtype=x.dtype, device=x.device)
 
 

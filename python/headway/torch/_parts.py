@@ -72,7 +72,7 @@ def _side_by_side(parts: Sequence[Tensor]) -> bool:
     first = parts[0]
     heads_and_width = first.shape[1] * first.shape[3] if first.dim() == 4 else first.shape[-1]
     begin, step = first.data_ptr(), heads_and_width * first.element_size()
-    # Where they lie says no at once to what was never one tensor.
+    # Comparing addresses first rejects tensors that were never one.
     if any(x.data_ptr() != begin + i * step for i, x in enumerate(parts)):
         return False
     shape, stride, dtype, storage = first.shape, first.stride(), first.dtype, first.untyped_storage().data_ptr()

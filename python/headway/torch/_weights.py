@@ -29,7 +29,8 @@ def gradients_through_weights(
         kept = kept - grad_lse.unsqueeze(-1).to(kept.dtype)
     grad_biased = weights * (grad_weights - kept)
     scale = softmax_scale(query, options)
-    # What is not finite has made NaN of the rows that attend to it, and times the zeros of the others it would of them.
+    # Values that are not finite have made the rows that attend to them NaN; multiplied by the other rows' zero weights
+    # they would make those NaN too.
     query, keys = _finite(query), _finite(_repeat_groups(key, query.shape[-3:-2]))
     grad_scores = grad_biased
     if options.softcap is not None:

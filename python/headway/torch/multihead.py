@@ -223,7 +223,7 @@ def _check_mask(name: str, mask: Tensor | None, shapes: list[tuple[int, ...]]) -
 
 
 class _Masks:
-    """torch's two masks as Headway's mask and bias, without a matrix that neither of them was."""
+    """torch's two masks as Headway's mask and bias, without building a larger matrix than either."""
 
     def __init__(self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, causal: bool) -> None:
         self.causal = causal
@@ -249,7 +249,7 @@ class _Masks:
             if padding.dtype == torch.bool:
                 if mask is None:
                     mask = ~padding
-                else:  # a second mask, as small as it is
+                else:  # a second mask, at its own size
                     bias = torch.zeros_like(padding, dtype=query.dtype).masked_fill(padding, -math.inf)
             elif bias is None:
                 bias = padding
@@ -261,8 +261,9 @@ class _Masks:
 
 
 def _only_forbids(padding: Tensor) -> bool:
-    """Whether a floating mask (N, 1, 1, S) is a bool one in disguise, as torch's encoder makes them."""
-    if padding.requires_grad or padding.device.type != "cpu" or is_watched():  # where looking is free
+    """Whether a floating mask (N, 1, 1, S) holds only 0 and -inf, as torch's encoder makes them from bool ones."""
+    # Elsewhere reading it would synchronize, or is not allowed.
+    if padding.requires_grad or padding.device.type != "cpu" or is_watched():
         return False
     return bool(((padding == 0) | (padding == -math.inf)).all())
 

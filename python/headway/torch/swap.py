@@ -1,4 +1,4 @@
-"""Headway inside a model that is already there, and out of it again."""
+"""Putting Headway into an existing model, and taking it out again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.torch.multihead import MultiheadAttention
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
-# Attributes that send torch's encoder past its attention module, into an operator of torch's own.
+# Attributes that make torch's encoder bypass its attention module and call a fused operator.
 _BYPASSES: dict[type[nn.Module], dict[str, Any]] = {
     nn.TransformerEncoder: {"use_nested_tensor": False},
     nn.TransformerEncoderLayer: {"activation_relu_or_gelu": 0},
@@ -55,7 +55,7 @@ def restore_attention(model: _Model) -> _Model:
 
 @contextmanager
 def swapped(model: nn.Module) -> Iterator[None]:
-    """replace_attention for a while: afterwards the modules that it changed are torch's again, and no others."""
+    """replace_attention within a context: afterwards exactly the modules that it changed are torch's again."""
     changed = [module for module in model.modules() if type(module) is nn.MultiheadAttention]
     _swap(model, nn.MultiheadAttention, MultiheadAttention)
     try:
@@ -84,7 +84,7 @@ def _set_bypasses(model: nn.Module) -> None:
 
 
 def _set_bypass(module: nn.Module, values: dict[str, Any]) -> None:
-    """Closes torch's ways past the attention modules inside if one of them is Headway's, else opens them again."""
+    """Disables torch's bypass of the attention modules inside if one of them is Headway's, else enables it again."""
     inside = any(isinstance(part, MultiheadAttention) for part in module.modules())
     saved = module.__dict__.get(_SAVED)
     if inside and saved is None:
