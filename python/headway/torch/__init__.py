@@ -7,6 +7,7 @@ register_with_transformers          attn_implementation="headway" for Hugging Fa
 MultiHeadAttention                  the tutorials' module, with nn.Linear W_q, W_k, W_v, W_o
 record                              what every attention layer of a model attends to, while it runs
 attention, attention_varlen         headway.attention and headway.attention_varlen with gradients
+flash_attn_func                     flash_attn.flash_attn_func, and flash_attn_varlen_func
 
 >>> import torch, headway.torch
 >>> x = torch.randn(2, 8, 128, 64, requires_grad=True)
@@ -24,6 +25,7 @@ try:
 except ImportError as error:
     raise ImportError("headway.torch needs PyTorch: pip install torch") from error
 
+from headway.torch.flash import flash_attn_func, flash_attn_varlen_func
 from headway.torch.functional import attention, attention_varlen
 from headway.torch.hugging_face import register_with_transformers
 from headway.torch.layer import MultiHeadAttention
@@ -41,6 +43,8 @@ __all__ = [
     "Recording",
     "attention",
     "attention_varlen",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
     "record",
     "register_with_transformers",
     "replace_attention",
