@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import random_draws
+
 
 def child(suite: str, threads: int, only: str, rounds: int) -> None:
     """One suite; a line of JSON for the machine, then one for each case."""
@@ -88,14 +90,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="only this number of threads (default: 1 and all)")
     parser.add_argument("--suite", choices=["all", "avx2", "growth"], help="only this suite")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    random_draws.add_arguments(parser)
     arguments = parser.parse_args()
+    everything = len(os.sched_getaffinity(0))
+    if arguments.random or arguments.case:
+        random_draws.main("cpu", arguments, arguments.threads or everything)
+        return
     if arguments.child:
         child(arguments.child, arguments.threads, arguments.only, arguments.rounds)
         return
 
     import report
 
-    everything = len(os.sched_getaffinity(0))
     counts = [arguments.threads] if arguments.threads else sorted({1, everything}, reverse=True)
     plan = [("all", threads, {}) for threads in counts]
     plan += [("avx2", threads, {"HEADWAY_ISA": "avx2", "ATEN_CPU_CAPABILITY": "avx2"}) for threads in counts]

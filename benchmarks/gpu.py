@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import random_draws
 import torch
 from gpu_layer import layer_rows
 from report import put_between
@@ -417,7 +418,11 @@ def main() -> None:
     parser.add_argument("--library", type=Path, default=ROOT / "build/bench/benchmarks/libheadway_benchmark_gpu.so")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--rows", metavar="TEXT", default="", help="only rows that contain it; nothing is written")
+    random_draws.add_arguments(parser)
     arguments = parser.parse_args()
+    if arguments.random or arguments.case:
+        random_draws.main("gpu", arguments, threads=1)
+        return
     about = machine()
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     headway = Headway(arguments.library)

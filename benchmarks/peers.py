@@ -126,39 +126,12 @@ def torch_call(inputs: Inputs) -> Call:
 
 
 def onnxruntime_call(inputs: Inputs, threads: int) -> Call | None:
-    """The MultiHeadAttention operator; it takes f32, forward, on [B, S, heads * width]."""
     call = inputs.call
     if call.backward or call.dtype != "f32" or call.option or call.heads != call.kv_heads:
         return None
-    import onnxruntime
-    from onnx import TensorProto, helper
+    from onnx_peer import session
 
-    width = call.heads * call.width
-    sizes = {"query": [call.batch, call.queries, width]}
-    sizes["key"] = sizes["value"] = [call.batch, call.keys, width]
-    node = helper.make_node(
-        "MultiHeadAttention",
-        list(sizes),
-        ["out"],
-        domain="com.microsoft",
-        num_heads=call.heads,
-        **({"unidirectional": 1} if call.causal else {}),
-    )
-    graph = helper.make_graph(
-        [node],
-        "attention",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in sizes.items()],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, sizes["query"])],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0" if threads > 1 else "1")
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    joined = [x.transpose(1, 2).reshape(x.shape[0], x.shape[2], width).numpy() for x in (inputs.q, inputs.k, inputs.v)]
-    feed = dict(zip(sizes, joined))
-    return lambda: session.run(None, feed)
+    return session(inputs.q, inputs.k, inputs.v, causal=call.causal, threads=threads)
 
 
 def jax_call(inputs: Inputs) -> Call | None:

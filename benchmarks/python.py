@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -66,13 +67,75 @@ def overhead() -> dict[str, Call]:
     }
 
 
-def drop_in_overhead() -> dict[str, Call]:
-    torch, ours = needed("torch"), needed("headway.torch").scaled_dot_product_attention
-    tensor = torch.randn(1, 1, 8, 16)
-    theirs = torch.nn.functional.scaled_dot_product_attention
+HOST_CALLS = (
+    "plain",
+    "grouped heads",
+    "(B, S, H, D), causal",
+    "a mask",
+    "dropout",
+    "under autograd",
+    "grouped heads, under autograd",
+    "backward",
+    "grouped heads, backward",
+)
+
+
+def host_calls(device: str, ours: bool) -> dict[str, Call]:
+    """Tiny calls of the torch drop-in, or of torch's own function: what is left is the host's part of a call."""
+    torch = needed("torch")
+    own, theirs = needed("headway.torch").scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention
+    call = own if ours else theirs
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+
+    def tensor(heads: int, grad: bool = False) -> Any:
+        return torch.randn(1, heads, 8, 64, device=device, dtype=dtype, requires_grad=grad)
+
+    x, few, leaf, mask = tensor(4), tensor(2), tensor(4, True), torch.ones(8, 8, device=device, dtype=torch.bool)
+    rows = tensor(8).transpose(1, 2)  # (B, S, H, D)
+    leaves, out_grad = [tensor(4, True) for _ in range(3)], tensor(4)
+    grouped = [tensor(4, True), tensor(2, True), tensor(2, True)]
+    out, grouped_out = call(*leaves), call(*grouped, is_causal=True, enable_gqa=True)
+    gradients = torch.autograd.grad
     return {
-        "headway.torch SDPA": lambda: ours(tensor, tensor, tensor),
-        "torch SDPA": lambda: theirs(tensor, tensor, tensor),
+        "plain": lambda: call(x, x, x),
+        "grouped heads": lambda: call(x, few, few, enable_gqa=True),
+        "(B, S, H, D), causal": lambda: call(rows, rows, rows, is_causal=True),
+        "a mask": lambda: call(x, x, x, attn_mask=mask),
+        "dropout": lambda: call(x, x, x, dropout_p=0.1),
+        "under autograd": lambda: call(leaf, leaf, leaf),
+        "grouped heads, under autograd": lambda: call(*grouped, is_causal=True, enable_gqa=True),
+        "backward": lambda: gradients(out, leaves, out_grad, retain_graph=True),
+        "grouped heads, backward": lambda: gradients(grouped_out, grouped, out_grad, retain_graph=True),
+    }
+
+
+def host_overhead(device: str, name: str) -> dict[str, Call]:
+    torch = needed("torch")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise Missing("a GPU that torch sees")
+    calls = {"headway.torch SDPA": host_calls(device, True)[name], "torch SDPA": host_calls(device, False)[name]}
+    if name in ("under autograd", "backward"):
+        calls["an empty autograd.Function"] = empty_function(torch, device)[name]
+    return calls
+
+
+def empty_function(torch: Any, device: str) -> dict[str, Call]:
+    """What torch's autograd itself costs a function written in Python."""
+
+    class Empty(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, query: Any, key: Any, value: Any) -> Any:
+            return query.detach()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad, grad, grad
+
+    leaves = [torch.randn(1, 4, 8, 64, device=device, requires_grad=True) for _ in range(3)]
+    out, grad = Empty.apply(*leaves), torch.randn(1, 4, 8, 64, device=device)
+    return {
+        "under autograd": lambda: Empty.apply(*leaves),
+        "backward": lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True),
     }
 
 
@@ -159,8 +222,11 @@ def compiled(batch: int, length: int, heads: int, width: int, gradient: bool, ca
 def cases() -> Iterator[Case]:
     group = "one tiny call: B1 H1 S8 D16"
     yield Case(group, "the function", overhead)
-    yield Case(group, "the torch drop-in", drop_in_overhead)
     yield Case(group, "the JAX drop-in, compiled", lambda: compiled(1, 8, 1, 16, False))
+    for device in ("cpu", "cuda"):
+        for name in HOST_CALLS:
+            made = partial(host_overhead, device, name)
+            yield Case(f"the host's part of a torch call, {device}: B1 H4 S8 D64", name, made)
     for width, batch, length, heads in ((512, 4, 512, 8), (1024, 1, 2048, 16)):
         for backward in (False, True):
             name = f"d{width} h{heads} B{batch} S{length} {'forward and backward' if backward else 'forward'}"
@@ -201,7 +267,7 @@ def run(case: Case, rounds: int, least_seconds: float) -> dict[str, Any]:
         for who, call in calls.items():
             samples[who].append(timed(call, repeats[who]))
     seconds = {who: statistics.median(times) for who, times in samples.items()}
-    fastest_peer = min(value for who, value in seconds.items() if not who.startswith("headway"))
+    fastest_peer = min(value for who, value in seconds.items() if not who.startswith(("headway", "an empty")))
     ratios = {who: fastest_peer / value for who, value in seconds.items() if who.startswith("headway")}
     return result | {"seconds": seconds, "ratios": ratios, "rounds": rounds}
 

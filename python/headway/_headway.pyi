@@ -134,15 +134,20 @@ def attention(
     out: Any | None = None,
     **options: Unpack[Options],
 ) -> Any: ...
-def plain_attention(
-    query: _Array,
+def torch_attention(
+    query: Any, key: Any, value: Any, options: Any, return_weights: bool, return_lse: bool, out: Any | None, /
+) -> Any: ...
+def torch_attention_backward(
+    grad_out: Any,
+    query: Any,
     key: Any,
     value: Any,
-    *,
-    return_weights: bool = False,
-    return_lse: bool = False,
-    out: Any | None = None,
-    **options: Unpack[Options],
+    out: Any,
+    lse: Any,
+    options: Any,
+    gradients: Any | None,
+    bias_gradient: bool,
+    /,
 ) -> Any: ...
 def attention_backward(
     grad_out: Any,

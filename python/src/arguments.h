@@ -59,6 +59,14 @@ class Signature {
 class Arguments {
  public:
   Arguments(const Signature& signature, PyObject* const* values, Py_ssize_t positional, PyObject* keywords);
+  // None yet, for a caller that records gradients itself and sets them one by one.
+  explicit Arguments(const Signature& signature) : signature_(signature), is_recorded_(true) {}
+
+  void set_leading(std::size_t index, PyObject* value) { values_[index] = value; }
+  void set_option(Option option, PyObject* value) {
+    values_[signature_.leading_ + static_cast<std::size_t>(option)] = value;
+  }
+  void set_own(std::size_t index, PyObject* value) { values_[signature_.own_ + index] = value; }
 
   const char* function() const { return signature_.function(); }
   Argument leading(std::size_t index) const { return at(index); }
@@ -72,12 +80,13 @@ class Arguments {
   static constexpr std::size_t capacity = 32;
 
   Argument at(std::size_t index) const {
-    return {signature_.function_, signature_.parameters_[index].name, values_[index], &stream_};
+    return {signature_.function_, signature_.parameters_[index].name, values_[index], &stream_, is_recorded_};
   }
 
   const Signature& signature_;
   std::array<PyObject*, capacity> values_{};
   mutable CallStream stream_;  // known when the first array on a GPU has been read
+  bool is_recorded_ = false;   // see Argument
 };
 
 // Not given, or given as None.

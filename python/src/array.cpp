@@ -104,7 +104,7 @@ void Array::read_dlpack() {
   if (exchange_ == nullptr && !nb::hasattr(object, "__dlpack__")) {
     refuse<TypeMismatch>(argument_, "must be an array (NumPy, or any with DLPack), found ", class_name(object));
   }
-  owner_ = without_gradient(argument_);
+  owner_ = readable(argument_);
   try {
     if (exchange_ != nullptr && exchange_->tensor_from_object != nullptr) {
       dlpack::Tensor tensor{};

@@ -17,6 +17,7 @@ struct Argument {
   const char* name;
   nb::handle object;
   CallStream* stream = nullptr;  // of the call that the argument belongs to
+  bool is_recorded = false;      // the caller records gradients itself: an array that requires them is read as it is
 };
 
 // "attention: query " and what is wrong with it.

@@ -88,22 +88,33 @@ bool is_set(const nb::object& answer) {
   return answer.is(Py_True);
 }
 
-// torch may store a tensor negated, and says so by a flag that DLPack does not carry.
-void refuse_negated(const Argument& argument) {
+bool is_negated(const nb::object& object) {
   static const nb::object& is_neg = *new nb::object(checked(PyUnicode_InternFromString("is_neg")));
-  if (is_set(nb::steal(PyObject_CallMethodObjArgs(argument.object.ptr(), is_neg.ptr(), nullptr)))) {
-    refuse<InvalidArgument>(argument, "is stored negated: pass ", argument.name, ".resolve_neg()");
-  }
+  return is_set(nb::steal(PyObject_CallMethodObjArgs(object.ptr(), is_neg.ptr(), nullptr)));
+}
+
+bool requires_gradient(const nb::object& object) {
+  static const nb::object& requires_grad = *new nb::object(checked(PyUnicode_InternFromString("requires_grad")));
+  return is_set(nb::steal(PyObject_GetAttr(object.ptr(), requires_grad.ptr())));
 }
 
 }  // namespace
 
-nb::object without_gradient(const Argument& argument) {
-  refuse_negated(argument);
-  static const nb::object& requires_grad = *new nb::object(checked(PyUnicode_InternFromString("requires_grad")));
+nb::object readable(const Argument& argument) {
   nb::object object = nb::borrow(argument.object);
-  if (!is_set(nb::steal(PyObject_GetAttr(object.ptr(), requires_grad.ptr())))) {
+  if (is_negated(object)) {
+    if (!argument.is_recorded) {
+      refuse<InvalidArgument>(argument, "is stored negated: pass ", argument.name, ".resolve_neg()");
+    }
+    object = object.attr("detach")().attr("resolve_neg")();
+  }
+  if (!requires_gradient(object)) {
     return object;
+  }
+  if (argument.is_recorded) {
+    const dlpack::ExchangeApi* exchange = exchange_api(object.type());
+    const bool is_borrowed = exchange != nullptr && exchange->tensor_from_object != nullptr;
+    return is_borrowed ? object : nb::object(object.attr("detach")());
   }
   const nb::object torch = loaded_module("torch");
   if (torch.is_none() || nb::cast<bool>(torch.attr("is_grad_enabled")())) {

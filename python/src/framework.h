@@ -18,8 +18,9 @@ std::string root_module(nb::handle type);
 nb::object loaded_module(const std::string& name);
 
 // The argument itself; or, where it would record gradients but recording is off, the same memory without. An error
-// where recording is on: what happens here would not be recorded.
-nb::object without_gradient(const Argument& argument);
+// where recording is on, as what happens here would not be recorded, and for a tensor that is stored negated, which
+// DLPack does not tell. A caller that records gradients itself gets what can be read instead of these errors.
+nb::object readable(const Argument& argument);
 
 // Where object.__dlpack_device__ says that it is; none where it says nothing.
 std::optional<dlpack::Device> dlpack_device(nb::handle object);

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "arguments.h"
+#include "calls.h"
 #include "docstrings.h"
 #include "method.h"
 #include "options.h"
@@ -71,10 +71,17 @@ void require_engine(const char* operation, ConstTensorView query, ConstTensorVie
 
 // query, key, value and the packed sequences' bounds, as they come among the arguments.
 struct Inputs {
+  // query and key are the arguments from `first` on.
   Inputs(const Arguments& arguments, std::size_t first)
       : layout(read_layout(arguments)), query(arguments.leading(first)), key(arguments.leading(first + 1)) {}
+  // The same, then value, and the bounds from `bounds` on where there are any.
+  Inputs(const Arguments& arguments, std::size_t first, std::optional<std::size_t> bounds) : Inputs(arguments, first) {
+    value.emplace(arguments.leading(first + 2));
+    if (bounds) {
+      read_bounds(arguments, *bounds);
+    }
+  }
 
-  void read_value(const Argument& argument) { value.emplace(argument); }
   void read_bounds(const Arguments& arguments, std::size_t first) {
     if (layout != Layout::bhsd) {
       refuse<InvalidArgument>(arguments.option(Option::layout),
@@ -110,18 +117,17 @@ struct Inputs {
 
 // ---- Forward ----
 
-nb::object results(Output& out, std::optional<Output>& weights, std::optional<Output>& lse) {
-  if (!weights && !lse) {
-    return out.finish();
+nb::object as_asked_for(const Results& found) {
+  if (!found.weights.is_valid() && !found.lse.is_valid()) {
+    return found.out;
   }
-  if (weights && lse) {
-    return nb::make_tuple(out.finish(), weights->finish(), lse->finish());
+  if (found.weights.is_valid() && found.lse.is_valid()) {
+    return nb::make_tuple(found.out, found.weights, found.lse);
   }
-  return nb::make_tuple(out.finish(), (weights ? weights : lse)->finish());
+  return nb::make_tuple(found.out, found.weights.is_valid() ? found.weights : found.lse);
 }
 
-// The function's own keywords: return_weights, return_lse, out.
-nb::object forward(const Arguments& arguments, const Inputs& inputs) {
+Results forward(const Arguments& arguments, const Inputs& inputs) {
   const char* operation = arguments.function();
   const Argument return_weights = arguments.own(0), return_lse = arguments.own(1), given_out = arguments.own(2);
   const ConstTensorView query = inputs.query_view(), key = inputs.key_view(), value = inputs.value_view();
@@ -158,34 +164,13 @@ nb::object forward(const Arguments& arguments, const Inputs& inputs) {
       attention(query, key, value, inputs.ordered(out->view()), options.values, outputs);
     }
   }
-  return results(*out, weights, lse);
+  const auto finished = [](std::optional<Output>& output) { return output ? output->finish() : nb::object(); };
+  return {finished(out), finished(weights), finished(lse)};
 }
 
-nb::object call_attention(const Arguments& arguments) {
-  Inputs inputs(arguments, 0);
-  inputs.read_value(arguments.leading(2));
-  return forward(arguments, inputs);
-}
-
-// attention for inputs that need no second look: None where the axes before (length, width) differ between query, key
-// and value, or where query is strided, as the result may then have to be.
-nb::object call_plain(const Arguments& arguments) {
-  Inputs inputs(arguments, 0);
-  inputs.read_value(arguments.leading(2));
-  const Dims query = inputs.query_view().sizes(), key = inputs.key_view().sizes(), value = inputs.value_view().sizes();
-  bool plain = query.size() >= 2 && key.size() == query.size() && value.size() == query.size() &&
-               inputs.query_view().is_contiguous();
-  for (int axis = 0; plain && axis < query.size() - 2; ++axis) {
-    plain = query[axis] == key[axis] && query[axis] == value[axis];
-  }
-  return plain ? forward(arguments, inputs) : nb::none();
-}
-
-nb::object call_varlen(const Arguments& arguments) {
-  Inputs inputs(arguments, 0);
-  inputs.read_value(arguments.leading(2));
-  inputs.read_bounds(arguments, 3);
-  return forward(arguments, inputs);
+template <bool packed>
+nb::object call_forward(const Arguments& arguments) {
+  return as_asked_for(python::forward(arguments, packed));
 }
 
 // ---- Backward ----
@@ -237,15 +222,13 @@ struct GradientOutputs {
     };
     return {.dq = ordered(query), .dk = ordered(key), .dv = ordered(value), .dbias = view(bias), .dsinks = view(sinks)};
   }
-  nb::object finish() {
+  nb::tuple finish() {
     const auto object = [](std::optional<Output>& output) { return output ? output->finish() : nb::none(); };
-    static const nb::object& gradients = *new nb::object(nb::module_::import_("headway._results").attr("Gradients"));
-    return gradients(object(query), object(key), object(value), object(bias), object(sinks));
+    return nb::make_tuple(object(query), object(key), object(value), object(bias), object(sinks));
   }
 };
 
-// The leading arguments: grad_out, query, key, value, out, lse; the function's own keywords: gradients, bias_gradient.
-nb::object backward(const Arguments& arguments, const Inputs& inputs) {
+nb::tuple backward(const Arguments& arguments, const Inputs& inputs) {
   const char* operation = arguments.function();
   const Array grad_out(arguments.leading(0)), out(arguments.leading(4)), lse(arguments.leading(5));
   const ConstTensorView query = inputs.query_view(), key = inputs.key_view(), value = inputs.value_view();
@@ -280,17 +263,10 @@ nb::object backward(const Arguments& arguments, const Inputs& inputs) {
   return outputs.finish();
 }
 
+template <bool packed>
 nb::object call_backward(const Arguments& arguments) {
-  Inputs inputs(arguments, 1);
-  inputs.read_value(arguments.leading(3));
-  return backward(arguments, inputs);
-}
-
-nb::object call_varlen_backward(const Arguments& arguments) {
-  Inputs inputs(arguments, 1);
-  inputs.read_value(arguments.leading(3));
-  inputs.read_bounds(arguments, 6);
-  return backward(arguments, inputs);
+  static const nb::object& gradients = *new nb::object(nb::module_::import_("headway._results").attr("Gradients"));
+  return gradients(*python::backward(arguments, packed));
 }
 
 // ---- Scores and plans ----
@@ -318,8 +294,7 @@ nb::object call_scores(const Arguments& arguments) {
 }
 
 nb::object call_explain(const Arguments& arguments) {
-  Inputs inputs(arguments, 0);
-  inputs.read_value(arguments.leading(2));
+  const Inputs inputs(arguments, 0, std::nullopt);
   const Options options(arguments);
   const ExplainRequest request{
       .lse = is_true(arguments.own(1)), .weights = is_true(arguments.own(0)), .backward = is_true(arguments.own(3))};
@@ -338,27 +313,43 @@ std::vector<std::string> engine_names() {
 
 }  // namespace
 
-void add_functions(nb::module_& module) {
-  using Parameters = std::vector<Parameter>;
-  const Parameters inputs = {{"query"}, {"key"}, {"value"}};
-  const Parameters packed = {{"query"}, {"key"}, {"value"}, {"cu_seqlens_q"}, {"cu_seqlens_k"}};
-  const Parameters backward = {{"grad_out"}, {"query"}, {"key"}, {"value"}, {"out"}, {"lse"}};
-  Parameters packed_backward = backward;
-  packed_backward.insert(packed_backward.end(), {{"cu_seqlens_q"}, {"cu_seqlens_k"}});
-  const Parameters outputs = {{"return_weights", "False"}, {"return_lse", "False"}, {"out"}};
-  Parameters explained = outputs;
-  explained.push_back({"backward", "False"});
+Signature forward_signature(bool packed) {
+  std::vector<Parameter> leading = {{"query"}, {"key"}, {"value"}};
+  if (packed) {
+    leading.insert(leading.end(), {{"cu_seqlens_q"}, {"cu_seqlens_k"}});
+  }
+  return {packed ? "attention_varlen" : "attention",
+          leading,
+          {{"return_weights", "False"}, {"return_lse", "False"}, {"out"}}};
+}
 
-  add_method<call_attention>(module, {"attention", inputs, outputs}, docs::attention);
-  add_method<call_plain>(module, {"plain_attention", inputs, outputs}, "For the drop-ins.");
-  const Parameters gradients = {{"gradients"}, {"bias_gradient", "True"}};
-  add_method<call_backward>(module, {"attention_backward", backward, gradients}, docs::attention_backward);
+Results forward(const Arguments& arguments, bool packed) {
+  return forward(arguments, Inputs(arguments, 0, packed ? std::optional<std::size_t>(3) : std::nullopt));
+}
+
+Signature backward_signature(bool packed) {
+  std::vector<Parameter> leading = {{"grad_out"}, {"query"}, {"key"}, {"value"}, {"out"}, {"lse"}};
+  if (packed) {
+    leading.insert(leading.end(), {{"cu_seqlens_q"}, {"cu_seqlens_k"}});
+  }
+  return {
+      packed ? "attention_varlen_backward" : "attention_backward", leading, {{"gradients"}, {"bias_gradient", "True"}}};
+}
+
+nb::tuple backward(const Arguments& arguments, bool packed) {
+  return backward(arguments, Inputs(arguments, 1, packed ? std::optional<std::size_t>(6) : std::nullopt));
+}
+
+void add_functions(nb::module_& module) {
+  add_method<call_forward<false>>(module, forward_signature(false), docs::attention);
+  add_method<call_backward<false>>(module, backward_signature(false), docs::attention_backward);
   add_method<call_scores>(module, {"attention_scores", {{"query"}, {"key"}}, {{"stage", "'weights'"}, {"out"}}},
                           docs::attention_scores);
-  add_method<call_varlen>(module, {"attention_varlen", packed, outputs}, docs::attention_varlen);
-  add_method<call_varlen_backward>(module, {"attention_varlen_backward", packed_backward, gradients},
-                                   docs::attention_varlen_backward);
-  add_method<call_explain>(module, {"explain", inputs, explained}, docs::explain);
+  add_method<call_forward<true>>(module, forward_signature(true), docs::attention_varlen);
+  add_method<call_backward<true>>(module, backward_signature(true), docs::attention_varlen_backward);
+  const std::vector<Parameter> explained = {
+      {"return_weights", "False"}, {"return_lse", "False"}, {"out"}, {"backward", "False"}};
+  add_method<call_explain>(module, {"explain", {{"query"}, {"key"}, {"value"}}, explained}, docs::explain);
   module.def("engines", &engine_names);
 }
 

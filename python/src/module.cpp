@@ -18,6 +18,7 @@ NB_MODULE(_headway, module) {
   remember_main_thread();
   add_plan(module);
   add_functions(module);
+  add_torch_calls(module);
   add_analysis(module);
   add_threads(module);
   add_trace(module);

@@ -113,7 +113,7 @@ nb::object as_array(const Argument& argument) {
 }
 
 void open(const Argument& argument, nb::handle object, std::optional<Array>& array) {
-  array.emplace(Argument{argument.operation, argument.name, object, argument.stream});
+  array.emplace(Argument{argument.operation, argument.name, object, argument.stream, argument.is_recorded});
 }
 
 ConstTensorView read_mask(const Argument& argument, std::optional<Array>& array) {

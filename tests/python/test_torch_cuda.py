@@ -353,3 +353,39 @@ def test_tensors_on_two_devices():
         ht.attention(there, here, here)
     with pytest.raises(ValueError, match="attention: mask is on cpu, query is on cuda:0"):
         ht.attention(there, there, there, mask=torch.ones(3, 3).bool())
+
+
+# ---- Torch's own functions ----
+
+
+@pytest.mark.skipif(not hasattr(nn.attention, "register_flash_attention_impl"), reason="this torch has no registry")
+def test_torchs_own_functions_run_on_headway_while_it_is_active(monkeypatch):
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention.varlen import varlen_attn
+
+    from headway.torch import route
+
+    asked = []
+    real = route._headway.torch_attention
+    monkeypatch.setattr(route._headway, "torch_attention", lambda *args: asked.append(1) or real(*args))
+    q, k, v = (draw(2, 4, 96, 64, dtype=torch.bfloat16) for _ in range(3))
+    rows = [x.detach().transpose(1, 2).flatten(0, 1).requires_grad_() for x in (q, k, v)]
+    starts = torch.tensor([0, 96, 192], device="cuda", dtype=torch.int32)
+
+    def results():
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        packed = varlen_attn(*rows, starts, starts, 96, 96)
+        return (out, *gradients(out, (q, k, v)), packed, *gradients(packed, rows))
+
+    expected = results()
+    ht.activate()
+    try:
+        found = results()
+    finally:
+        ht.deactivate()
+    assert len(asked) == 2
+    for one, other in zip(found, expected, strict=True):
+        close(one, other)
+    results()
+    assert len(asked) == 2

@@ -7,6 +7,8 @@ register_with_transformers          attn_implementation="headway" for Hugging Fa
 MultiHeadAttention                  the tutorials' module, with nn.Linear W_q, W_k, W_v, W_o
 record                              what every attention layer of a model attends to, while it runs
 attention, attention_varlen         headway.attention and headway.attention_varlen with gradients
+activate, deactivate                torch's own scaled_dot_product_attention and varlen_attn, computed by Headway
+flash_attn_func                     flash_attn.flash_attn_func, and flash_attn_varlen_func
 
 >>> import torch, headway.torch
 >>> x = torch.randn(2, 8, 128, 64, requires_grad=True)
@@ -24,11 +26,13 @@ try:
 except ImportError as error:
     raise ImportError("headway.torch needs PyTorch: pip install torch") from error
 
+from headway.torch.flash import flash_attn_func, flash_attn_varlen_func
 from headway.torch.functional import attention, attention_varlen
 from headway.torch.hugging_face import register_with_transformers
 from headway.torch.layer import MultiHeadAttention
 from headway.torch.multihead import MultiheadAttention
 from headway.torch.recording import Recording, record
+from headway.torch.route import activate, deactivate
 from headway.torch.sdpa import scaled_dot_product_attention
 from headway.torch.swap import replace_attention, restore_attention
 
@@ -39,8 +43,12 @@ __all__ = [
     "MultiHeadAttention",
     "MultiheadAttention",
     "Recording",
+    "activate",
     "attention",
     "attention_varlen",
+    "deactivate",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
     "record",
     "register_with_transformers",
     "replace_attention",

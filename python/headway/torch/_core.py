@@ -10,6 +10,8 @@ from torch import Tensor
 from headway import _headway
 from headway.torch._parts import empty_like_parts
 
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
 # The type of out decides the type of lse.
 _LSE_TYPE = {torch.float64: torch.float64}
 
@@ -24,7 +26,10 @@ TENSORS = 9  # how many of Options' fields are tensors: its first ones
 
 
 class Options(NamedTuple):
-    """Attention's options as the operators take them: flat, in the schema's order, the tensors first."""
+    """Attention's options as the operators take them: flat, in the schema's order, the tensors first.
+
+    The compiled part reads them in this order too (python/src/torch_calls.cpp).
+    """
 
     bias: Tensor | None = None
     sinks: Tensor | None = None
@@ -90,21 +95,26 @@ def empty_in_order(like: Tensor, width: int) -> Tensor | None:
     """
     if like.dim() != 4:
         return None
-    stride = like.stride()
-    if stride[0] >= stride[1] >= stride[2]:
+    first, second, third, _ = like.stride()
+    if first >= second >= third:
         return None
-    sizes = (*like.shape[:-1], width)
-    # Axes of one element lie anywhere; expanded ones have no place of their own. Both keep theirs.
-    axes = [axis for axis in range(3) if sizes[axis] > 1 and stride[axis] > 0]
-    by_stride = iter(sorted(axes, key=lambda axis: -stride[axis]))
-    order = [next(by_stride) if axis in axes else axis for axis in range(3)]
-    if order == [0, 1, 2]:
-        return None
-    steps, step = [0, 0, 0, 1], width
-    for axis in reversed(order):
-        steps[axis] = step
-        step = step * max(sizes[axis], 1)
-    return like.new_empty_strided(sizes, steps)  # not a permuted tensor: forward mode takes no views
+    batch, heads, length, _ = sizes = like.shape
+    if third > second > 0 and heads > 1 and length > 1 and (batch == 1 or first >= third):  # (B, S, H, D)
+        steps = [length * heads * width, width, heads * width, 1]
+    else:
+        # Axes of one element lie anywhere; expanded ones have no place of their own. Both keep theirs.
+        stride = (first, second, third)
+        axes = [axis for axis in range(3) if sizes[axis] > 1 and stride[axis] > 0]
+        by_stride = iter(sorted(axes, key=lambda axis: -stride[axis]))
+        order = [next(by_stride) if axis in axes else axis for axis in range(3)]
+        if order == [0, 1, 2]:
+            return None
+        steps, step = [0, 0, 0, 1], width
+        for axis in reversed(order):
+            steps[axis] = step
+            step = step * max(sizes[axis], 1)
+    # Not a permuted tensor: forward mode takes no views.
+    return like.new_empty_strided((batch, heads, length, width), steps)
 
 
 def out_like(query: Tensor, value: Tensor) -> Tensor | None:
@@ -113,30 +123,22 @@ def out_like(query: Tensor, value: Tensor) -> Tensor | None:
 
 
 def forward(
-    query: Tensor, key: Tensor, value: Tensor, options: Options, return_weights: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Out, lse, and the weights if asked for."""
-    # A tensor may be stored negated, which DLPack does not tell.
-    query, key, value = query.resolve_neg(), key.resolve_neg(), value.resolve_neg()
-    keywords = options.keywords()
-    if options.packed:
-        out, lse = _headway.attention_varlen(
-            query, key, value, options.cu_seqlens_q, options.cu_seqlens_k, return_lse=True, **keywords
-        )
-        return out, lse, None
-    place = out_like(query, value)
-    if return_weights:
-        out, weights, lse = _headway.attention(
-            query, key, value, return_weights=True, return_lse=True, out=place, **keywords
-        )
-        return out, lse, weights
-    out, lse = _headway.attention(query, key, value, return_lse=True, out=place, **keywords)
-    return out, lse, None
+    query: Tensor, key: Tensor, value: Tensor, options: Options, return_weights: bool, return_lse: bool = True
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Out, and lse and the weights if asked for. Nothing is recorded here."""
+    place = None
+    if not query.is_contiguous() and options.cu_seqlens_q is None:
+        place = out_like(query, value)
+    found: tuple[Tensor, Tensor | None, Tensor | None] = _headway.torch_attention(
+        query, key, value, options, return_weights, return_lse, place
+    )
+    return found
 
 
 def _gradient_places(query: Tensor, key: Tensor, value: Tensor, may_share: bool) -> list[Tensor | None]:
     """Where to write the gradients: as their tensors lie, so that what split them joins them again without a copy."""
-    if may_share:
+    step = key.shape[1] * key.shape[-1] * key.element_size() if may_share and key.dim() == 4 else 0
+    if step > 0 and value.data_ptr() - key.data_ptr() == step:  # not the rule, and quick to see
         all_three = empty_like_parts((query, key, value))
         if all_three is not None:
             return [*all_three]
@@ -157,30 +159,41 @@ def backward(
     options: Options,
     may_share: bool = False,
     bias_gradient: bool = True,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+) -> Gradients:
     """The gradients of query, key, value, bias and sinks; None for those that are not given or not wanted.
 
     may_share lets gradients lie side by side in one buffer, as query, key and value do where one product made them.
     """
-    width = value.shape[-1]
-    grad_out, query, key, value = (x.resolve_neg() for x in (grad_out, query, key, value))
     if grad_lse is not None:
-        # Backward subtracts rowsum(grad_out * out) from the gradient of every score of a row, and the gradient of lse
-        # is added there: one more column, grad_lse times -1, over values of 0.
-        if options.packed:
-            grad_lse = grad_lse.transpose(0, 1)
-        grad_out = torch.cat([grad_out, grad_lse.unsqueeze(-1).to(grad_out.dtype)], dim=-1)
-        out = torch.cat([out, out.new_full((*out.shape[:-1], 1), -1.0)], dim=-1)
-        value = torch.cat([value, value.new_zeros(*value.shape[:-1], 1)], dim=-1)
-    keywords = {**options.keywords(), "bias_gradient": bias_gradient}
+        return _backward_of_lse(grad_out, grad_lse, query, key, value, out, lse, options, bias_gradient)
+    places = None
+    if not ((query.is_contiguous() and key.is_contiguous() and value.is_contiguous()) or options.packed):
+        places = _gradient_places(query, key, value, may_share)
+    found: Gradients = _headway.torch_attention_backward(
+        grad_out, query, key, value, out, lse, options, places, bias_gradient
+    )
+    return found
+
+
+def _backward_of_lse(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    options: Options,
+    bias_gradient: bool,
+) -> Gradients:
+    # Backward subtracts rowsum(grad_out * out) from the gradient of every score of a row, and the gradient of lse
+    # is added there: one more column, grad_lse times -1, over values of 0.
     if options.packed:
-        grads = _headway.attention_varlen_backward(
-            grad_out, query, key, value, out, lse, options.cu_seqlens_q, options.cu_seqlens_k, **keywords
-        )
-    else:
-        contiguous = query.is_contiguous() and key.is_contiguous() and value.is_contiguous()
-        if grad_lse is None and not contiguous:
-            keywords["gradients"] = _gradient_places(query, key, value, may_share)
-        grads = _headway.attention_backward(grad_out, query, key, value, out, lse, **keywords)
-    grad_value = grads.value if grad_lse is None else grads.value[..., :width].contiguous()
-    return grads.query, grads.key, grad_value, grads.bias, grads.sinks
+        grad_lse = grad_lse.transpose(0, 1)
+    grad_out = torch.cat([grad_out, grad_lse.unsqueeze(-1).to(grad_out.dtype)], dim=-1)
+    out = torch.cat([out, out.new_full((*out.shape[:-1], 1), -1.0)], dim=-1)
+    wider = torch.cat([value, value.new_zeros(*value.shape[:-1], 1)], dim=-1)
+    d_query, d_key, d_wider, d_bias, d_sinks = _headway.torch_attention_backward(
+        grad_out, query, key, wider, out, lse, options, None, bias_gradient
+    )
+    return d_query, d_key, d_wider[..., :-1].contiguous(), d_bias, d_sinks

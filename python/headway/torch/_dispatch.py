@@ -7,17 +7,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from headway.torch import _core, _forward_mode, _ops
-from headway.torch._core import TENSORS, Options
+from headway.torch import _core, _ops
+from headway.torch._core import NO_OPTIONS, TENSORS, Options
 
-Results = tuple[Tensor, Tensor, Tensor | None]
+Results = tuple[Tensor, Tensor | None, Tensor | None]
 
-_NO_TENSORS = (None,) * TENSORS
 # Subclasses (fake tensors, distributed ones, ...) give torch's functions a meaning of their own: the operators heed it.
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 is_compiling = torch.compiler.is_compiling
+is_grad_enabled = torch.is_grad_enabled
 transforms_active = torch._C._are_functorch_transforms_active
 modes_active = torch._C._len_torch_dispatch_stack
 tracing_state = torch._C._get_tracing_state
@@ -41,60 +42,102 @@ class _Attention(torch.autograd.Function):
         sinks: Tensor | None,
         options: Options,
         return_weights: bool,
-    ) -> Results:
-        out, lse, weights = _core.forward(query.detach(), key.detach(), value.detach(), options, return_weights)
+        only_out: bool,
+    ) -> Any:
+        out, lse, weights = _core.forward(query, key, value, options, return_weights)
         ctx.set_materialize_grads(False)
-        # Tensors go where torch sees when one is changed in place before backward.
-        tensors = options[:TENSORS] if options[:TENSORS] != _NO_TENSORS else ()
-        ctx.options = options[TENSORS:]
-        ctx.save_for_backward(query, key, value, out, lse, weights, *tensors)
-        return out, lse, weights
+        tensors = options[:TENSORS]
+        for x in tensors:
+            if x is not None:
+                # Tensors go where torch sees when one is changed in place before backward.
+                ctx.options = options[TENSORS:]
+                ctx.save_for_backward(query, key, value, out, lse, weights, *tensors)
+                break
+        else:
+            ctx.options = options
+            ctx.save_for_backward(query, key, value, out, lse, weights)
+        return out if only_out else (out, lse, weights)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None = None, grad_weights: Tensor | None = None
+    ) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        options = Options(*(saved[6:] or _NO_TENSORS), *ctx.options)
+        needed = ctx.needs_input_grad
+        options = ctx.options if len(saved) == 6 else Options(*saved[6:], *ctx.options)
         # Recorded where a second derivative is asked for.
-        eager = not torch.is_grad_enabled() and not is_watched() and all(x is None or type(x) in _PLAIN for x in grads)
-        return _ops.input_gradients(grads, saved[:6], options, ctx.needs_input_grad, eager)
+        if not is_grad_enabled() and type(grad_out) in _PLAIN and grad_lse is None and grad_weights is None:
+            if not is_watched():
+                query, key, value, out, lse = saved[:5]
+                found = _core.backward(grad_out, None, query, key, value, out, lse, options, True, needed[3])
+                return (*found, None, None, None)
+        grads = (grad_out, grad_lse, grad_weights)
+        eager = not is_grad_enabled() and not is_watched() and all(x is None or type(x) in _PLAIN for x in grads)
+        return _ops.input_gradients(grads, saved[:6], options, needed, eager)
+
+
+# Without Function.apply's Python, which is for torch.func: nothing of it comes here.
+_record = super(torch.autograd.Function, _Attention).apply
 
 
 def is_watched() -> bool:
     """Whether something else than eager torch runs the call: a compiler, a tracer, torch.func, a dispatch mode."""
-    if is_compiling() or transforms_active() or modes_active() != 0 or tracing_state() is not None:
-        return True
-    return _forward_mode.on()
+    return (
+        is_compiling()
+        or transforms_active()
+        or modes_active() != 0
+        or tracing_state() is not None
+        or forward_ad._current_level >= 0
+    )
 
 
 def is_plain(query: Tensor, key: Tensor, value: Tensor, options: Options) -> bool:
     """Whether eager torch runs a call of tensors that are no more than that."""
     if type(query) not in _PLAIN or type(key) not in _PLAIN or type(value) not in _PLAIN or query.is_meta:
         return False
-    return not is_watched() and all(x is None or type(x) in _PLAIN for x in options[:TENSORS])
+    if options is not NO_OPTIONS:
+        for x in options[:TENSORS]:
+            if x is not None and type(x) not in _PLAIN:
+                return False
+    return not is_watched()
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, options: Options, return_weights: bool = False) -> Results:
-    """(out, lse, weights if asked for) of attention under autograd, autocast and everything that may watch a call."""
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    options: Options,
+    return_weights: bool = False,
+    return_lse: bool = False,
+) -> Results:
+    """(out, lse, weights) of attention under autograd, autocast and everything that may watch a call.
+
+    What is not asked for may be None.
+    """
     if autocast_active():
         query, key, value, options = autocast(query, key, value, options)
-    for take in recorders:
-        take(query, key, options)
+    if recorders:
+        for take in recorders:
+            take(query, key, options)
     alibi = options.alibi_slopes
-    if alibi is not None and alibi.requires_grad and torch.is_grad_enabled():
+    if alibi is not None and alibi.requires_grad and is_grad_enabled():
         raise ValueError("attention: alibi_slopes requires grad, and has no gradient: pass what is learnt as bias")
     if not is_plain(query, key, value, options):
         results: Results = _ops.run_attention(query, key, value, *options, return_weights)
         return results
-    bias, sinks = options.bias, options.sinks
-    if torch.is_grad_enabled() and (
-        query.requires_grad
-        or key.requires_grad
-        or value.requires_grad
-        or (bias is not None and bias.requires_grad)
-        or (sinks is not None and sinks.requires_grad)
-    ):
-        return _Attention.apply(query, key, value, bias, sinks, options, return_weights)  # type: ignore[no-any-return, no-untyped-call]
-    return _core.forward(query, key, value, options, return_weights)
+    if is_grad_enabled():
+        bias, sinks = options.bias, options.sinks
+        if (
+            query.requires_grad
+            or key.requires_grad
+            or value.requires_grad
+            or (bias is not None and bias.requires_grad)
+            or (sinks is not None and sinks.requires_grad)
+        ):
+            only_out = not (return_weights or return_lse)
+            found = _record(query, key, value, bias, sinks, options, return_weights, only_out)
+            return (found, None, None) if only_out else found
+    return _core.forward(query, key, value, options, return_weights, return_lse)
 
 
 def autocast(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor, Options]:

@@ -21,7 +21,7 @@ def attend_for_mean(query: Tensor, key: Tensor, value: Tensor, options: Options)
         out, _, weights = attend(query, key, value, options, True)
         assert weights is not None
         return out, weights.mean(dim=1)
-    out, lse, _ = attend(query, key, value, options)
+    out, lse, _ = attend(query, key, value, options, return_lse=True)
     mean: Tensor = _MeanWeights.apply(query, key, options.bias, options.sinks, lse.detach(), options)  # type: ignore[no-untyped-call]
     return out, mean
 
@@ -41,7 +41,7 @@ class _MeanWeights(torch.autograd.Function):
     def backward(ctx: Any, grad_mean: Tensor) -> tuple[Tensor | None, ...]:
         query, key, *tensors = ctx.saved_tensors
         options = Options(*tensors, *ctx.options)
-        _, lse, weights = attend(query, key, key[..., :0], options, True)
+        _, lse, weights = attend(query, key, key[..., :0], options, True, True)
         assert weights is not None
         grad_weights = (grad_mean / query.shape[1]).unsqueeze(1).expand_as(weights)
         share = sink_share(lse, options.sinks)

@@ -91,7 +91,6 @@ def input_gradients(
         if grad_out is None:
             grad_out = out.new_zeros(()).expand_as(out)
         if eager:
-            query, key, value, out, lse = (x.detach() for x in saved[:5])
             found = list(_core.backward(grad_out, grad_lse, query, key, value, out, lse, options, True, needed[3]))
         elif _forward_mode.on() and _in_torch.covers(options):
             found = list(_in_torch.gradients(grad_out, grad_lse, query, key, value, options))

@@ -128,7 +128,7 @@ def attention_varlen(
     if _has_heads_third("attention_varlen", layout):
         raise ValueError("attention_varlen: layout is 'bshd', expected none: packed sequences are (total, H, D)")
     options = options._replace(cu_seqlens_q=_integers(cu_seqlens_q), cu_seqlens_k=_integers(cu_seqlens_k))
-    return _results(attend(query, key, value, options), False, return_lse)
+    return _results(attend(query, key, value, options, False, return_lse), False, return_lse)
 
 
 def refuse_keywords(function: str, signature: Any, unknown: dict[str, Any]) -> None:
@@ -262,7 +262,7 @@ def _attend(
 ) -> Any:
     if out is not None:
         return _write_to(out, query, key, value, options, return_weights, return_lse)
-    return _results(attend(query, key, value, options, return_weights), return_weights, return_lse)
+    return _results(attend(query, key, value, options, return_weights, return_lse), return_weights, return_lse)
 
 
 def _write_to(

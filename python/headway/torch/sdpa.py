@@ -7,22 +7,10 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from headway import _headway
 from headway.functions import renamed
-from headway.torch._core import Options
-from headway.torch._dispatch import (
-    attend,
-    autocast_active,
-    is_compiling,
-    modes_active,
-    recorders,
-    tracing_state,
-    transforms_active,
-)
-from headway.torch._forward_mode import on as forward_mode_on
-from headway.torch.functional import Causal, draw_seed, refuse_keywords, require_number, require_tensors
-
-is_grad_enabled = torch.is_grad_enabled
+from headway.torch._core import NO_OPTIONS, Options
+from headway.torch._dispatch import attend
+from headway.torch.functional import draw_seed, refuse_keywords, require_number, require_tensors
 
 _NAME = "scaled_dot_product_attention"
 
@@ -59,37 +47,21 @@ def scaled_dot_product_attention(
     >>> torch.allclose(out, torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True), atol=1e-5)
     True
     """
-    # The shortest way for plain calls, which a small attention would spend most of its time on.
-    if (
-        attn_mask is None
-        and dropout_p == 0.0
-        and not is_compiling()
-        and type(query) is type(key) is type(value) is Tensor
-        and not (query.requires_grad and is_grad_enabled())
-        and not (transforms_active() or modes_active() or autocast_active() or tracing_state() or recorders or unknown)
-        and not forward_mode_on()
-        and not enable_gqa
-    ):
-        try:
-            if not is_causal and scale is None:
-                plain = _headway.plain_attention(query, key, value)
-            else:
-                causal: Causal = "top_left" if is_causal else False
-                plain = _headway.plain_attention(query, key, value, causal=causal, scale=scale)
-            if plain is not None:
-                return plain  # type: ignore[no-any-return]
-        except (ValueError, TypeError):
-            pass  # key or value requires grad, a tensor stored negated, or an error that the checks below name better
     if unknown:
         refuse_keywords(_NAME, scaled_dot_product_attention, unknown)
-    _check(query, key, value, attn_mask, dropout_p, scale)
-    call = _call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    leading = None
     try:
-        out = attend(call.query, call.key, call.value, call.options)[0]
+        options = _options(attn_mask, dropout_p, is_causal, scale)
+        if _is_direct(query.shape, key.shape, value.shape, enable_gqa):
+            out = attend(query, key, value, options)[0]
+        else:
+            call = _broadcast(query, key, value, enable_gqa, options)
+            leading = call.leading
+            out = attend(call.query, call.key, call.value, call.options)[0]
     except Exception as error:
+        _check(query, key, value, attn_mask, dropout_p)  # names what is wrong in torch's words
         raise renamed(error, _NAME, mask="attn_mask", bias="attn_mask") from None
-    sizes = (*call.leading, *out.shape[-2:])
-    return out if out.shape == sizes else out.reshape(sizes)
+    return out if leading is None else out.reshape(*leading, *out.shape[-2:])
 
 
 def seen(
@@ -103,7 +75,10 @@ def seen(
     enable_gqa: bool = False,
 ) -> tuple[Tensor, Tensor, Options]:
     """A call of torch's function as Headway would make it: query, key and options."""
-    call = _call(query, key, value, attn_mask, 0.0, is_causal, scale, enable_gqa)
+    options = _options(attn_mask, 0.0, is_causal, scale)
+    if _is_direct(query.shape, key.shape, value.shape, enable_gqa):
+        return query, key, options
+    call = _broadcast(query, key, value, enable_gqa, options)
     return call.query, call.key, call.options
 
 
@@ -115,36 +90,47 @@ class _Call(NamedTuple):
     leading: tuple[int, ...]  # the axes of the result before (Sq, Dv)
 
 
-def _call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> _Call:
-    options = Options(
+_CAUSAL = Options(causal="top_left")
+
+
+def _options(attn_mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None) -> Options:
+    if attn_mask is None and dropout_p == 0.0 and scale is None:
+        return _CAUSAL if is_causal else NO_OPTIONS
+    mask = bias = None
+    if attn_mask is not None:
+        if attn_mask.dtype is torch.bool:
+            mask = attn_mask
+        else:
+            bias = attn_mask
+    if scale is not None:
+        require_number(_NAME, "scale", scale)
+    return Options(
+        bias=bias,
+        mask=mask,
         causal="top_left" if is_causal else "none",
         scale=None if scale is None else float(scale),
         dropout=float(dropout_p),
         seed=draw_seed() if dropout_p > 0 else None,
     )
-    if query.dim() <= 4 and not enable_gqa and query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
-        return _Call(query, key, value, _with_mask(options, attn_mask), tuple(query.shape[:-2]))
-    return _broadcast(query, key, value, attn_mask, enable_gqa, options)
 
 
-def _check(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, scale: float | None
-) -> None:
+def _is_direct(query: torch.Size, key: torch.Size, value: torch.Size, enable_gqa: bool) -> bool:
+    """Whether attention takes the tensors as they are: (B, H, length, width) or fewer axes, nothing to broadcast."""
+    rank = len(query)
+    if rank != len(key) or rank != len(value):
+        return False
+    if rank == 4:
+        if not query[0] == key[0] == value[0] or key[1] != value[1]:
+            return False
+        return query[1] == key[1] or (enable_gqa and key[1] > 0 and query[1] % key[1] == 0)
+    return 2 <= rank <= 3 and not enable_gqa and query[:-2] == key[:-2] == value[:-2]
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float) -> None:
     require_tensors(_NAME, ("query", query), ("key", key), ("value", value))
     if attn_mask is not None:
         require_tensors(_NAME, ("attn_mask", attn_mask))
     require_number(_NAME, "dropout_p", dropout_p)
-    if scale is not None:
-        require_number(_NAME, "scale", scale)
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.is_nested:
             raise NotImplementedError(f"{_NAME}: {name} is nested: use headway.torch.attention_varlen")
@@ -160,10 +146,8 @@ def _check(
         raise TypeError(f"{_NAME}: attn_mask has type {attn_mask.dtype}, expected bool (True = attend) or floating")
 
 
-def _broadcast(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, enable_gqa: bool, options: Options
-) -> _Call:
-    """Attention of what has grouped heads, other leading axes than (B, H), or leading axes that differ."""
+def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, options: Options) -> _Call:
+    """Attention of what has other leading axes than (B, H), or leading axes that differ."""
     if enable_gqa:
         key, value = _same_heads(query, key, value)
     heads = _leading(query, key, value, enable_gqa)
@@ -172,13 +156,9 @@ def _broadcast(
     query, key, value = (
         _spread(x, batch, x.shape[-3:-2] if enable_gqa else heads[-1:], rank) for x in (query, key, value)
     )
-    return _Call(query, key, value, _with_mask(options, _one_batch_axis(attn_mask, batch)), (*batch, *heads[-1:]))
-
-
-def _with_mask(options: Options, attn_mask: Tensor | None) -> Options:
-    if attn_mask is None:
-        return options
-    return options._replace(mask=attn_mask) if attn_mask.dtype == torch.bool else options._replace(bias=attn_mask)
+    if len(batch) > 1:
+        options = options._replace(mask=_one_batch_axis(options.mask, batch), bias=_one_batch_axis(options.bias, batch))
+    return _Call(query, key, value, options, (*batch, *heads[-1:]))
 
 
 def _leading(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[int, ...]:
@@ -186,11 +166,18 @@ def _leading(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tup
     shapes = [tuple(x.shape[:-2]) for x in (query, key, value)]
     if enable_gqa:
         shapes = [shapes[0], *((*shape[:-1], 1) for shape in shapes[1:])]
-    try:
-        return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        found = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (("query", query), ("key", key), ("value", value)))
-        raise ValueError(f"{_NAME}: the leading axes do not broadcast: {found}") from None
+    rank = max(len(shape) for shape in shapes)
+    sizes = [1] * rank
+    for shape in shapes:
+        for axis, size in enumerate(shape, rank - len(shape)):
+            if size != 1 and sizes[axis] not in (1, size):
+                found = ", ".join(
+                    f"{name} {tuple(x.shape)}" for name, x in (("query", query), ("key", key), ("value", value))
+                )
+                raise ValueError(f"{_NAME}: the leading axes do not broadcast: {found}")
+            if size != 1:
+                sizes[axis] = size
+    return tuple(sizes)
 
 
 def _same_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,7 +206,7 @@ def _spread(x: Tensor, batch: tuple[int, ...], heads: tuple[int, ...], rank: int
 def _one_batch_axis(attn_mask: Tensor | None, batch: tuple[int, ...]) -> Tensor | None:
     """The mask with the axes that belong to batch as one, as the inputs have them."""
     extra = 0 if attn_mask is None else attn_mask.dim() - 3
-    if attn_mask is None or len(batch) < 2 or extra <= 0:
+    if attn_mask is None or extra <= 0:
         return attn_mask
     if extra > len(batch):
         raise ValueError(
