@@ -11,6 +11,7 @@ import numpy as np
 
 from headway import _headway
 from headway._results import Analysis
+from headway.convert import to_numpy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -75,6 +76,8 @@ def plot_heads(
         for spine in ax.spines.values():
             spine.set_color("#c8ccd0")
         ax.set_title(title or _title(layers, layer, n, head), fontsize=8 if columns <= 8 else 6)
+    if pyplot.get_backend().endswith("inline"):  # a notebook shows what a cell returns, and every open figure too
+        pyplot.close(figure)
     return figure
 
 
@@ -115,7 +118,7 @@ def plot_row(
     for name, given, limit in zip(("item", "head"), leading, part.shape):
         if not 0 <= given < limit:
             raise ValueError(f"plot_row: {name} is {given}, expected 0 to {int(limit) - 1}")
-    weights = _numpy(part[leading])[0]
+    weights = to_numpy(part[leading])[0]
     if ax is None:
         ax = pyplot.subplots(figsize=(8, 2.6), layout="constrained")[1]
     shown = np.arange(len(weights))
@@ -148,16 +151,9 @@ def _matplotlib(function: str) -> tuple[Any, Any]:
     return pyplot, colors
 
 
-def _numpy(array: Any) -> Any:
-    """Of any library, on any device."""
-    if hasattr(array, "detach"):
-        array = array.detach().cpu()
-    return np.asarray(array)
-
-
 def _heads_of(array: Any, own_axes: int) -> list[Any]:
     """(.., R, C) -> one (R, C) for each head."""
-    numbers = _numpy(array)
+    numbers = to_numpy(array)
     leading = numbers.ndim - own_axes
     return list(numbers.reshape(math.prod(numbers.shape[:leading]), *numbers.shape[leading:]))
 

@@ -78,8 +78,8 @@ def scaled_dot_product_attention(
                 plain = _headway.plain_attention(query, key, value, causal=causal, scale=scale)
             if plain is not None:
                 return plain  # type: ignore[no-any-return]
-        except (ValueError, TypeError):
-            pass  # key or value requires grad, a tensor stored negated, or an error that the checks below name better
+        except (ValueError, TypeError, NotImplementedError):
+            pass  # key or value requires grad, a tensor stored negated, or an error that the way below names better
     if unknown:
         refuse_keywords(_NAME, scaled_dot_product_attention, unknown)
     _check(query, key, value, attn_mask, dropout_p, scale)
@@ -190,7 +190,10 @@ def _leading(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tup
         return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
     except RuntimeError:
         found = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (("query", query), ("key", key), ("value", value)))
-        raise ValueError(f"{_NAME}: the leading axes do not broadcast: {found}") from None
+        heads = [shape[-1] if shape else 1 for shape in shapes]
+        grouped = not enable_gqa and 0 < heads[1] < heads[0] and heads[0] % heads[1] == 0
+        hint = f"; heads that share keys and values, {heads[0]} for {heads[1]}, need enable_gqa=True" if grouped else ""
+        raise ValueError(f"{_NAME}: the leading axes do not broadcast: {found}{hint}") from None
 
 
 def _same_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
