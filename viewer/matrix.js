@@ -162,7 +162,8 @@ function drawAxes(context, area, style) {
     context.save();
     context.font = font(j === key);
     context.fillStyle = j === key ? ink : soft;
-    context.translate(xOf(area, Math.min(j + 0.5, k1)), area.height + (keyWords ? 6 : 11));
+    const half = keyWords ? 0 : context.measureText(String(j)).width / 2;  // numbers end where the matrix does
+    context.translate(Math.min(xOf(area, Math.min(j + 0.5, k1)), area.x + area.width - half), area.height + (keyWords ? 6 : 11));
     if (keyWords) context.rotate(-Math.PI / 3);
     context.textAlign = keyWords ? "right" : "center";
     context.fillText(keyWords ? clipped(context, shown(keyToken(j)), 66) : String(j), 0, 0);

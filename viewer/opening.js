@@ -6,7 +6,7 @@ function focusOf(index) {
   const head = data.heads[index], received = profileOf("received", index);
   const sum = received.reduce((total, share) => total + share, 0) || 1, most = Math.log(data.keys) || 1;
   const bins = received.length, everywhere = bins > 1 ? (largest(received) / sum - 1 / bins) / (1 - 1 / bins) : 0;
-  return Math.max(0, 1 - head.entropy / most) * (1 - head.first) * (1 - everywhere) * (1 - atOneDistance(index));
+  return Math.max(0, 1 - head.entropy / most) * (1 - head.first) * (1 - everywhere) * (1 - atOneDistance(index)) ** 2;
 }
 
 // The largest share of a head's weight that lies at one distance between query and key, as finely as the map has it.

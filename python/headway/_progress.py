@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Protocol, TextIO
 
 _QUIET_TIME = 0.3  # seconds: what is over sooner shows nothing
@@ -37,17 +40,13 @@ def _in_notebook() -> bool:
 
 def _tqdm(stream: TextIO) -> Progress | None:
     """tqdm's bar, where it is installed; in a notebook its widget, where that can be drawn."""
-    try:
-        from tqdm.std import tqdm as kind
-    except ImportError:
-        return None
-    if _in_notebook():
-        try:
-            import ipywidgets  # noqa: F401
-            from tqdm.notebook import tqdm as kind
-        except ImportError:
-            pass
-    return _TqdmBar(kind, stream)
+    names = ["tqdm.std"]
+    if _in_notebook() and importlib.util.find_spec("ipywidgets") is not None:
+        names.insert(0, "tqdm.notebook")
+    for name in names:
+        with suppress(ImportError):
+            return _TqdmBar(importlib.import_module(name).tqdm, stream)
+    return None
 
 
 class _TqdmBar:

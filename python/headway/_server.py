@@ -8,7 +8,7 @@ import threading
 import weakref
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from headway._headway import LiveView
 from headway.functions import whole_number
@@ -118,11 +118,11 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "headway", ""
     timeout = 60
-    server: _Server
 
     def do_GET(self) -> None:
         """The answer is the compiled part's."""
-        status, headers, body = self.server.view.answer(self.path, self.headers.get("Host", ""), self.server.own_host)
+        server = cast(_Server, self.server)
+        status, headers, body = server.view.answer(self.path, self.headers.get("Host", ""), server.own_host)
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)

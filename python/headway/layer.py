@@ -117,15 +117,15 @@ class MultiHeadAttention:
             np.dot(inputs[1], self.W_k) + self.b_k,
             np.dot(inputs[2], self.W_v) + self.b_v,
         )
-        heads = tuple(split_heads(array, self.num_heads) for array in same_type(*projected))
+        q, k, v = (split_heads(array, self.num_heads) for array in same_type(*projected))
         options: dict[str, Any] = {"valid_lens": valid_lens, "mask": mask, "causal": causal}
         if training and self.dropout > 0:
             options.update(dropout=self.dropout, seed=int(np.random.randint(2**63, dtype=np.int64)))
         try:
-            joined, lse, *weights = attend(*heads, return_weights=return_weights, **options)
+            joined, lse, *weights = attend(q, k, v, return_weights, **options)
         except Exception as error:
             raise renamed(error, "MultiHeadAttention", query="queries", key="keys", value="values") from None
-        self._last = _Forward(inputs, heads, joined, lse, options)
+        self._last = _Forward(inputs, (q, k, v), joined, lse, options)
         out = np.dot(joined, self.W_o) + self.b_o
         return (out, *weights) if return_weights else out
 

@@ -266,7 +266,8 @@ def test_the_page_opens_on_a_head_and_a_row_with_clear_focus(open_page, tmp_path
     assert page.evaluate("[state.cursor.i, state.cursor.j, state.scale, state.pinned]") == [7, 3, "linear", False]
     assert page.inner_text("#row-keys bdi >> nth=0") == "w3"
     darkest = page.evaluate("""(() => {
-        const {canvas} = headButtons[0], image = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        const {canvas} = headButtons[0], context = canvas.getContext("2d");
+        const image = context.getImageData(0, 0, canvas.width, canvas.height);
         return Math.min(...image.data.filter((_, n) => n % 4 === 0));
     })()""")
     assert darkest > 180  # a diffuse head is pale beside the others

@@ -94,7 +94,7 @@ def attend(
         return_weights=module is not None,
     )
     if module is not None:
-        kind = "intermediates" if isinstance(module, nn.Module) else nnx.Intermediate
+        kind: Any = "intermediates" if isinstance(module, nn.Module) else nnx.Intermediate
         module.sow(kind, "attention_weights", weights.reshape(*batch, *weights.shape[1:]))
     return out.reshape(*batch, *out.shape[1:])
 
