@@ -98,3 +98,23 @@ def test_ruff_finds_nothing():
         command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", str(repository)]
         result = subprocess.run(command, capture_output=True, text=True)
         assert result.returncode == 0, result.stdout
+
+
+def test_the_frameworks_modules_are_there_when_they_are_used():
+    program = """
+import sys, headway
+assert "torch" not in sys.modules and "jax" not in sys.modules
+assert {"torch", "jax", "flax", "keras"} <= set(dir(headway))
+for name in ("torch", "jax", "flax", "keras"):
+    try:
+        __import__(name)
+    except ImportError:
+        continue
+    assert getattr(headway, name).__name__ == f"headway.{name}"
+    assert f"headway.{name}" in headway.__doc__
+try:
+    headway.tensorflow
+except AttributeError as error:
+    assert str(error) == "module 'headway' has no attribute 'tensorflow'"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

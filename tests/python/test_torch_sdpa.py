@@ -260,3 +260,29 @@ def test_results_lie_in_memory_as_the_query_does():
     assert ours(x, x, x).permute(2, 0, 1, 3).is_contiguous()
     x = torch.randn(6, 8).expand(2, 4, 6, 8)
     assert torch.equal(ours(x, x, x), ours(*3 * [x.contiguous()]))
+
+
+def test_grouped_heads_are_told_of_enable_gqa():
+    query, key = torch.randn(1, 8, 4, 16), torch.randn(1, 2, 4, 16)
+    with pytest.raises(ValueError, match="8 for 2, need enable_gqa=True"):
+        ours(query, key, key)
+    with pytest.raises(ValueError) as other:
+        ours(query, key[:, :, :, :], torch.randn(1, 3, 4, 16), enable_gqa=True)
+    assert "enable_gqa" not in str(other.value)
+
+
+def test_what_no_engine_can_run_is_refused_in_the_function_s_own_name(monkeypatch):
+    """As for tensors on a GPU in a build without CUDA."""
+    from headway import _headway
+
+    def refuse(name):
+        def call(*_, **__):
+            raise NotImplementedError(f"{name}: no engine asked for can run this (cuda: not built into this library)")
+
+        return call
+
+    for name in ("plain_attention", "attention", "torch_attention"):  # whichever of them it calls
+        monkeypatch.setattr(_headway, name, refuse("attention" if name == "torch_attention" else name), raising=False)
+    x = torch.randn(1, 2, 4, 8)
+    with pytest.raises(NotImplementedError, match="^scaled_dot_product_attention: no engine .* not built into"):
+        ours(x, x, x)

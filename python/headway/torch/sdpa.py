@@ -174,10 +174,18 @@ def _leading(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tup
                 found = ", ".join(
                     f"{name} {tuple(x.shape)}" for name, x in (("query", query), ("key", key), ("value", value))
                 )
-                raise ValueError(f"{_NAME}: the leading axes do not broadcast: {found}")
+                hint = "" if enable_gqa else _grouped_hint(query, key)
+                raise ValueError(f"{_NAME}: the leading axes do not broadcast: {found}{hint}")
             if size != 1:
                 sizes[axis] = size
     return tuple(sizes)
+
+
+def _grouped_hint(query: Tensor, key: Tensor) -> str:
+    """Where the heads look like those of grouped attention, what that needs."""
+    heads, shared = (x.shape[-3] if x.dim() > 2 else 1 for x in (query, key))
+    grouped = 0 < shared < heads and heads % shared == 0
+    return f"; heads that share keys and values, {heads} for {shared}, need enable_gqa=True" if grouped else ""
 
 
 def _same_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
