@@ -48,6 +48,51 @@ HEADWAY_NOINLINE void scores_by_tiles(const OperandRows<S>& keys, std::int64_t c
   }
 }
 
+// products [rows][NV vectors] = rows * panel for up to 32 rows: `rows` in rows, the panel in pairs along them. Of the
+// last tile's rows some may mean nothing.
+template <class S, int NV>
+HEADWAY_INLINE void rows_by_tiles(const OperandRows<S>& rows, std::int64_t count,
+                                  const typename Operands<S>::Scalar* panel, std::int64_t width, std::int64_t steps,
+                                  typename S::Scalar* products) {
+  using Operand = typename Operands<S>::Scalar;
+  using Scalar = typename S::Scalar;
+  constexpr std::int64_t ld = NV * S::lanes;
+  const auto block = [&]<int RT, int CT>(int n) HEADWAY_LAMBDA {
+    using Block = TileBlock<S, RT, CT>;
+    Block::clear();
+    Block::template multiply<Operand>({rows.data, rows.ld, tile_side * rows.ld},
+                                      {panel + n * S::lanes, width, S::lanes}, steps);
+    Block::template store<Scalar>({products + n * S::lanes, ld, tile_side * ld});
+  };
+  const auto columns = [&]<int RT>() HEADWAY_LAMBDA {
+    HEADWAY_UNROLL
+    for (int n = 0; n + 2 <= NV; n += 2) {
+      block.template operator()<RT, 2>(n);
+    }
+    if constexpr (NV % 2 == 1) {
+      block.template operator()<RT, 1>(NV - 1);
+    }
+  };
+  count > tile_side ? columns.template operator()<2>() : columns.template operator()<1>();
+}
+
+// add(row, column, products) for the products of up to 32 rows and columns, a vector at a time; `fill` puts them into
+// the tiles.
+template <class S, int RT, int CT, class Fill, class Add>
+HEADWAY_INLINE void each_product(const Fill& fill, const Add& add) {
+  using Block = TileBlock<S, RT, CT>;
+  alignas(64) typename S::Scalar sums[RT * tile_side * CT * tile_side];
+  Block::clear();
+  fill(Block{});
+  Block::template store<typename S::Scalar>({sums, CT * tile_side, tile_side * CT * tile_side});
+  for (int r = 0; r < RT * tile_side; ++r) {
+    HEADWAY_UNROLL
+    for (int c = 0; c < CT; ++c) {
+      add(r, c * tile_side, S::load(sums + (r * CT + c) * tile_side));
+    }
+  }
+}
+
 // O^T [rows of Dv][queries] += V^T P^T for NV vectors of queries, over `steps` tiles of keys; `rows` in whole tiles.
 template <class S, int NV>
 HEADWAY_INLINE void add_values_by_tiles(const TileRows<const typename Operands<S>::Scalar>& values,
