@@ -74,8 +74,10 @@ const Kernels& neon_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 const Kernels& avx512_bf16_kernels();
+const Kernels& amx_kernels();
+const Kernels* emulated_amx_kernels();  // null where it is not built
 
-// The instruction sets that this build has and this CPU runs, the fastest first.
+// The instruction sets that this build has and this CPU runs, the fastest first, what is emulated for tests last.
 std::vector<const Kernels*> available_kernels();
 
 // The fastest, or the one that HEADWAY_ISA names; InvalidArgument when this machine does not have that one.

@@ -197,17 +197,5 @@ HEADWAY_NOINLINE void sum_rows(const PanelInPlace<S, In>& panel, const RowSums<S
   }
 }
 
-// body(Strip<NV>) for the number of vectors that hold columns.
-template <int NV, class Body>
-HEADWAY_INLINE void with_vectors(int vectors, const Body& body) {
-  if constexpr (NV > 1) {
-    if (vectors < NV) {
-      with_vectors<NV - 1>(vectors, body);
-      return;
-    }
-  }
-  body(Strip<NV>{});
-}
-
 }  // namespace
 }  // namespace headway::cpu

@@ -27,6 +27,7 @@
 #include "engines/cpu/kernel/store_as.h"
 #include "engines/cpu/kernel/strips.h"
 #include "engines/cpu/kernel/tile.h"
+#include "engines/cpu/kernel/tile_products.h"
 
 namespace headway::cpu {
 namespace {
@@ -311,6 +312,15 @@ class Backward : public BackwardState<S, In, fold> {
   template <class T, int NV>
   HEADWAY_NOINLINE void add_keys_of(const OperandOf<T>* pairs, const OperandRows<T>& rows_of, const Range& reach,
                                     std::int64_t columns, Scalar* target, bool empty) {
+    if constexpr (HasTiles<T>) {
+      if (reach.begin < reach.end) {
+        for (std::int64_t d = 0; d < columns; d += 2 * tile_side) {
+          columns - d > tile_side ? add_keys_by_tiles<T, NV, 2>(pairs, rows_of, reach, columns, d, target, empty)
+                                  : add_keys_by_tiles<T, NV, 1>(pairs, rows_of, reach, columns, d, target, empty);
+        }
+        return;
+      }
+    }
     const std::int64_t first = reach.begin / Operands<T>::fold;
     in_strips<broadcasts<T, NV>()>(columns, [&](auto strip, std::int64_t d) HEADWAY_LAMBDA {
       constexpr int NB = strip.size;
@@ -320,6 +330,36 @@ class Backward : public BackwardState<S, In, fold> {
                                             rows_of.ld, folded<T>(reach.end) - first);
       add_to<T, NV, NB>(acc, target + d * width, width, empty);
     });
+  }
+
+  // RT tiles of columns from d on; `rows_of` is transposed, and pairs of rows out of reach are 0.
+  template <class T, int NV, int RT>
+  HEADWAY_INLINE void add_keys_by_tiles(const OperandOf<T>* pairs, const OperandRows<T>& rows_of, const Range& reach,
+                                        std::int64_t columns, std::int64_t d, Scalar* target, bool empty) {
+    const std::int64_t first = reach.begin / tile_steps * tile_pairs;
+    const std::int64_t steps = (reach.end + tile_steps - 1) / tile_steps - reach.begin / tile_steps;
+    const Vector lower = S::set(lowering<T>);
+    const auto block = [&]<int CT>(int n) HEADWAY_LAMBDA {
+      each_product<T, RT, CT>(
+          [&](auto tiles) HEADWAY_LAMBDA {
+            tiles.template multiply<OperandOf<T>>(
+                {rows_of.data + d * rows_of.ld + first, rows_of.ld, tile_side * rows_of.ld},
+                {pairs + first * width + n * lanes, width, lanes}, steps);
+          },
+          [&](int r, int c, Vector sum) HEADWAY_LAMBDA {
+            Scalar* at = target + (d + r) * width + n * lanes + c;
+            if (d + r < columns) {
+              S::store(at, (empty ? S::zero() : S::load(at)) + sum * lower);
+            }
+          });
+    };
+    HEADWAY_UNROLL
+    for (int n = 0; n + 2 <= NV; n += 2) {
+      block.template operator()<2>(n);
+    }
+    if constexpr (NV % 2 == 1) {
+      block.template operator()<1>(NV - 1);
+    }
   }
 
   // target += acc, or target = acc where it holds nothing yet.
@@ -390,6 +430,18 @@ class Backward : public BackwardState<S, In, fold> {
   template <class T>
   void add_query_products(const OperandOf<T>* gradients, const OperandOf<T>* key_rows) {
     const int column_vectors = static_cast<int>(padded<S>(args_.head_dim) / lanes);
+    if constexpr (HasTiles<T>) {
+      for (int row = 0; row < rows().count; row += 2 * tile_side) {
+        for (int v = 0; v < column_vectors; v += 2) {
+          const bool both_rows = rows().count - row > tile_side, both_columns = column_vectors - v > 1;
+          both_rows ? (both_columns ? add_queries_by_tiles<T, 2, 2>(row, v, gradients, key_rows)
+                                    : add_queries_by_tiles<T, 2, 1>(row, v, gradients, key_rows))
+                    : (both_columns ? add_queries_by_tiles<T, 1, 2>(row, v, gradients, key_rows)
+                                    : add_queries_by_tiles<T, 1, 1>(row, v, gradients, key_rows));
+        }
+      }
+      return;
+    }
     for (int v = 0; v < column_vectors; v += S::panel_vectors) {
       switch (column_vectors - v) {
         case 1: add_queries_of<T, 1>(v, gradients, key_rows); break;
@@ -398,6 +450,43 @@ class Backward : public BackwardState<S, In, fold> {
         default: add_queries_of<T, S::panel_vectors>(v, gradients, key_rows); break;
       }
     }
+  }
+
+  // dS of pairs out of reach is 0, but not where a whole tile was out of reach.
+  template <class T, int RT, int CT>
+  HEADWAY_NOINLINE void add_queries_by_tiles(int row, int v, const OperandOf<T>* gradients,
+                                             const OperandOf<T>* key_rows) {
+    static_assert(edge_rows == tile_side);
+    constexpr int row_operands = width / 2;
+    const std::int64_t ld = padded<S>(args_.head_dim);
+    const bool empty = is_first();
+    each_product<T, RT, CT>(
+        [&](auto tiles) HEADWAY_LAMBDA {
+          for (int p = 0; p < panel_count(); ++p) {
+            bool reaches = false;
+            for (int group = row / edge_rows; group < row / edge_rows + RT; ++group) {
+              reaches |= tile_spans(p)[group].begin < tile_spans(p)[group].end;
+            }
+            if (reaches) {
+              tiles.template multiply<OperandOf<T>>(
+                  {gradients + (p * query_block + row) * row_operands, row_operands, tile_side * row_operands},
+                  {key_rows + p * row_operands * ld + v * lanes, ld, lanes},
+                  (panel_keys(p) + tile_steps - 1) / tile_steps);
+            }
+          }
+        },
+        [&](int r, int c, Vector sum) HEADWAY_LAMBDA {
+          if (row + r >= rows().count) {
+            return;
+          }
+          const std::int64_t at = (row + r) * ld + v * lanes + c;
+          const Vector term = sum * S::set(lowering<T>);
+          if (head_->dq_lost != nullptr) {
+            add_term(at, lanes, term, empty);
+          } else {
+            S::store(partial() + at, (empty ? S::zero() : S::load(partial() + at)) + term);
+          }
+        });
   }
 
   template <class T, int NV>

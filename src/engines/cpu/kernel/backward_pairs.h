@@ -62,8 +62,8 @@ class BackwardPairs : public Backward<S, bfloat16, 2> {
       key_panels = scratch.template take<Operand>(folded<T>(args.head_dim) * keys);
       value_panels = scratch.template take<Operand>(folded<T>(args.value_dim) * keys);
       key_rows = scratch.template take<Operand>(padded<S>(args.head_dim) * keys / 2);
-      queries = scratch.template take<Operand>(block_pairs * args.head_dim);
-      grad_outs = scratch.template take<Operand>(block_pairs * args.value_dim);
+      queries = scratch.template take<Operand>(paired_rows(args.head_dim));
+      grad_outs = scratch.template take<Operand>(paired_rows(args.value_dim));
       query_copy = scratch.template take<Operand>(query_block * folded<T>(args.head_dim));
       grad_out_copy = scratch.template take<Operand>(query_block * folded<T>(args.value_dim));
       weights = scratch.template take<Operand>(block_pairs * width);
@@ -75,6 +75,20 @@ class BackwardPairs : public Backward<S, bfloat16, 2> {
       ordinary_pairs = scratch.template take<std::uint64_t>(keys / width * query_block);
     }
   };
+
+  // Operands of a block's rows in pairs: [rows / 2][columns], or for tiles transposed.
+  static constexpr std::int64_t transposed_rows_ld = transposed_ld(query_block);
+  static std::int64_t paired_rows(std::int64_t columns) {
+    return HasTiles<T> ? in_whole_tiles(columns) * transposed_rows_ld : query_block / 2 * columns;
+  }
+  OperandRows<T> paired(const Matrix& matrix, std::int64_t columns, Operand* copy, Magnitudes& seen) const {
+    if constexpr (HasTiles<T>) {
+      transpose_values<T, bfloat16>(matrix, rows().begin, rows().count, columns, copy, transposed_rows_ld, seen);
+      return {copy, transposed_rows_ld};
+    } else {
+      return Pack::values(matrix, rows().begin, rows().count, columns, copy, columns, seen);
+    }
+  }
 
   // ---- Ordinary numbers ----
 
@@ -167,6 +181,9 @@ class BackwardPairs : public Backward<S, bfloat16, 2> {
     for (std::int64_t n = 0; ld != args_.head_dim && n < folded<T>(keys) * ld; n += lanes) {
       Operands<T>::store(pairs_at_.key_rows + n, Operands<T>::zero());  // for what lies behind the last column
     }
+    for (std::int64_t n = (keys + 1) / 2 * ld; HasTiles<T> && n < folded<T>(keys) * ld; n += lanes) {
+      Operands<T>::store(pairs_at_.key_rows + n, Operands<T>::zero());  // for what lies behind the last key
+    }
     Magnitudes seen;
     Pack::values(args_.key, group_.begin, keys, args_.head_dim, pairs_at_.key_rows, ld, seen);
     group_is_odd_ =
@@ -189,10 +206,8 @@ class BackwardPairs : public Backward<S, bfloat16, 2> {
 
   void differentiate() override {
     Magnitudes seen_queries, seen_grad_outs;
-    const OperandRows<T> queries = Pack::values(head_->query, rows().begin, rows().count, args_.head_dim,
-                                                pairs_at_.queries, args_.head_dim, seen_queries);
-    const OperandRows<T> grad_outs = Pack::values(head_->grad_out, rows().begin, rows().count, args_.value_dim,
-                                                  pairs_at_.grad_outs, args_.value_dim, seen_grad_outs);
+    const OperandRows<T> queries = paired(head_->query, args_.head_dim, pairs_at_.queries, seen_queries);
+    const OperandRows<T> grad_outs = paired(head_->grad_out, args_.value_dim, pairs_at_.grad_outs, seen_grad_outs);
     const double scale = args_.scale;
     const bool ordinary_scale = scale < highest_scale && scale > -highest_scale &&
                                 TileGradients<T>::factor_of(scale, head_->modifiers).power == 1;
@@ -204,8 +219,8 @@ class BackwardPairs : public Backward<S, bfloat16, 2> {
     const bool has_references = references_of<S>(*head_, rows().begin, rows().count) != nullptr;
     const bool sees_odd = (odd_rows || has_references || group_is_odd_) && find_odd_pairs();
     if (odd_rows) {
-      clear_odd(pairs_at_.queries, folded<T>(rows().count) * args_.head_dim, inputs);
-      clear_odd(pairs_at_.grad_outs, folded<T>(rows().count) * args_.value_dim, gradients_in);
+      clear_odd(pairs_at_.queries, paired_rows(args_.head_dim), inputs);
+      clear_odd(pairs_at_.grad_outs, paired_rows(args_.value_dim), gradients_in);
     }
     const OperandRows<T> query = block_pairs(head_->query, args_.head_dim, pairs_at_.query_copy);
     const OperandRows<T> grad_out = block_pairs(head_->grad_out, args_.value_dim, pairs_at_.grad_out_copy);
@@ -262,6 +277,10 @@ class BackwardPairs : public Backward<S, bfloat16, 2> {
       gradients.apply_slopes();
     }
     gradients.make_pairs();
+    for (std::int64_t n = (place.rows + 1) / 2 * width; HasTiles<T> && n < folded<T>(place.rows) * width; n += lanes) {
+      Operands<T>::store(pairs_at_.weights + n, Operands<T>::zero());  // for what lies behind the last row
+      Operands<T>::store(pairs_at_.gradients + n, Operands<T>::zero());
+    }
     if (args_.dv.data != nullptr) {
       this->template add_key_products<T>(p, edge, tile.pairs.weights, grad_outs, args_.value_dim, this->at_.dv_panels);
     }

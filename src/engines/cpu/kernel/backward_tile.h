@@ -25,6 +25,7 @@
 #include "engines/cpu/kernel/score_factor.h"
 #include "engines/cpu/kernel/strips.h"
 #include "engines/cpu/kernel/tile.h"
+#include "engines/cpu/kernel/tile_products.h"
 
 namespace headway::cpu {
 namespace {
@@ -253,6 +254,11 @@ class TileGradients {
 
   template <Product product>
   void multiply(Patch patch) {
+    if constexpr (HasTiles<S>) {
+      with_vectors<S::panel_vectors>(patch.vector_end - patch.vector_begin,
+                                     [&]<int NV>(Strip<NV>) { multiply_by_tiles<NV, product>(patch); });
+      return;
+    }
     if constexpr (hides && (product == Product::weights || product == Product::gradients)) {
       patch.row_begin += overlapped<product>(patch);
     }
@@ -262,6 +268,43 @@ class TileGradients {
       case 2: multiply_vectors<2, product>(patch); break;
       case 3: multiply_vectors<3, product>(patch); break;
       default: multiply_vectors<S::panel_vectors, product>(patch); break;
+    }
+  }
+
+  // 32 rows at a time, those of the next ones before what follows from the products of these, so that the one hides
+  // behind the other.
+  template <int NV, Product product>
+  HEADWAY_NOINLINE void multiply_by_tiles(const Patch& patch) {
+    constexpr bool of_scores = product == Product::scores || product == Product::weights;
+    constexpr int at_once = 2 * tile_side;
+    const OperandRows<S>& rows = of_scores ? tile_.query : tile_.grad_out;
+    const Operand* vectors = (of_scores ? tile_.key_panel : tile_.value_panel) + patch.vector_begin * lanes;
+    const std::int64_t steps = folded<S>(of_scores ? args_.head_dim : args_.value_dim) / tile_pairs;
+    alignas(64) Scalar raw[2][at_once * NV * lanes];
+    const auto products = [&](int r, int side) HEADWAY_LAMBDA {
+      (of_scores ? tile_.query_ahead : tile_.grad_out_ahead)->fetch(r, at_once);
+      (of_scores ? tile_.mask_ahead : tile_.bias_ahead)->fetch(r, at_once);
+      rows_by_tiles<S, NV>({rows.data + r * rows.ld, rows.ld}, patch.row_end - r, vectors, width, steps, raw[side]);
+    };
+    int side = 0;
+    products(patch.row_begin, side);
+    for (int r = patch.row_begin; r < patch.row_end; r += at_once, side ^= 1) {
+      if (r + at_once < patch.row_end) {
+        products(r + at_once, side ^ 1);
+      }
+      const Scalar* sums = raw[side];
+      in_strips<S::tile_scalars, fold>(
+          at_most(patch.row_end - r, at_once), [&](auto strip, std::int64_t first) HEADWAY_LAMBDA {
+            Accumulators<S, NV, strip.size> acc;
+            HEADWAY_UNROLL
+            for (int c = 0; c < strip.size; ++c) {
+              HEADWAY_UNROLL
+              for (int v = 0; v < NV; ++v) {
+                acc[c][v] = S::load(sums + ((first + c) * NV + v) * lanes);
+              }
+            }
+            finish_strip<NV, strip.size, product>(acc, r + static_cast<int>(first), patch.vector_begin);
+          });
     }
   }
 
@@ -391,6 +434,13 @@ class TileGradients {
             accumulate<S, NV, NB, Scalars::across>(acc, vectors + begin * width, width, scalars, rows.ld, count);
           }
         });
+    finish_strip<NV, NB, product>(acc, r, first);
+  }
+
+  // What follows from a strip's products.
+  template <int NV, int NB, Product product>
+  HEADWAY_INLINE void finish_strip(Accumulators<S, NV, NB>& acc, int r, int first) {
+    constexpr bool of_scores = product == Product::scores || product == Product::weights;
     auto witness = Near::no_witness();
     OperandVector halves[2][(S::panel_vectors + 1) / 2];
     HEADWAY_UNROLL

@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <initializer_list>
 
-#include "engines/cpu/kernel/forward_tiny.h"
+#include "engines/cpu/kernel/forward_tiles.h"
 
 namespace headway::cpu {
 namespace {
@@ -27,9 +27,9 @@ constexpr std::int64_t foreseen_keys = 16;  // near a row's own position
 constexpr int least_around = 32;            // the least head dim whose products hide exponentials
 
 template <class S, class In>
-class Forward : protected ForwardTiny<S, In> {
+class Forward : protected ForwardTiles<S, In> {
  protected:
-  using Base = ForwardTiny<S, In>;
+  using Base = ForwardTiles<S, In>;
   using Base::args_;
   using Base::at_;
   using Base::block_begin_;
@@ -133,11 +133,13 @@ class Forward : protected ForwardTiny<S, In> {
     if (begin == core.end) {
       return;
     }
-    if (!modified_) {
+    if constexpr (HasTiles<S>) {
+      fused_in_twos<NV>(p, {begin, core.end});
+    } else if (!modified_) {
       fused<NV>(p, {begin, core.end});
     } else if constexpr (full && fold == 1 && LooksUpPowers<S>) {
       if (lacks_reference<NV>(p)) {
-        raise_references<NV, SummedExp2<S>>(p, {begin, core.end});
+        raise_references<NV, SummedExp2<S>>(p, 0, {begin, core.end});
       } else {
         fused_behind<NV>(p, {begin, core.end});
       }
@@ -206,6 +208,24 @@ class Forward : protected ForwardTiny<S, In> {
 
   // ---- Fused softmax ----
 
+  // By tiles, two vectors at a time.
+  template <int NV>
+  void fused_in_twos(std::int64_t p, const Range& piece) {
+    for (std::int64_t key = piece.begin; key < piece.end; key += weighed_keys) {
+      const Range part{key, smaller(key + weighed_keys, piece.end)};
+      for (int v = 0; v + 2 <= NV; v += 2) {
+        if (!this->template fused_by_tiles<2>(p, v, part)) {
+          raise_references<2, TileExp2<S>>(p, v, part);
+        }
+      }
+      if constexpr (NV % 2 == 1) {
+        if (!this->template fused_by_tiles<1>(p, NV - 1, part)) {
+          raise_references<1, TileExp2<S>>(p, NV - 1, part);
+        }
+      }
+    }
+  }
+
   template <int NV, class Exp>
   struct Fusing {
     Vector negated[NV], to_log2;
@@ -268,7 +288,7 @@ class Forward : protected ForwardTiny<S, In> {
   template <int NV, class Exp>
   HEADWAY_INLINE void finish_fused(std::int64_t p, const Range& piece, const Fusing<NV, Exp>& rows) {
     if (__builtin_expect(rows.out_of_reach(), 0)) {
-      raise_references<NV, Exp>(p, piece);
+      raise_references<NV, Exp>(p, 0, piece);
       return;
     }
     Vector decay[NV], totals[NV];
@@ -432,23 +452,23 @@ class Forward : protected ForwardTiny<S, In> {
   // The piece again, with new references and the exponential of any number for the rows with scores out of reach; the
   // other rows repeat their bits.
   template <int NV, class Exp>
-  HEADWAY_NOINLINE void raise_references(std::int64_t p, const Range& piece) {
-    this->template raw_scores<NV>(p, 0, piece);
+  HEADWAY_NOINLINE void raise_references(std::int64_t p, int v, const Range& piece) {
+    this->template raw_scores<NV>(p, v, piece);
     if (modified_) {
-      this->modify(p, 0, NV, piece);
+      this->modify(p, v, NV, piece);
     }
     Vector reference[NV];
     Mask far[NV];
-    this->template load_references<NV>(p, 0, reference);
-    this->template raise_to_scores<NV>(0, piece, reference);
+    this->template load_references<NV>(p, v, reference);
+    this->template raise_to_scores<NV>(v, piece, reference);
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
-      const Vector old = S::load(at_.references + p * width + n * lanes);
-      far[n] = rows_out_of_reach<Exp>(piece, n, old);
+      const Vector old = S::load(at_.references + p * width + (v + n) * lanes);
+      far[n] = rows_out_of_reach<Exp>(piece, v + n, old);
       const Vector raised = raised_reference<S>(old, reference[n], S::set(static_cast<Scalar>(to_log2_)));
       reference[n] = S::select(far[n], raised, old);
     }
-    this->template exponentiate<NV, Exp>(p, 0, piece, reference, far);
+    this->template exponentiate<NV, Exp>(p, v, piece, reference, far);
   }
 
   template <class Exp>
@@ -459,8 +479,9 @@ class Forward : protected ForwardTiny<S, In> {
     const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
     in_summed_parts(
         piece.end - piece.begin,
-        [&](std::int64_t j)
-            HEADWAY_LAMBDA { sum.add(Exp::of((S::load(scores + j * width) - reference) * to_log2, witness)); },
+        [&](std::int64_t j) HEADWAY_LAMBDA {
+          sum.add(Exp::of(Exp::exponent(S::load(scores + j * width), reference, to_log2), witness));
+        },
         [&]() HEADWAY_LAMBDA { sum.end_part(); });
     return Exp::out_of_reach(witness, sum.total());
   }

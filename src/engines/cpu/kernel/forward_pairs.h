@@ -5,6 +5,7 @@
 #pragma once
 
 #include "engines/cpu/kernel/forward.h"
+#include "engines/cpu/kernel/key_lanes.h"
 #include "engines/cpu/kernel/scores.h"
 #include "engines/cpu/kernels.h"
 

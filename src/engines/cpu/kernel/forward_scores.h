@@ -49,6 +49,14 @@ class ForwardScores : public ForwardValues<S, In> {
     const std::int64_t count = piece.end - piece.begin;
     const std::int64_t row = panel_row(p) + v * lanes;
     RowsToCome to_come(args_.modifiers, row, at_most(args_.row_end - row, NV * lanes), piece);
+    if constexpr (HasTiles<S>) {
+      to_come.fetch(NV * lanes);
+      scores_by_tiles<S, NV>({keys, keys_.ld}, count, queries, width, folded<S>(args_.head_dim) / tile_pairs, scores);
+      if (this->rescales()) {
+        rescale<NV>(scores, count);
+      }
+      return;
+    }
     const int rows_a_tile = static_cast<int>(NV * lanes * NB / (count + 1)) + 1;
     std::int64_t j = 0;
     for (; j + NB <= count; j += NB) {
@@ -57,6 +65,18 @@ class ForwardScores : public ForwardValues<S, In> {
     }
     for (; j < count; ++j) {
       score_tile<NV, 1>(queries, keys + j * keys_.ld, scores + j * width);
+    }
+  }
+
+  // Products become scores.
+  template <int NV>
+  void rescale(Scalar* products, std::int64_t count) {
+    const Vector unit = S::set(score_unit_.first), second = S::set(score_unit_.second);
+    for (std::int64_t j = 0; j < count; ++j) {
+      for (int n = 0; n < NV; ++n) {
+        Scalar* at = products + j * width + n * lanes;
+        S::store(at, S::load(at) * unit * second);
+      }
     }
   }
 
@@ -173,7 +193,7 @@ class ForwardScores : public ForwardValues<S, In> {
             Vector weight = exp2<S>(x);
             if (LooksUpPowers<S> && far != nullptr) {
               auto witness = Exp::no_witness();
-              weight = S::select(far[n], weight, Exp::of(x, witness));
+              weight = S::select(far[n], weight, Exp::of(Exp::exponent(S::load(at), subtract[n], to_log2), witness));
             }
             sum[n].add(weight);
             S::store(at, weight);

@@ -12,6 +12,7 @@
 #include "engines/cpu/kernel/ranges.h"
 #include "engines/cpu/kernel/scratch.h"
 #include "engines/cpu/kernel/tile.h"
+#include "engines/cpu/kernel/tile_pack.h"
 
 namespace headway::cpu {
 namespace {
@@ -26,6 +27,7 @@ class ForwardState {
   static constexpr int lanes = S::lanes;
   static constexpr int width = S::lanes * S::panel_vectors;
   static constexpr int fold = Operands<S>::fold;
+  static constexpr int key_step = HasTiles<S> ? tile_steps : fold;  // keys that one product adds up
 
   // Keys of a block, and panels that visit it one after the other: pairs take half the room and half the time.
   static constexpr int key_block = 256 * fold;
@@ -34,6 +36,14 @@ class ForwardState {
   // Where a sequence has more keys than a few blocks, what those left is added to compensated totals.
   static constexpr std::int64_t total_blocks = 16;
   static bool has_totals(const ForwardArgs& args) { return args.ranges.keys > total_blocks * key_block; }
+
+  // Rows of an output panel.
+  static std::int64_t output_rows(const ForwardArgs& args) {
+    return HasTiles<S> ? in_whole_tiles(args.value_dim) : args.value_dim;
+  }
+
+  // Pairs of weights of a block that a vector of queries has, and for tiles the zeros behind them.
+  static constexpr std::int64_t pairs_of_vector = (key_block + (HasTiles<S> ? tile_steps : 0)) / 2 * lanes;
 
   // Bytes of scratch for a task of `panels` panels. Weights keep a whole panel's scores: they take one panel a task.
   static std::int64_t scratch_bytes(const ForwardArgs& args, std::int64_t panels) {
@@ -75,23 +85,24 @@ class ForwardState {
       const std::int64_t most_pieces = weights ? blocks * (2 * S::panel_vectors + 2) : 0;
       Scratch<char> scratch{static_cast<char*>(memory)};
       queries = scratch.take<Operand>(panels * folded<S>(args.head_dim) * width);
-      outputs = scratch.take<Scalar>(panels * args.value_dim * width);
+      outputs = scratch.take<Scalar>(panels * output_rows(args) * width);
       references = scratch.take<Scalar>(panels * width);
       sums = scratch.take<Scalar>(panels * width);
       const std::int64_t totals = has_totals(args) ? panels * width : 0;
-      total_outputs = scratch.take<Scalar>(totals * args.value_dim);
-      lost_outputs = scratch.take<Scalar>(totals * args.value_dim);
+      total_outputs = scratch.take<Scalar>(totals * output_rows(args));
+      lost_outputs = scratch.take<Scalar>(totals * output_rows(args));
       total_sums = scratch.take<Scalar>(totals);
       lost_sums = scratch.take<Scalar>(totals);
       total_references = scratch.take<Scalar>(totals);
       largest_values = scratch.take<Scalar>(fold > 1 ? args.value_dim : 0);
       exact_outputs = scratch.take<Scalar>(fold > 1 ? 2 * args.value_dim * lanes : 0);
       scores = scratch.take<Scalar>((weights ? args.ranges.keys : key_block) * width);
-      pairs = scratch.take<Operand>(fold > 1 ? folded<S>(key_block) * width : 0);
+      pairs = scratch.take<Operand>(fold > 1 ? pairs_of_vector * S::panel_vectors : 0);
       dropped = scratch.take<Scalar>(weights && args.dropout.active ? key_block * width : 0);
       const bool in_place = Packing<S, In>::keys_in_place(args.key, args.head_dim);
-      key_copy = scratch.take<Operand>(in_place ? 0 : key_block * folded<S>(args.head_dim));
-      value_copy = scratch.take<Operand>(folded<S>(key_block) * args.value_dim + lanes);
+      key_copy = scratch.take<Operand>(in_place ? 0 : (key_block + key_step / 2) * folded<S>(args.head_dim));
+      value_copy = scratch.take<Operand>(HasTiles<S> ? transposed_ld(key_block) * output_rows(args)
+                                                     : folded<S>(key_block) * args.value_dim + lanes);
       ranges = scratch.take<Range>(panels * width);
       panel_ranges = scratch.take<PanelRanges>(panels);
       pieces = scratch.take<Piece>(most_pieces);
@@ -145,7 +156,7 @@ class ForwardState {
     return first == 0 || first >= 64 ? args_.stored_rows : args_.stored_rows >> first;
   }
   Operand* query_panel(std::int64_t p) const { return at_.queries + p * folded<S>(args_.head_dim) * width; }
-  Scalar* output_panel(std::int64_t p) const { return at_.outputs + p * args_.value_dim * width; }
+  Scalar* output_panel(std::int64_t p) const { return at_.outputs + p * output_rows(args_) * width; }
 
   void start_panel(std::int64_t p) {
     for (int v = 0; v < panel_vectors(p); ++v) {
@@ -160,7 +171,7 @@ class ForwardState {
 
   void clear_output(std::int64_t p) {
     Scalar* output = output_panel(p);
-    for (std::int64_t at = 0; at < args_.value_dim * width; at += lanes) {
+    for (std::int64_t at = 0; at < output_rows(args_) * width; at += lanes) {
       S::store(output + at, S::zero());
     }
   }
@@ -193,8 +204,8 @@ class ForwardState {
         found.hull = joined(found.hull, hull);
       }
     }
-    // Pairs of keys stay together: a core starts and ends between pairs.
-    found.core = {(found.core.begin + fold - 1) / fold * fold, found.core.end / fold * fold};
+    // Keys of one product stay together: a core starts and ends between products.
+    found.core = {(found.core.begin + key_step - 1) / key_step * key_step, found.core.end / key_step * key_step};
     if (found.core.begin >= found.core.end) {
       found.core = {found.hull.end, found.hull.end};
     }
@@ -233,8 +244,13 @@ class ForwardState {
     const std::int64_t count = block_end_ - block_begin_;
     keys_ = Packing<S, In>::keys(args_.key, block_begin_, count, args_.head_dim, at_.key_copy);
     seen_ = {};
-    values_ = Packing<S, In>::values(args_.value, block_begin_, count, args_.value_dim, at_.value_copy, args_.value_dim,
-                                     seen_);
+    if constexpr (HasTiles<S>) {
+      values_ = {at_.value_copy, transposed_ld(key_block)};
+      transpose_values<S, In>(args_.value, block_begin_, count, args_.value_dim, at_.value_copy, values_.ld, seen_);
+    } else {
+      values_ = Packing<S, In>::values(args_.value, block_begin_, count, args_.value_dim, at_.value_copy,
+                                       args_.value_dim, seen_);
+    }
     block_loaded_ = true;
     const bool forbids = args_.modifiers.mask.data != nullptr || args_.modifiers.bias.data != nullptr;
     if (forbids || any_tiny()) {
@@ -246,7 +262,7 @@ class ForwardState {
   // would show it. Such values are then hidden: the block's values become a copy with 0 in their place, and `careful_`
   // says that add_hidden_values must give them to the rows that may attend.
   HEADWAY_NOINLINE void watch_values(const Range& keys) {
-    const Range whole{keys.begin / fold * fold, smaller((keys.end + fold - 1) / fold * fold, block_end_)};
+    const Range whole{keys.begin / fold * fold, smaller(keys.end + key_step - 1, block_end_)};
     if (careful_ || (values_are_finite(whole) && !any_tiny())) {
       return;
     }
@@ -256,7 +272,8 @@ class ForwardState {
       for (std::int64_t d = 0; d < args_.value_dim; ++d) {
         if (is_hidden(value_at(key, d))) {
           const std::int64_t j = key - block_begin_;
-          Operands<S>::clear_part(at_.value_copy + j / fold * args_.value_dim + d, static_cast<int>(j % fold));
+          Operand* at = at_.value_copy + (HasTiles<S> ? d * values_.ld + j / fold : j / fold * args_.value_dim + d);
+          Operands<S>::clear_part(at, static_cast<int>(j % fold));
         }
       }
     }
@@ -324,7 +341,7 @@ class ForwardState {
   }
   const Operand* key_operands(std::int64_t key) const { return keys_.data + (key - block_begin_) * keys_.ld; }
   const Operand* value_operands(std::int64_t key) const {
-    return values_.data + (key - block_begin_) / fold * values_.ld;
+    return values_.data + (key - block_begin_) / fold * (HasTiles<S> ? 1 : values_.ld);
   }
 
   const ForwardArgs& args_;

@@ -98,7 +98,7 @@ class ForwardTotals : public ForwardState<S, In> {
     const std::int64_t row = p * width + v * lanes;
     body(at_.sums + row, at_.total_sums + row, at_.lost_sums + row);
     for (std::int64_t d = 0; d < args_.value_dim; ++d) {
-      const std::int64_t at = (p * args_.value_dim + d) * width + v * lanes;
+      const std::int64_t at = (p * Base::output_rows(args_) + d) * width + v * lanes;
       body(at_.outputs + at, at_.total_outputs + at, at_.lost_outputs + at);
     }
   }

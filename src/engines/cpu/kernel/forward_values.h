@@ -7,6 +7,7 @@
 #include "engines/cpu/kernel/forward_finish.h"
 #include "engines/cpu/kernel/strips.h"
 #include "engines/cpu/kernel/tile.h"
+#include "engines/cpu/kernel/tile_products.h"
 
 namespace headway::cpu {
 namespace {
@@ -37,6 +38,8 @@ class ForwardValues : public ForwardFinish<S, In> {
   Operand* operands_at(std::int64_t key, int v) const {
     if constexpr (fold == 1) {
       return scores_at(key, v);
+    } else if constexpr (HasTiles<S>) {
+      return at_.pairs + v * Base::pairs_of_vector + (key - block_begin_) / fold * lanes;
     } else {
       return at_.pairs + (key - block_begin_) / fold * width + v * lanes;
     }
@@ -49,13 +52,20 @@ class ForwardValues : public ForwardFinish<S, In> {
     if constexpr (fold == 1) {
       return weights;
     } else {
-      for (std::int64_t key = piece.begin / fold * fold; key < piece.end; key += fold) {
+      std::int64_t key = piece.begin / fold * fold;
+      const std::int64_t product_end = key + (piece.end - key + Base::key_step - 1) / Base::key_step * Base::key_step;
+      for (; key < piece.end; key += fold) {
         const Scalar* at = weights + (key - piece.begin) * width;
         HEADWAY_UNROLL
         for (int n = 0; n < NV; ++n) {
           const Vector first = key >= piece.begin ? S::load(at + n * lanes) : S::zero();
           const Vector second = key + 1 < piece.end ? S::load(at + width + n * lanes) : S::zero();
           Operands<S>::store(operands_at(key, v + n), Operands<S>::pairs(first, second));
+        }
+      }
+      for (; key < product_end; key += fold) {
+        for (int n = 0; n < NV; ++n) {
+          Operands<S>::store(operands_at(key, v + n), Operands<S>::zero());
         }
       }
       return operands_at(piece.begin, v);
@@ -80,12 +90,19 @@ class ForwardValues : public ForwardFinish<S, In> {
     const Operand* values = this->value_operands(piece.begin);
     const std::int64_t steps = (piece.end + fold - 1) / fold - piece.begin / fold;
     Scalar* output = this->output_panel(p) + v * lanes;
-    std::int64_t d = 0;
-    for (; d + NB <= args_.value_dim; d += NB) {
-      value_tile<NV, NB>(weights, values + d, steps, output + d * width, decay);
-    }
-    for (; d < args_.value_dim; ++d) {
-      value_tile<NV, 1>(weights, values + d, steps, output + d * width, decay);
+    if constexpr (HasTiles<S>) {
+      const std::int64_t rows = Base::output_rows(args_);
+      multiply_rows<S, NV>(output, width, rows, decay);
+      add_values_by_tiles<S, NV>({values, values_.ld, tile_side * values_.ld}, {weights, lanes, Base::pairs_of_vector},
+                                 (steps + tile_pairs - 1) / tile_pairs, {output, width, tile_side * width}, rows);
+    } else {
+      std::int64_t d = 0;
+      for (; d + NB <= args_.value_dim; d += NB) {
+        value_tile<NV, NB>(weights, values + d, steps, output + d * width, decay);
+      }
+      for (; d < args_.value_dim; ++d) {
+        value_tile<NV, 1>(weights, values + d, steps, output + d * width, decay);
+      }
     }
     if (careful_) {
       add_hidden_values(p, v, NV, piece);

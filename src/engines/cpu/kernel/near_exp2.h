@@ -45,6 +45,9 @@ struct SummedExp2 {
   static constexpr double sum_limit = 0x1p30;
 
   HEADWAY_INLINE static Witness no_witness() { return {}; }
+  HEADWAY_INLINE static Vector exponent(Vector score, Vector reference, Vector to_log2) {
+    return (score - reference) * to_log2;
+  }
   HEADWAY_INLINE static Vector of(Vector x, Witness&) { return exp2<S, raised>(x); }
   HEADWAY_INLINE static typename S::Mask out_of_reach(const Witness&, Vector sum) {
     return S::not_less_equal(sum, S::set(static_cast<typename S::Scalar>(sum_limit)));
@@ -67,6 +70,9 @@ struct NearExp2<S, raised> {
   static constexpr std::uint32_t bits_in_reach = 12;
 
   HEADWAY_INLINE static Witness no_witness() { return S::no_bits(); }
+  HEADWAY_INLINE static Vector exponent(Vector score, Vector reference, Vector to_log2) {
+    return (score - reference) * to_log2;
+  }
   HEADWAY_INLINE static Vector of(Vector x, Witness& witness) {
     const Vector index = x + S::set(whole);
     const Vector rest = x - (index - S::set(whole));

@@ -7,13 +7,17 @@
 #include "engines/cpu/kernel/args.h"
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/tile.h"
+#include "engines/cpu/kernel/tiles.h"
 
 namespace headway::cpu {
 namespace {
 
-// How many operands hold `count` scalars.
+// How many operands hold `count` scalars; for tiles whole ones.
 template <class S>
 HEADWAY_INLINE std::int64_t folded(std::int64_t count) {
+  if constexpr (HasTiles<S>) {
+    return (count + tile_steps - 1) / tile_steps * tile_pairs;
+  }
   return (count + Operands<S>::fold - 1) / Operands<S>::fold;
 }
 
@@ -70,7 +74,7 @@ struct Packing<S, In, 2> {
       S::transpose(block);
       HEADWAY_UNROLL
       for (int r = 0; r < S::lanes; ++r) {
-        if (2 * r < count) {
+        if (HasTiles<S> || 2 * r < count) {
           Operand::store(panel + (d / 2 + r) * width,
                          Operand::times_power(__builtin_bit_cast(Vector, block[r]), factor));
         }
@@ -79,7 +83,7 @@ struct Packing<S, In, 2> {
   }
 
   static bool keys_in_place(const Matrix& matrix, std::int64_t dim) {
-    return matrix.column_stride == 1 && matrix.row_stride % 2 == 0 && dim % 2 == 0;
+    return !HasTiles<S> && matrix.column_stride == 1 && matrix.row_stride % 2 == 0 && dim % 2 == 0;
   }
 
   static HEADWAY_NOINLINE OperandRows<S> keys(const Matrix& matrix, std::int64_t begin, std::int64_t count,
@@ -98,7 +102,7 @@ struct Packing<S, In, 2> {
     for (std::int64_t j = 0; j < count; ++j) {
       for (std::int64_t d = 0; d < dim; d += part) {
         const int some = at_most(dim - d, part);
-        Operand::store_first(copy + j * ld + d / 2, (some + 1) / 2,
+        Operand::store_first(copy + j * ld + d / 2, HasTiles<S> ? tile_pairs : (some + 1) / 2,
                              row_part(first + j * matrix.row_stride, matrix.column_stride, d, some));
       }
     }
@@ -139,7 +143,6 @@ struct Packing<S, In, 2> {
     return seen;
   }
 
- private:
   // `count` elements of a row from column d on.
   static HEADWAY_INLINE Vector row_part(const In* row, std::int64_t stride, std::int64_t d, int count) {
     if (stride == 1) {

@@ -41,5 +41,17 @@ HEADWAY_INLINE void in_strips(std::int64_t items, const Body& body) {
   }
 }
 
+// body(Strip<NV>) for the number of vectors that hold something.
+template <int NV, class Body>
+HEADWAY_INLINE void with_vectors(int vectors, const Body& body) {
+  if constexpr (NV > 1) {
+    if (vectors < NV) {
+      with_vectors<NV - 1>(vectors, body);
+      return;
+    }
+  }
+  body(Strip<NV>{});
+}
+
 }  // namespace
 }  // namespace headway::cpu

@@ -1,0 +1,8 @@
+// In place of amx_emulated.cpp where no tests are built.
+#include "engines/cpu/kernels.h"
+
+namespace headway::cpu {
+
+const Kernels* emulated_amx_kernels() { return nullptr; }
+
+}  // namespace headway::cpu
