@@ -26,9 +26,14 @@ TEST_P(Scores, follow_the_definition_stage_by_stage_under_every_option) {
       SCOPED_TRACE(kind.name + std::string(" ") + name(type));
       const Inputs inputs = random_inputs(shape, type);
       const Spec spec = spec_of(inputs.q, inputs.k, inputs.v, kind.options);
-      for (Stage stage : {Stage::scaled, Stage::capped, Stage::biased, Stage::weights}) {
+      const ScoreMatrices stages = test::scores(spec);
+      const Forward weights = forward(spec);
+      const std::pair<Stage, const Array&> matrices[] = {{Stage::scaled, stages.scaled},
+                                                         {Stage::capped, stages.capped},
+                                                         {Stage::biased, stages.biased},
+                                                         {Stage::weights, weights.weights.value}};
+      for (const auto& [stage, exact] : matrices) {
         SCOPED_TRACE(static_cast<int>(stage));
-        const Array exact = test::scores(spec, stage);
         Array bound(exact.sizes());
         const Real unit = type == DType::f64   ? 0x1p-53L
                           : type == DType::f32 ? 0x1p-24L

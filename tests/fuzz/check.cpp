@@ -2,7 +2,9 @@
 #include "fuzz/check.h"
 
 #include <cmath>
+#include <functional>
 #include <sstream>
+#include <tuple>
 
 #include "support/run.h"
 
@@ -11,6 +13,8 @@ namespace {
 
 // Above it a sum of f32 products may overflow on the way to a result that does not.
 constexpr Real largest_promised_score = 1e38L, largest_sum = 1e36L;
+
+std::int64_t comparison_count = 0;
 
 Array as_called(const Call& call, const Array& exact, const Dims& sizes, bool of_keys) {
   if (!call.packing) return exact.reshaped(sizes);
@@ -28,26 +32,123 @@ std::optional<Failure> failure(const std::string& check_name, const std::optiona
   return Failure{check_name, *found};
 }
 
+Expected expected(const Bounded& one, Kind kind, DType type, const std::function<Array(const Array&)>& called) {
+  return {called(one.value), called(error_bound(one, kind, type))};
+}
+
+Array gradient_as_called(const ExpectedGradient& one, const Call& call, const Array& array) {
+  return one.of_rows ? as_called(call, array, one.sizes, one.of_keys) : array.reshaped(one.sizes);
+}
+
+Array gradient_bound(const ExpectedGradient& one, const Backward& exact, const Call& call, const Array* eager) {
+  const DType type = call.q.dtype();
+  Array result = error_bound(one.of(exact), Kind::gradient, type, eager);
+  if (one.type != type && one.type != DType::f64) {  // a bias or sink may be of a narrower type than the call
+    const Array narrower = error_bound(one.of(exact), Kind::gradient, one.type);
+    for (std::size_t n = 0; n < result.values.size(); ++n) result.values[n] += narrower.values[n];
+  }
+  return gradient_as_called(one, call, result);
+}
+
+std::vector<ExpectedGradient> expected_gradients(const Backward& exact, const Call& call) {
+  const DType type = call.q.dtype();
+  std::vector<ExpectedGradient> list;
+  const auto add = [&](const char* name, const Bounded& (*of)(const Backward&), DType its_type, const Dims& sizes,
+                       bool of_rows, bool of_keys) {
+    ExpectedGradient& one = list.emplace_back(ExpectedGradient{name, of, its_type, sizes, of_rows, of_keys, {}});
+    one.expected = {gradient_as_called(one, call, of(exact).value), gradient_bound(one, exact, call, nullptr)};
+  };
+  add(
+      "dq", [](const Backward& one) -> const Bounded& { return one.dq; }, type, call.q.sizes(), true, false);
+  add(
+      "dk", [](const Backward& one) -> const Bounded& { return one.dk; }, type, call.k.sizes(), true, true);
+  add(
+      "dv", [](const Backward& one) -> const Bounded& { return one.dv; }, type, call.v.sizes(), true, true);
+  const std::optional<ConstTensorView>&bias = call.options.bias, &sinks = call.options.sinks;
+  if (bias)
+    add(
+        "dbias", [](const Backward& one) -> const Bounded& { return *one.dbias; }, bias->dtype(), bias->sizes(), false,
+        false);
+  if (sinks)
+    add(
+        "dsinks", [](const Backward& one) -> const Bounded& { return *one.dsinks; }, call.lse_type(), sinks->sizes(),
+        false, false);
+  return list;
+}
+
+// The contract gives scores no bound of their own: here it is that of a dot product in one chain.
+std::vector<ExpectedScores> expected_scores(const Spec& spec, const Dims& sizes) {
+  const bool half = spec.type == DType::bf16 || spec.type == DType::f16;
+  const Real unit = spec.type == DType::f64 ? 0x1p-53L : 0x1p-24L;
+  const Real type_unit = !half ? 0 : spec.type == DType::f16 ? 0x1p-11L : 0x1p-8L;
+  const Real quantum = spec.type == DType::f64    ? 0x1p-1074L
+                       : spec.type == DType::f16  ? 0x1p-24L
+                       : spec.type == DType::bf16 ? 0x1p-133L
+                                                  : 0x1p-149L;
+  const Real chain = static_cast<Real>(spec.head_dim()) / 2;
+  const ScoreMatrices exact = test::scores(spec);
+  for (Real one : exact.scaled.values)
+    if (std::isfinite(one) && std::abs(one) > largest_promised_score) return {};  // of pairs that are forbidden later
+  const auto bounded = [&](const Array& values, const Array& magnitudes) {
+    Array bound(sizes);
+    for (std::size_t n = 0; n < bound.values.size(); ++n)
+      if (std::isfinite(values.values[n]))
+        bound.values[n] =
+            unit * (8 + (8 + chain) * magnitudes.values[n]) + 2 * type_unit * std::abs(values.values[n]) + 4 * quantum;
+    return Expected{values.reshaped(sizes), bound};
+  };
+  return {{Stage::scaled, "scores scaled", bounded(exact.scaled, exact.products)},
+          {Stage::capped, "scores capped", bounded(exact.capped, exact.products)},
+          {Stage::biased, "scores biased", bounded(exact.biased, exact.magnitudes)}};
+}
+
 }  // namespace
 
+Sight::Sight(const Spec& spec)
+    : heads_(spec.heads()),
+      queries_(spec.q.size(2)),
+      keys_(spec.k.size(2)),
+      group_(spec.heads() / spec.kv_heads()),
+      rows_(spec.rows) {
+  sees_.reserve(static_cast<std::size_t>(spec.batch() * heads_ * queries_ * keys_));
+  for (std::int64_t b = 0; b < spec.batch(); ++b)
+    for (std::int64_t h = 0; h < heads_; ++h)
+      for (std::int64_t i = 0; i < queries_; ++i)
+        for (std::int64_t j = 0; j < keys_; ++j) sees_.push_back(allowed(spec, b, h, i, j));
+}
+
 Prepared::Prepared(const Case& one) : materials(one) {
-  if (one.subject == Subject::layer) return;
+  if (one.subject == Subject::layer) {
+    layer = expected_of_layer(materials.what);
+    return;
+  }
   const Call& call = materials.call;
   spec = call.spec();
-  forward = test::forward(spec);
+  grad_out = gradient_as_padded(call, spec, materials.grad_out);
+  std::tie(forward, backward) = both(spec, grad_out);
   if (!(forward.largest_score <= largest_promised_score)) {
     rejected = "scores past 1e38";
     return;
   }
-  grad_out = gradient_as_padded(call, spec, materials.grad_out);
-  backward = test::backward(spec, grad_out);
   const Real scale = std::abs(spec.scale), room = scale > 0 ? std::max<Real>(1, 1 / scale) : 1;
   // Open (docs/reliability.md): the slope of a softcap whose inverse a float cannot hold.
   const bool open = spec.type != DType::f64 && spec.softcap && *spec.softcap < 0x1p-126;
-  gradients_in_range = backward.largest * room <= largest_sum && !open;
+  if (backward.largest * room <= largest_sum && !open) gradients = expected_gradients(backward, call);
+  sight = Sight(spec);
+  out = expected(forward.out, Kind::out, spec.type,
+                 [&](const Array& array) { return as_called(call, array, call.out_sizes(), false); });
+  lse = expected(forward.lse, Kind::lse, spec.type, [&](const Array& array) {
+    return call.packing ? packed_lse(array, call.packing->starts_q) : array.reshaped(call.lse_sizes());
+  });
+  if (call.packing) return;
+  const Dims sizes = call.weights_sizes();
+  weights =
+      expected(forward.weights, Kind::weights, spec.type, [&](const Array& array) { return array.reshaped(sizes); });
+  scores = expected_scores(spec, sizes);
 }
 
 std::optional<std::string> outside(ConstTensorView actual, const Array& exact, const Array& bound, bool infinities) {
+  ++comparison_count;
   const Array found = read(actual);
   const Real most = largest_finite(actual.dtype());
   std::size_t wrong = 0, worst = 0;
@@ -75,7 +176,10 @@ std::optional<std::string> outside(ConstTensorView actual, const Array& exact, c
   return text.str();
 }
 
+std::int64_t comparisons() { return comparison_count; }
+
 std::optional<std::string> differing(ConstTensorView actual, ConstTensorView expected) {
+  ++comparison_count;
   if (same_bits(actual, expected)) return std::nullopt;
   std::ostringstream text;
   text.precision(9);
@@ -126,111 +230,45 @@ bool Outputs::surroundings_intact() const {
 }
 
 std::optional<Failure> check_forward(const Prepared& prepared, const Call& call, Outputs& outputs) {
-  const DType type = call.q.dtype();
   const bool infinities = prepared.materials.has_infinities;
-  const Forward& exact = prepared.forward;
   call.forward(outputs.out.view(), outputs.views());
-  const auto rows = [&](const Array& array) { return as_called(call, array, call.out_sizes(), false); };
-  if (auto found = failure("out", outside(outputs.out.view(), rows(exact.out.value),
-                                          rows(error_bound(exact.out, Kind::out, type)), infinities)))
-    return found;
-  const auto lse = [&](const Array& array) {
-    return call.packing ? packed_lse(array, call.packing->starts_q) : array.reshaped(call.lse_sizes());
-  };
-  if (auto found = failure("lse", outside(outputs.lse.view(), lse(exact.lse.value),
-                                          lse(error_bound(exact.lse, Kind::lse, type)), infinities)))
-    return found;
+  if (auto found = failure("out", outside(outputs.out.view(), prepared.out, infinities))) return found;
+  if (auto found = failure("lse", outside(outputs.lse.view(), prepared.lse, infinities))) return found;
   if (call.packing) return std::nullopt;
-  const Dims sizes = call.weights_sizes();
-  return failure("weights", outside(outputs.weights.view(), exact.weights.value.reshaped(sizes),
-                                    error_bound(exact.weights, Kind::weights, type).reshaped(sizes), infinities));
+  return failure("weights", outside(outputs.weights.view(), prepared.weights, infinities));
 }
 
 std::optional<Failure> check_backward(const Prepared& prepared, const Call& call, Outputs& outputs) {
-  const DType type = call.q.dtype();
-  const Backward& exact = prepared.backward;
-  const AttentionGradients gradients = outputs.gradients(call);
-  call.backward(prepared.materials.grad_out, outputs.out.view(), outputs.lse.view(), gradients);
-  if (!prepared.gradients_in_range) return std::nullopt;
+  const AttentionGradients views = outputs.gradients(call);
+  call.backward(prepared.materials.grad_out, outputs.out.view(), outputs.lse.view(), views);
+  std::vector<TensorView> actual{*views.dq, *views.dk, *views.dv};
+  if (views.dbias) actual.push_back(*views.dbias);
+  if (views.dsinks) actual.push_back(*views.dsinks);
+  const bool infinities = prepared.materials.has_infinities;
   std::optional<Backward> eager;  // made only where the rest of the bound is not enough
-
-  const auto compare = [&](const char* what, const std::optional<TensorView>& actual, const Bounded& one,
-                           const std::function<const Array&(const Backward&)>& of, bool of_rows, bool of_keys) {
-    const auto called = [&](const Array& array) {
-      return of_rows ? as_called(call, array, actual->sizes(), of_keys) : array.reshaped(actual->sizes());
-    };
-    // A bias or sink may be of a narrower type than the call.
-    const auto bound = [&](const Array* eager_values) {
-      Array result = error_bound(one, Kind::gradient, type, eager_values);
-      if (actual->dtype() == type || actual->dtype() == DType::f64) return called(result);
-      const Array narrower = error_bound(one, Kind::gradient, actual->dtype());
-      for (std::size_t n = 0; n < result.values.size(); ++n) result.values[n] += narrower.values[n];
-      return called(result);
-    };
-    const bool infinities = prepared.materials.has_infinities;
-    if (!outside(*actual, called(one.value), bound(nullptr), infinities)) return std::optional<Failure>{};
-    if (!eager) eager = eager_backward(prepared.spec, prepared.grad_out, type);
-    return failure(what, outside(*actual, called(one.value), bound(&of(*eager)), infinities));
-  };
-  std::optional<Failure> found = compare(
-      "dq", gradients.dq, exact.dq, [](const Backward& one) -> const Array& { return one.dq.value; }, true, false);
-  if (!found)
-    found = compare(
-        "dk", gradients.dk, exact.dk, [](const Backward& one) -> const Array& { return one.dk.value; }, true, true);
-  if (!found)
-    found = compare(
-        "dv", gradients.dv, exact.dv, [](const Backward& one) -> const Array& { return one.dv.value; }, true, true);
-  if (!found && gradients.dbias)
-    found = compare(
-        "dbias", gradients.dbias, *exact.dbias, [](const Backward& one) -> const Array& { return one.dbias->value; },
-        false, false);
-  if (!found && gradients.dsinks)
-    found = compare(
-        "dsinks", gradients.dsinks, *exact.dsinks,
-        [](const Backward& one) -> const Array& { return one.dsinks->value; }, false, false);
-  return found;
+  for (std::size_t n = 0; n < prepared.gradients.size(); ++n) {
+    const ExpectedGradient& one = prepared.gradients[n];
+    if (!outside(actual[n], one.expected, infinities)) continue;
+    if (!eager) eager = eager_backward(prepared.spec, prepared.grad_out, call.q.dtype());
+    const Array bound = gradient_bound(one, prepared.backward, call, &one.of(*eager).value);
+    if (auto found = failure(one.name, outside(actual[n], one.expected.exact, bound, infinities))) return found;
+  }
+  return std::nullopt;
 }
 
-// The contract gives scores no bound of their own: here it is that of a dot product in one chain.
 std::optional<Failure> check_scores(const Prepared& prepared, const Call& call) {
-  const Spec& spec = prepared.spec;
-  const DType type = call.q.dtype();
-  const bool half = type == DType::bf16 || type == DType::f16;
-  const Real unit = type == DType::f64 ? 0x1p-53L : 0x1p-24L;
-  const Real type_unit = !half ? 0 : type == DType::f16 ? 0x1p-11L : 0x1p-8L;
-  const Real quantum = type == DType::f64    ? 0x1p-1074L
-                       : type == DType::f16  ? 0x1p-24L
-                       : type == DType::bf16 ? 0x1p-133L
-                                             : 0x1p-149L;
-  const std::pair<Stage, const char*> stages[] = {
-      {Stage::scaled, "scores scaled"}, {Stage::capped, "scores capped"}, {Stage::biased, "scores biased"}};
-  const Real chain = static_cast<Real>(spec.head_dim()) / 2;
-  Real most = 0;
-  for (Real one : test::scores(spec, Stage::scaled).values)
-    if (std::isfinite(one)) most = std::max(most, std::abs(one));
-  if (most > largest_promised_score) return std::nullopt;  // of pairs that are forbidden later
-  for (const auto& [stage, stage_name] : stages) {
-    const Array exact = test::scores(spec, stage);
-    const Array sizes = score_sizes(spec, stage);
-    Array bound(exact.sizes());
-    for (std::size_t n = 0; n < bound.values.size(); ++n) {
-      if (std::isfinite(exact.values[n])) {
-        bound.values[n] =
-            unit * (8 + (8 + chain) * sizes.values[n]) + 2 * type_unit * std::abs(exact.values[n]) + 4 * quantum;
-      }
-    }
-    Strided actual = prepared.materials.output(call.weights_sizes(), type);
-    run_attention_scores(call.q, call.k, actual.view(), stage, call.options);
-    if (auto found = outside(actual.view(), exact.reshaped(call.weights_sizes()), bound.reshaped(call.weights_sizes()),
-                             prepared.materials.has_infinities))
-      return Failure{stage_name, *found};
-    if (!actual.surroundings_intact()) return Failure{stage_name, "memory beside the scores was written"};
+  for (const ExpectedScores& one : prepared.scores) {
+    Strided actual = prepared.materials.output(call.weights_sizes(), call.q.dtype());
+    run_attention_scores(call.q, call.k, actual.view(), one.stage, call.options);
+    if (auto found = outside(actual.view(), one.expected, prepared.materials.has_infinities))
+      return Failure{one.name, *found};
+    if (!actual.surroundings_intact()) return Failure{one.name, "memory beside the scores was written"};
   }
   return std::nullopt;
 }
 
 std::optional<Failure> check(const Prepared& prepared, Engine engine) {
-  if (prepared.materials.what.subject == Subject::layer) return check_layer(prepared.materials.what, engine);
+  if (prepared.materials.what.subject == Subject::layer) return check_layer(prepared, engine);
   Call call = prepared.materials.call;
   call.options.engine = engine;
   Outputs outputs(prepared.materials, call);

@@ -14,6 +14,64 @@ struct Failure {
   std::string text;   // which element, what was found and what was expected
 };
 
+// What a result should be, in the shape that the call gives it, and how far each element may be off.
+struct Expected {
+  Array exact, bound;
+};
+
+struct ExpectedScores {
+  Stage stage;
+  const char* name;
+  Expected expected;
+};
+
+struct ExpectedGradient {
+  const char* name;
+  const Bounded& (*of)(const Backward&);
+  DType type;
+  Dims sizes;
+  bool of_rows, of_keys;  // which axis of it a pack joins, if any
+  Expected expected;
+};
+
+// A result of a layer, by the name of what it is: "output", "queries", "W_q".
+struct ExpectedOfLayer {
+  std::string name;
+  Expected expected;
+};
+
+// Which rows see which keys.
+class Sight {
+ public:
+  Sight() = default;
+  explicit Sight(const Spec& spec);
+
+  bool sees(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+    return sees_[static_cast<std::size_t>(((b * heads_ + h) * queries_ + i) * keys_ + j)] != 0;
+  }
+  bool sees_any(std::int64_t b, std::int64_t h, std::int64_t i) const {
+    for (std::int64_t j = 0; j < keys_; ++j)
+      if (sees(b, h, i, j)) return true;
+    return false;
+  }
+  // Calls visit(h, i) for every row of the group of kv head g; whether one of them said true.
+  template <class Visit>
+  bool any_row(std::int64_t b, std::int64_t g, Visit visit) const {
+    for (std::int64_t h = g * group_; h < (g + 1) * group_; ++h)
+      for (std::int64_t i = 0; i < rows_[static_cast<std::size_t>(b)]; ++i)
+        if (visit(h, i)) return true;
+    return false;
+  }
+  bool seen(std::int64_t b, std::int64_t g, std::int64_t j) const {
+    return any_row(b, g, [&](std::int64_t h, std::int64_t i) { return sees(b, h, i, j); });
+  }
+
+ private:
+  std::int64_t heads_ = 0, queries_ = 0, keys_ = 0, group_ = 1;
+  std::vector<std::int64_t> rows_;  // of each item
+  std::vector<char> sees_;
+};
+
 // A case with what the oracle says of it; made once, for every engine and instruction set.
 struct Prepared {
   explicit Prepared(const Case& one);
@@ -25,7 +83,12 @@ struct Prepared {
   Array grad_out;
   Forward forward;
   Backward backward;
-  bool gradients_in_range = false;  // no sum on the way to a gradient comes near the largest f32
+  Sight sight;
+  Expected out, lse, weights;
+  // dq, dk, dv, dbias, dsinks; empty where a sum on the way to a gradient comes near the largest f32.
+  std::vector<ExpectedGradient> gradients;
+  std::vector<ExpectedScores> scores;  // empty where some are past what f32 holds
+  std::vector<ExpectedOfLayer> layer;  // empty where the weights are not known well enough to judge by
 };
 
 // Runs the case on this engine (the CPU engine with the process's instruction set). Throws what the library throws;
@@ -49,14 +112,21 @@ std::optional<Failure> check_backward(const Prepared& prepared, const Call& call
 std::optional<Failure> check_scores(const Prepared& prepared, const Call& call);
 std::optional<Failure> check_analysis(const Prepared& prepared, const Call& call);
 std::optional<Failure> check_bits(const Prepared& prepared, const Call& call, Outputs& outputs);
-std::optional<Failure> check_layer(const Case& one, Engine engine);
+std::optional<Failure> check_layer(const Prepared& prepared, Engine engine);
+std::vector<ExpectedOfLayer> expected_of_layer(const Case& one);
 
 // The first element that is further from the exact value than the bound, as text. NaN must be NaN and infinities the
 // same; where infinities went in, anything that is not finite stands for both. What is past the type's range may be
 // infinite.
 std::optional<std::string> outside(ConstTensorView actual, const Array& exact, const Array& bound,
                                    bool infinities = false);
+inline std::optional<std::string> outside(ConstTensorView actual, const Expected& expected, bool infinities = false) {
+  return outside(actual, expected.exact, expected.bound, infinities);
+}
 // The first element with other bits, as text.
 std::optional<std::string> differing(ConstTensorView actual, ConstTensorView expected);
+
+// How many times this process has compared a tensor by one of the two.
+std::int64_t comparisons();
 
 }  // namespace headway::test::fuzz

@@ -2,6 +2,7 @@
 // so each number here carries what it may be off by: what rounding to the type, f32 sums and the errors of its operands
 // add up to.
 #include <cmath>
+#include <map>
 
 #include "fuzz/check.h"
 #include "headway/layer.h"
@@ -44,18 +45,17 @@ Uncertain product(const Product& of, const Dims& sizes, const Precision& precisi
   const std::int64_t rows = of.a.value.size(of.a_transposed), inner = of.a.value.size(!of.a_transposed);
   const std::int64_t columns = of.b.value.size(!of.b_transposed);
   Uncertain result(sizes);
-  const auto at = [](const Array& array, std::int64_t row, std::int64_t column, bool transposed) {
-    return transposed ? array(column, row) : array(row, column);
-  };
+  const std::int64_t a_row = of.a_transposed ? 1 : inner, a_step = of.a_transposed ? rows : 1;
+  const std::int64_t b_column = of.b_transposed ? inner : 1, b_step = of.b_transposed ? 1 : columns;
   for (std::int64_t row = 0; row < rows; ++row)
     for (std::int64_t column = 0; column < columns; ++column) {
       Real value = of.plus ? of.plus->values[static_cast<std::size_t>(column)] : 0, error = 0, size = std::abs(value);
-      for (std::int64_t n = 0; n < inner; ++n) {
-        const Real x = at(of.a.value, row, n, of.a_transposed), dx = at(of.a.error, row, n, of.a_transposed);
-        const Real y = at(of.b.value, n, column, of.b_transposed), dy = at(of.b.error, n, column, of.b_transposed);
-        value += x * y;
-        size += std::abs(x * y);
-        error += std::abs(x) * dy + std::abs(y) * dx + dx * dy;
+      const Real *x = of.a.value.values.data() + row * a_row, *dx = of.a.error.values.data() + row * a_row;
+      const Real *y = of.b.value.values.data() + column * b_column, *dy = of.b.error.values.data() + column * b_column;
+      for (std::int64_t n = 0; n < inner; ++n, x += a_step, dx += a_step, y += b_step, dy += b_step) {
+        value += *x * *y;
+        size += std::abs(*x * *y);
+        error += std::abs(*x) * *dy + std::abs(*y) * *dx + *dx * *dy;
       }
       const auto n = static_cast<std::size_t>(row * columns + column);
       const Real sums = precision.sum * static_cast<Real>(std::min<std::int64_t>(inner, 256) + 16);
@@ -108,7 +108,7 @@ class Attention {
         v_(v),
         precision_(precision),
         exact_(forward(spec_)),
-        sizes_(score_sizes(spec_, Stage::biased)),
+        sizes_(scores(spec_).magnitudes),
         growth_({spec_.batch(), spec_.heads(), spec_.q.size(2)}) {
     each_row([&](std::int64_t b, std::int64_t h, std::int64_t i) { growth_(b, h, i) = growth(b, h, i); });
   }
@@ -338,12 +338,12 @@ std::optional<Failure> compare_bits(const std::string& check_name, const LayerRe
 // x [B,S,width] as [B*S, width].
 Uncertain rows_of(ConstTensorView x) { return Uncertain(read(x).reshaped({x.size(0) * x.size(1), x.size(2)})); }
 
-// y and every gradient, compared with the textbook.
+// y and every gradient as the textbook says.
 class Textbook {
  public:
-  Textbook(LayerCase& one, const LayerResults& results) : one_(one), results_(results), precision_(one.what.type) {}
+  explicit Textbook(const LayerCase& one) : one_(one), precision_(one.what.type) {}
 
-  std::optional<Failure> check() {
+  std::vector<ExpectedOfLayer> results() {
     const Case& what = one_.what;
     const std::int64_t width = what.h * what.d, kv_width = what.hkv * what.d;
     const Uncertain queries = rows_of(std::as_const(one_.x_q).view());
@@ -355,17 +355,17 @@ class Textbook {
     const Uncertain q4 = split(q, what.b, what.h, what.d), k4 = split(k, what.b, what.hkv, what.d),
                     v4 = split(v, what.b, what.hkv, what.d);
     const Attention attention(spec(q4, k4, v4), q4, k4, v4, precision_);
-    if (!attention.known()) return std::nullopt;  // scores so large that their rounding decides the weights
+    if (!attention.known()) return {};  // scores so large that their rounding decides the weights
     const Uncertain context = join(attention.context());
-    expect("output", results_.y, project(context, "o", what.model));
+    expect("output", project(context, "o", what.model));
 
     const Uncertain dy = rows_of(std::as_const(one_.dy).view());
-    const Uncertain dcontext = back(dy, context, "o", nullptr);
+    const Uncertain dcontext = back(dy, context, "o", "");
     const Attention::Gradients d = attention.gradients(split(dcontext, what.b, what.h, what.d));
-    back(join(d.dq), queries, "q", &results_.gradients.queries);
-    back(join(d.dk), keys, "k", &results_.gradients.keys);
-    back(join(d.dv), values, "v", &results_.gradients.values);
-    return failure_;
+    back(join(d.dq), queries, "q", "queries");
+    back(join(d.dk), keys, "k", "keys");
+    back(join(d.dv), values, "v", "values");
+    return std::move(results_);
   }
 
  private:
@@ -381,26 +381,21 @@ class Textbook {
                    precision_);
   }
 
-  // Through y = x W + b: compares dW, db and, where wanted, dx; returns dx.
-  Uncertain back(const Uncertain& dy, const Uncertain& x, const std::string& letter, const Tensor* dx_found) {
+  // Through y = x W + b: expects dW, db and, where it has a name, dx; returns dx.
+  Uncertain back(const Uncertain& dy, const Uncertain& x, const std::string& letter, const std::string& dx_name) {
     const Uncertain weight(parameter("W_" + letter));
     const Uncertain dx = product({dy, false, weight, true}, x.value.sizes(), precision_);
-    if (dx_found) expect(letter == "q" ? "queries" : letter == "k" ? "keys" : "values", *dx_found, dx);
-    expect("W_" + letter, results_.gradients.parameters.at("W_" + letter),
-           product({x, true, dy, false}, weight.value.sizes(), precision_));
+    if (!dx_name.empty()) expect(dx_name, dx);
+    expect("W_" + letter, product({x, true, dy, false}, weight.value.sizes(), precision_));
     if (one_.what.biased) {
       const Uncertain ones(Array({dy.value.size(0), 1}, 1));
-      expect("b_" + letter, results_.gradients.parameters.at("b_" + letter),
-             product({ones, true, dy, false}, {dy.value.size(1)}, precision_));
+      expect("b_" + letter, product({ones, true, dy, false}, {dy.value.size(1)}, precision_));
     }
     return dx;
   }
 
-  void expect(const std::string& what, const Tensor& actual, const Uncertain& expected) {
-    if (failure_) return;
-    if (const auto text =
-            outside(actual, expected.value.reshaped(actual.sizes()), expected.error.reshaped(actual.sizes())))
-      failure_ = Failure{"layer, " + what, *text};
+  void expect(const std::string& name, const Uncertain& result) {
+    results_.push_back({name, {result.value, result.error}});
   }
 
   Spec spec(const Uncertain& q, const Uncertain& k, const Uncertain& v) const {
@@ -418,18 +413,25 @@ class Textbook {
     return result;
   }
 
-  LayerCase& one_;
-  const LayerResults& results_;
+  const LayerCase& one_;
   Precision precision_;
-  std::optional<Failure> failure_;
+  std::vector<ExpectedOfLayer> results_;
 };
 
 }  // namespace
 
-std::optional<Failure> check_layer(const Case& what, Engine engine) {
+std::vector<ExpectedOfLayer> expected_of_layer(const Case& one) {
+  return Textbook(LayerCase(one, Engine::reference)).results();
+}
+
+std::optional<Failure> check_layer(const Prepared& prepared, Engine engine) {
+  const Case& what = prepared.materials.what;
   LayerCase one(what, engine);
   const LayerResults results = run(one);
-  if (auto found = Textbook(one, results).check()) return found;
+  const auto list = all_of(results);
+  const std::map<std::string, ConstTensorView> found_results(list.begin(), list.end());
+  for (const auto& [name, expected] : prepared.layer)
+    if (const auto text = outside(found_results.at(name), expected)) return Failure{"layer, " + name, *text};
   if (auto found = compare_bits("again", run(one), results)) return found;
   if (engine == Engine::cuda) return std::nullopt;
   const Tensor inferred = one.layer.infer(one.queries, one.keys, one.values, one.options);

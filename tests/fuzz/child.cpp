@@ -19,7 +19,7 @@ constexpr unsigned seconds_of_a_case = 120;
 // What a child tells the process that waits for it.
 struct Report {
   std::atomic<std::size_t> current{0};  // the case it is at
-  std::atomic<std::int64_t> refused{0};
+  std::atomic<std::int64_t> refused{0}, comparisons{0};
   std::atomic<bool> failed{false};
   char check[200] = {};
   char text[2000] = {};
@@ -49,6 +49,7 @@ void run_in_child(const Batch& batch, std::size_t begin, const Target& target, R
                   const std::function<bool()>& stopped) {
   if (!target.isa.empty()) setenv("HEADWAY_ISA", target.isa.c_str(), 1);
   set_threads(1);
+  const std::int64_t before = comparisons();
   for (std::size_t n = begin; n < batch.size() && !stopped(); ++n) {
     report.current = n;
     alarm(seconds_of_a_case);
@@ -60,6 +61,7 @@ void run_in_child(const Batch& batch, std::size_t begin, const Target& target, R
     } catch (const std::exception& error) {
       return report.fail({"exception", error.what()});
     }
+    report.comparisons = comparisons() - before;
   }
   report.current = batch.size();
 }
@@ -82,7 +84,7 @@ BatchResult run_batch(const Batch& batch, std::size_t begin, const Target& targe
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  BatchResult result{report->current, report->refused, {}};
+  BatchResult result{report->current, report->refused, report->comparisons, {}};
   if (report->failed) {
     result.verdict = {true, false, {report->check, report->text}};
   } else if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) {

@@ -38,7 +38,7 @@ using Batch = std::vector<std::unique_ptr<Prepared>>;
 // `end` is the number of cases.
 struct BatchResult {
   std::size_t end = 0;
-  std::int64_t refused = 0;
+  std::int64_t refused = 0, comparisons = 0;
   Verdict verdict;
 };
 BatchResult run_batch(const Batch& batch, std::size_t begin, const Target& target, bool batch_invariant,

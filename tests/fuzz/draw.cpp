@@ -72,7 +72,7 @@ void Draw::sizes(Case& one) {
 
 // Most cases are small; the budget of a few lets every tile of the largest kernels occur.
 void Draw::shrink_to_budget(Case& one) {
-  const double budget = std::exp(between(std::log(2e3), std::log(chance(0.03) ? 3e7 : chance(0.3) ? 4e6 : 6e5)));
+  const double budget = std::exp(between(std::log(2e3), std::log(chance(0.01) ? 3e7 : chance(0.1) ? 4e6 : 4e5)));
   while (cost(one) > budget) {
     std::int64_t* size = one_of<std::int64_t*>({&one.b, &one.h, &one.sq, &one.sk, &one.d, &one.dv, &one.d, &one.dv});
     if (*size <= 1) continue;

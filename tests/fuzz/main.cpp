@@ -1,4 +1,5 @@
 // headway_fuzz: draws hard cases until the time is up, or runs one case again.
+#include <malloc.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -97,8 +98,8 @@ int run(int argc, char** argv) {
   std::cout << (summary.interrupted ? "interrupted: " : "") << summary.cases << " cases in "
             << static_cast<int>(summary.seconds) << " s, "
             << static_cast<double>(summary.cases) / std::max(summary.seconds, 1e-3) << " a second, each on "
-            << settings.targets.size() << " targets; " << summary.rejected << " drawn of which nothing is promised, "
-            << summary.refused << " refused\n"
+            << settings.targets.size() << " targets, " << summary.comparisons << " comparisons; " << summary.rejected
+            << " drawn of which nothing is promised, " << summary.refused << " refused\n"
             << summary.kinds << '\n'
             << (summary.findings == 0 ? "no findings" : std::to_string(summary.findings) + " findings") << " (seed "
             << settings.seed << ")" << std::endl;
@@ -112,6 +113,9 @@ int main(int argc, char** argv) {
     std::cout << usage;
     return 0;
   }
+  // Most of the time would go into pages that the system clears again and again.
+  mallopt(M_MMAP_THRESHOLD, 1 << 28);
+  mallopt(M_TRIM_THRESHOLD, 1 << 28);
   try {
     return run(argc, argv);
   } catch (const std::exception& error) {

@@ -32,7 +32,7 @@ const std::vector<std::string>& counted_fields() {
 
 // What the processes count together.
 struct Counts {
-  std::atomic<std::int64_t> cases{0}, rejected{0}, refused{0}, findings{0};
+  std::atomic<std::int64_t> cases{0}, rejected{0}, refused{0}, comparisons{0}, findings{0};
   static constexpr std::size_t kinds = 256;
   std::atomic<std::int64_t> of_kind[kinds] = {};
   std::atomic<bool> found[kinds] = {};  // by a hash of the check and the target
@@ -144,6 +144,7 @@ class Worker {
       const BatchResult result =
           run_batch(batch, begin, target, settings_.batch_invariant, [this] { return stopped(); });
       counts_.refused += result.refused;
+      counts_.comparisons += result.comparisons;
       if (result.verdict.failed) {
         ++counts_.findings;
         report(batch[result.end]->materials.what, target, result.verdict.failure);
@@ -254,7 +255,7 @@ Summary fuzz(const Settings& settings) {
   }
   if (settings.progress) std::printf("\r%60s\r", "");
   signal(SIGINT, before);
-  return {counts->cases,        counts->rejected, counts->refused,    counts->findings + broken,
+  return {counts->cases,        counts->rejected, counts->refused,    counts->comparisons, counts->findings + broken,
           seconds_since(begin), interrupted != 0, kinds_text(*counts)};
 }
 

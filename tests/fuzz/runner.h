@@ -26,7 +26,7 @@ struct Settings {
   std::int64_t cases = INT64_MAX;  // at most
   double seconds = 60;             // at most
   int jobs = 2;                    // processes that draw cases
-  std::int64_t batch = 40;         // cases that a process prepares before it runs them
+  std::int64_t batch = 100;        // cases that a process prepares before it runs them
   int findings = 5;                // after so many it ends
   double shrink_seconds = 20;      // at most, to make a finding smaller
   bool batch_invariant = false;
@@ -35,7 +35,9 @@ struct Settings {
 };
 
 struct Summary {
-  std::int64_t cases = 0, rejected = 0, refused = 0, findings = 0;
+  std::int64_t cases = 0, rejected = 0, refused = 0;
+  std::int64_t comparisons = 0;  // of a tensor with what it should be
+  std::int64_t findings = 0;
   double seconds = 0;
   bool interrupted = false;
   std::string kinds;  // how many cases there were of each kind, a few lines

@@ -33,6 +33,12 @@ void store(char* to, T value) {
   std::memcpy(to, &value, sizeof value);
 }
 
+template <class T>
+void read_row(const char* from, std::int64_t stride, std::int64_t width, Real* to) {
+  for (std::int64_t d = 0; d < width; ++d)
+    to[d] = static_cast<Real>(static_cast<double>(load<T>(from + d * stride * static_cast<std::int64_t>(sizeof(T)))));
+}
+
 }  // namespace
 
 Array::Array(const Dims& sizes, Real fill) : values(count(sizes), fill), sizes_(sizes) {}
@@ -108,8 +114,24 @@ double rounded(DType dtype, double value) {
 
 Array read(ConstTensorView view) {
   Array result(view.sizes());
-  std::size_t n = 0;
-  each_index(view.sizes(), [&](const Dims& index) { result.values[n++] = static_cast<Real>(get(view, index)); });
+  if (result.values.empty()) return result;
+  const int last = view.rank() - 1;
+  const std::int64_t width = last < 0 ? 1 : view.size(last), stride = last < 0 ? 0 : view.stride(last);
+  Real* to = result.values.data();
+  for (std::int64_t n = 0; n < result.elements(); n += width, to += width) {
+    const char* from = address(view, index_of(n, view.sizes()));
+    switch (view.dtype()) {
+      case DType::f32: read_row<float>(from, stride, width, to); break;
+      case DType::f64: read_row<double>(from, stride, width, to); break;
+      case DType::bf16: read_row<bfloat16>(from, stride, width, to); break;
+      case DType::f16: read_row<float16>(from, stride, width, to); break;
+      case DType::b8:
+        for (std::int64_t d = 0; d < width; ++d) to[d] = from[d * stride] != 0 ? 1 : 0;
+        break;
+      case DType::i32: read_row<std::int32_t>(from, stride, width, to); break;
+      case DType::i64: read_row<std::int64_t>(from, stride, width, to); break;
+    }
+  }
   return result;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace headway::test {
 namespace {
@@ -26,19 +27,19 @@ bool padding(const Spec& spec, std::int64_t b, std::int64_t i) {
   return i >= spec.rows[at(b)] || (spec.query_lens && i >= integer((*spec.query_lens)(b)));
 }
 
-// Arithmetic in Number, with what a matrix stores rounded by store(). The exact one adds up dot products in four sums,
+// Arithmetic in Number, with what a matrix stores rounded by store(). The exact one adds up dot products in eight sums,
 // which is faster; the eager one in one chain.
 template <class Wide>
 struct Exact {
   using Number = Wide;
-  static constexpr std::size_t chains = 4;
+  static constexpr std::int64_t chains = 8;
   Number store(Number value) const { return value; }
 };
 
 template <class Sum>
 struct Eager {
   using Number = Sum;
-  static constexpr std::size_t chains = 1;
+  static constexpr std::int64_t chains = 1;
   DType dtype;
   Number store(Number value) const { return static_cast<Number>(rounded(dtype, static_cast<double>(value))); }
 };
@@ -58,17 +59,21 @@ struct Dot {
 
 template <class Arithmetic, class Number = typename Arithmetic::Number>
 Dot<Number> dot(Arithmetic, const Number* a, const Number* b, std::int64_t width) {
-  constexpr std::size_t chains = Arithmetic::chains;
-  Dot<Number> sums[chains];
-  for (std::int64_t d = 0; d < width; ++d) {
+  constexpr std::int64_t chains = Arithmetic::chains;
+  Number values[chains] = {}, sizes[chains] = {};
+  const auto add = [&](std::int64_t chain, std::int64_t d) {
     const Number product = a[d] * b[d];
-    sums[at(d) % chains].value += product;
-    sums[at(d) % chains].size += std::abs(product);
-  }
+    values[chain] += product;
+    sizes[chain] += std::abs(product);
+  };
+  std::int64_t d = 0;
+  for (; d + chains <= width; d += chains)
+    for (std::int64_t chain = 0; chain < chains; ++chain) add(chain, d + chain);
+  for (std::int64_t chain = 0; d < width; ++chain, ++d) add(chain, d);
   Dot<Number> result;
-  for (const Dot<Number>& one : sums) {
-    result.value += one.value;
-    result.size += one.size;
+  for (std::int64_t chain = 0; chain < chains; ++chain) {
+    result.value += values[chain];
+    result.size += sizes[chain];
   }
   return result;
 }
@@ -114,10 +119,11 @@ struct Sums {
   std::vector<Number> value, terms, weighted, limit;
 };
 
+template <class Number>
 struct Score {
-  Real scaled = 0, capped = 0, biased = 0;
-  Real products = 0;   // |scale| sum |q k|
-  Real magnitude = 0;  // L's: that + |bias| + |alibi|
+  Number scaled = 0, capped = 0, biased = 0;
+  Number products = 0;   // |scale| sum |q k|
+  Number magnitude = 0;  // L's: that + |bias| + |alibi|
 };
 
 // L with what becomes of it in a weight. A score that is off by x makes its weight wrong by a factor of exp(x): the
@@ -156,14 +162,17 @@ class Work {
         scale_(static_cast<Number>(spec.scale)),
         tiny_(static_cast<Number>(smallest_normal(spec.type))) {}
 
-  Score score(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
-  Row<Number> row(std::int64_t b, std::int64_t h, std::int64_t i) const;
+  Score<Number> score(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
   Forward forward() const;
   Backward backward(const Array& grad_out) const;
+  std::pair<Forward, Backward> both(const Array& grad_out) const;
 
  private:
+  Row<Number> row(std::int64_t b, std::int64_t h, std::int64_t i) const;
+  struct Results;
+  void add_row(const Row<Number>& one, std::int64_t b, std::int64_t h, std::int64_t i, Results& to) const;
   struct Gradients;
-  void add_row_gradients(const Number* grad_row, std::int64_t b, std::int64_t h, std::int64_t i, Gradients& to) const;
+  void add_row_gradients(const Row<Number>& one, std::int64_t b, std::int64_t h, std::int64_t i, Gradients& to) const;
 
   std::int64_t kv_head(std::int64_t h) const { return h / (spec_.heads() / spec_.kv_heads()); }
   std::int64_t q_at(std::int64_t b, std::int64_t h, std::int64_t i) const {
@@ -184,21 +193,21 @@ class Work {
 
 // The score of one allowed pair after each stage.
 template <class Arithmetic>
-Score Work<Arithmetic>::score(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+auto Work<Arithmetic>::score(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const -> Score<Number> {
   const Dot<Number> product =
       dot(arithmetic_, q_.data() + q_at(b, h, i), k_.data() + k_at(b, kv_head(h), j), spec_.head_dim());
-  Score result;
+  Score<Number> result;
   result.scaled = result.capped = arithmetic_.store(scale_ * product.value);
   result.products = result.magnitude = std::abs(scale_) * product.size;
   if (spec_.softcap) {
     const auto cap = static_cast<Number>(*spec_.softcap);
-    result.capped = arithmetic_.store(cap * std::tanh(static_cast<Number>(result.scaled) / cap));
+    result.capped = arithmetic_.store(cap * std::tanh(result.scaled / cap));
   }
-  const Real bias = spec_.bias ? spec_.bias->repeated(b, h, i, j) : 0;
-  const auto distance = static_cast<Real>(std::abs(i + offset(spec_, b) - j));
-  const Real alibi = spec_.alibi_slopes ? -(*spec_.alibi_slopes)(h)*distance : 0;
-  result.biased =
-      arithmetic_.store(static_cast<Number>(result.capped) + static_cast<Number>(bias) + static_cast<Number>(alibi));
+  const Number bias = spec_.bias ? static_cast<Number>(spec_.bias->repeated(b, h, i, j)) : 0;
+  Number alibi = 0;
+  if (spec_.alibi_slopes)
+    alibi = static_cast<Number>(-(*spec_.alibi_slopes)(h) * static_cast<Real>(std::abs(i + offset(spec_, b) - j)));
+  result.biased = arithmetic_.store(result.capped + bias + alibi);
   result.magnitude += std::abs(bias) + std::abs(alibi);
   return result;
 }
@@ -213,12 +222,12 @@ auto Work<Arithmetic>::row(std::int64_t b, std::int64_t h, std::int64_t i) const
   Number largest = sink ? sink_score : -std::numeric_limits<Number>::infinity();
   for (std::int64_t j = 0; j < spec_.keys[at(b)]; ++j) {
     if (!allowed(spec_, b, h, i, j)) continue;
-    const Score one = score(b, h, i, j);
+    const Score<Number> one = score(b, h, i, j);
     row.keys.push_back(j);
     row.keep.push_back(static_cast<Number>(kept(spec_, b, h, i, j)));
-    row.tanh.push_back(spec_.softcap ? static_cast<Number>(one.capped) / static_cast<Number>(*spec_.softcap) : 0);
-    row.magnitude = std::max(row.magnitude, static_cast<Number>(one.magnitude));
-    s.push_back(static_cast<Number>(one.biased));
+    row.tanh.push_back(spec_.softcap ? one.capped / static_cast<Number>(*spec_.softcap) : 0);
+    row.magnitude = std::max(row.magnitude, one.magnitude);
+    s.push_back(one.biased);
     largest = std::max(largest, s.back());
   }
   if (row.keys.empty() && !sink) return row;
@@ -242,53 +251,69 @@ void each_row(const Spec& spec, Visit visit) {
       for (std::int64_t i = 0; i < spec.rows[at(b)]; ++i) visit(b, h, i);
 }
 
+// What the forward of rows adds up to.
 template <class Arithmetic>
-Forward Work<Arithmetic>::forward() const {
-  const std::int64_t rows = spec_.q.size(2), keys = spec_.k.size(2), width = spec_.value_dim();
-  Sums<Number> out({spec_.batch(), spec_.heads(), rows, width}), weights({spec_.batch(), spec_.heads(), rows, keys});
-  Sums<Number> lse({spec_.batch(), spec_.heads(), rows});
-  std::fill(lse.value.begin(), lse.value.end(), -std::numeric_limits<Number>::infinity());
+struct Work<Arithmetic>::Results {
+  explicit Results(const Spec& spec)
+      : out({spec.batch(), spec.heads(), spec.q.size(2), spec.value_dim()}),
+        weights({spec.batch(), spec.heads(), spec.q.size(2), spec.k.size(2)}),
+        lse({spec.batch(), spec.heads(), spec.q.size(2)}) {
+    std::fill(lse.value.begin(), lse.value.end(), -std::numeric_limits<Number>::infinity());
+  }
+  Forward forward() const { return {out.bounded(), weights.bounded(), lse.bounded(), largest_score}; }
+
+  Sums<Number> out, weights, lse;
   Number largest_score = 0;
-  each_row(spec_, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
-    const Row<Number> one = row(b, h, i);
-    const std::int64_t number = (b * spec_.heads() + h) * rows + i;
-    for (std::size_t n = 0; n < one.keys.size(); ++n) {
-      const std::int64_t j = one.keys[n];
-      weights.add(at(number * keys + j), one.p[n], one.p[n], one.grown, 1);
-      if (one.keep[n] == 0) continue;
-      const Number* v = v_.data() + v_at(b, kv_head(h), j);
-      out.add_vector(number * width, v, width, one.p[n] * one.keep[n], one.p_size[n] * one.keep[n], one.grown, 0);
-      for (std::int64_t d = 0; d < width; ++d) {
-        Number& limit = out.limit[at(number * width + d)];
-        limit = std::max(limit, one.keep[n] * std::abs(v[d]));
-      }
-    }
-    lse.value[at(number)] = one.lse;
-    lse.terms[at(number)] = std::isinf(one.lse) ? 0 : std::abs(one.lse);
-    lse.weighted[at(number)] = std::isinf(one.lse) ? 0 : one.magnitude;
-    lse.limit[at(number)] = std::numeric_limits<Number>::max();
-    if (std::isfinite(one.magnitude)) largest_score = std::max(largest_score, one.magnitude);
-  });
-  return {out.bounded(), weights.bounded(), lse.bounded(), largest_score};
-}
+};
 
 template <class Arithmetic>
+void Work<Arithmetic>::add_row(const Row<Number>& one, std::int64_t b, std::int64_t h, std::int64_t i,
+                               Results& to) const {
+  const std::int64_t number = (b * spec_.heads() + h) * spec_.q.size(2) + i, width = spec_.value_dim();
+  for (std::size_t n = 0; n < one.keys.size(); ++n) {
+    const std::int64_t j = one.keys[n];
+    to.weights.add(at(number * spec_.k.size(2) + j), one.p[n], one.p[n], one.grown, 1);
+    if (one.keep[n] == 0) continue;
+    const Number* v = v_.data() + v_at(b, kv_head(h), j);
+    to.out.add_vector(number * width, v, width, one.p[n] * one.keep[n], one.p_size[n] * one.keep[n], one.grown, 0);
+    for (std::int64_t d = 0; d < width; ++d) {
+      Number& limit = to.out.limit[at(number * width + d)];
+      limit = std::max(limit, one.keep[n] * std::abs(v[d]));
+    }
+  }
+  to.lse.value[at(number)] = one.lse;
+  to.lse.terms[at(number)] = std::isinf(one.lse) ? 0 : std::abs(one.lse);
+  to.lse.weighted[at(number)] = std::isinf(one.lse) ? 0 : one.magnitude;
+  to.lse.limit[at(number)] = std::numeric_limits<Number>::max();
+  if (std::isfinite(one.magnitude)) to.largest_score = std::max(to.largest_score, one.magnitude);
+}
+
+// What the gradients of rows add up to.
+template <class Arithmetic>
 struct Work<Arithmetic>::Gradients {
-  Sums<Number> dq, dk, dv;
-  std::optional<Sums<Number>> dbias, dsinks;
-  Number largest = 0;  // of what is finite
+  Gradients(const Spec& spec, const Array& grad)
+      : grad_out(numbers<Number>(grad)), dq(spec.q.sizes()), dk(spec.k.sizes()), dv(spec.v.sizes()) {
+    if (spec.bias) dbias.emplace(spec.bias->sizes());
+    if (spec.sinks) dsinks.emplace(spec.sinks->sizes());
+  }
+  Backward backward(Arithmetic arithmetic) const;
 
   void reach(Number size) {
     if (std::isfinite(size)) largest = std::max(largest, size);
   }
+
+  std::vector<Number> grad_out;
+  Sums<Number> dq, dk, dv;
+  std::optional<Sums<Number>> dbias, dsinks;
+  Number largest = 0;  // of what is finite
 };
 
 // The gradients of one row, added to what the rows before it gave.
 template <class Arithmetic>
-void Work<Arithmetic>::add_row_gradients(const Number* grad_row, std::int64_t b, std::int64_t h, std::int64_t i,
+void Work<Arithmetic>::add_row_gradients(const Row<Number>& one, std::int64_t b, std::int64_t h, std::int64_t i,
                                          Gradients& to) const {
-  const Row<Number> one = row(b, h, i);
   if (one.keys.empty()) return;
+  const Number* grad_row = to.grad_out.data() + ((b * spec_.heads() + h) * spec_.q.size(2) + i) * spec_.value_dim();
   const std::int64_t g = kv_head(h), width = spec_.head_dim(), value_width = spec_.value_dim();
   const std::int64_t q_row = q_at(b, h, i);
   std::vector<Number> dp(one.keys.size());       // dP = keep * <dO, v>
@@ -331,24 +356,44 @@ void Work<Arithmetic>::add_row_gradients(const Number* grad_row, std::int64_t b,
 }
 
 template <class Arithmetic>
-Backward Work<Arithmetic>::backward(const Array& grad_out) const {
-  Gradients sums{Sums<Number>(spec_.q.sizes()), Sums<Number>(spec_.k.sizes()), Sums<Number>(spec_.v.sizes()), {}, {}};
-  if (spec_.bias) sums.dbias.emplace(spec_.bias->sizes());
-  if (spec_.sinks) sums.dsinks.emplace(spec_.sinks->sizes());
-  const std::vector<Number> gradient = numbers<Number>(grad_out);
-  each_row(spec_, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
-    const std::int64_t row = (b * spec_.heads() + h) * spec_.q.size(2) + i;
-    add_row_gradients(gradient.data() + row * spec_.value_dim(), b, h, i, sums);
-  });
-  Backward result{sums.dq.bounded(), sums.dk.bounded(), sums.dv.bounded(), {}, {}, sums.largest};
-  if (sums.dbias) result.dbias = sums.dbias->bounded();
-  if (sums.dsinks) result.dsinks = sums.dsinks->bounded();
+Backward Work<Arithmetic>::Gradients::backward(Arithmetic arithmetic) const {
+  Backward result{dq.bounded(), dk.bounded(), dv.bounded(), {}, {}, largest};
+  if (dbias) result.dbias = dbias->bounded();
+  if (dsinks) result.dsinks = dsinks->bounded();
   for (Bounded* one : {&result.dq, &result.dk, &result.dv}) {
-    for (Real& value : one->value.values) value = arithmetic_.store(static_cast<Number>(value));
+    for (Real& value : one->value.values) value = arithmetic.store(static_cast<Number>(value));
     for (Real terms : one->terms.values)
       if (std::isfinite(terms)) result.largest = std::max(result.largest, terms);
   }
   return result;
+}
+
+template <class Arithmetic>
+Forward Work<Arithmetic>::forward() const {
+  Results results(spec_);
+  each_row(spec_, [&](std::int64_t b, std::int64_t h, std::int64_t i) { add_row(row(b, h, i), b, h, i, results); });
+  return results.forward();
+}
+
+template <class Arithmetic>
+Backward Work<Arithmetic>::backward(const Array& grad_out) const {
+  Gradients gradients(spec_, grad_out);
+  each_row(spec_, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+    add_row_gradients(row(b, h, i), b, h, i, gradients);
+  });
+  return gradients.backward(arithmetic_);
+}
+
+template <class Arithmetic>
+std::pair<Forward, Backward> Work<Arithmetic>::both(const Array& grad_out) const {
+  Results results(spec_);
+  Gradients gradients(spec_, grad_out);
+  each_row(spec_, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+    const Row<Number> one = row(b, h, i);
+    add_row(one, b, h, i, results);
+    add_row_gradients(one, b, h, i, gradients);
+  });
+  return {results.forward(), gradients.backward(arithmetic_)};
 }
 
 // In numbers with at least 29 bits more than an engine's: for f64 that takes long double.
@@ -402,33 +447,28 @@ Backward backward(const Spec& spec, const Array& grad_out) {
   return in_wide_numbers(spec, [&](const auto& work) { return work.backward(grad_out); });
 }
 
+std::pair<Forward, Backward> both(const Spec& spec, const Array& grad_out) {
+  return in_wide_numbers(spec, [&](const auto& work) { return work.both(grad_out); });
+}
+
 Backward eager_backward(const Spec& spec, const Array& grad_out, DType dtype) {
   if (dtype == DType::f64) return Work(spec, Eager<double>{dtype}).backward(grad_out);
   return Work(spec, Eager<float>{dtype}).backward(grad_out);
 }
 
-Array scores(const Spec& spec, Stage stage) {
-  if (stage == Stage::weights) return forward(spec).weights.value;
-  Array result({spec.batch(), spec.heads(), spec.q.size(2), spec.k.size(2)});
+ScoreMatrices scores(const Spec& spec) {
+  const Dims sizes{spec.batch(), spec.heads(), spec.q.size(2), spec.k.size(2)};
+  ScoreMatrices result{Array(sizes), Array(sizes), Array(sizes), Array(sizes), Array(sizes)};
   in_wide_numbers(spec, [&](const auto& work) {
     each_row(spec, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
-      for (std::int64_t j = 0; j < spec.keys[at(b)]; ++j) {
-        const Score one = work.score(b, h, i, j);
-        const Real biased = allowed(spec, b, h, i, j) ? one.biased : -infinity;
-        result(b, h, i, j) = stage == Stage::scaled ? one.scaled : stage == Stage::capped ? one.capped : biased;
-      }
-    });
-  });
-  return result;
-}
-
-Array score_sizes(const Spec& spec, Stage stage) {
-  Array result({spec.batch(), spec.heads(), spec.q.size(2), spec.k.size(2)});
-  in_wide_numbers(spec, [&](const auto& work) {
-    each_row(spec, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
-      for (std::int64_t j = 0; j < spec.keys[at(b)]; ++j) {
-        const Score one = work.score(b, h, i, j);
-        result(b, h, i, j) = stage >= Stage::biased ? one.magnitude : one.products;
+      std::size_t n = at(((b * sizes[1] + h) * sizes[2] + i) * sizes[3]);
+      for (std::int64_t j = 0; j < spec.keys[at(b)]; ++j, ++n) {
+        const auto one = work.score(b, h, i, j);
+        result.scaled.values[n] = one.scaled;
+        result.capped.values[n] = one.capped;
+        result.biased.values[n] = allowed(spec, b, h, i, j) ? static_cast<Real>(one.biased) : -infinity;
+        result.products.values[n] = one.products;
+        result.magnitudes.values[n] = one.magnitude;
       }
     });
   });

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "headway/attention.h"
@@ -86,15 +87,19 @@ struct Backward {
 
 Forward forward(const Spec& spec);
 Backward backward(const Spec& spec, const Array& grad_out);
+std::pair<Forward, Backward> both(const Spec& spec, const Array& grad_out);  // in little more than the time of one
 
 // The same formulas with every stored matrix rounded to the type, and dot products in f32 (f64 for f64): the eager
 // implementation that section 3 compares with. Only the values are filled.
 Backward eager_backward(const Spec& spec, const Array& grad_out, DType dtype);
 
-// The score matrix after a stage; and the sum of the absolute values that a score is made of there: |scale| sum |q k|,
-// from the biased stage on with |bias| + |alibi|.
-Array scores(const Spec& spec, Stage stage);
-Array score_sizes(const Spec& spec, Stage stage);
+// The score matrix after each stage; and the sums of the absolute values that a score is made of: |scale| sum |q k|,
+// and that with |bias| + |alibi|.
+struct ScoreMatrices {
+  Array scaled, capped, biased;
+  Array products, magnitudes;
+};
+ScoreMatrices scores(const Spec& spec);
 
 // Section 3's bound for each element of a result computed in `dtype`. `eager`, where given, holds the eager
 // implementation's values: twice its error is then allowed on top.

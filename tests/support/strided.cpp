@@ -67,17 +67,15 @@ Strided::Strided(const Dims& sizes, DType dtype, Layout layout) : dtype_(dtype),
 void* Strided::address() { return bytes_.data() + aligned_ + static_cast<std::size_t>(first_) * size_of(dtype_); }
 
 bool Strided::surroundings_intact() const {
-  std::vector<bool> ours(bytes_.size(), false);
+  std::vector<unsigned char> rest = bytes_;
   const std::size_t element = size_of(dtype_);
   each_index(sizes_, [&](const Dims& index) {
     std::int64_t position = first_;
     for (int axis = 0; axis < sizes_.size(); ++axis) position += index[axis] * strides_[axis];
-    const std::size_t byte = aligned_ + static_cast<std::size_t>(position) * element;
-    std::fill_n(ours.begin() + static_cast<std::ptrdiff_t>(byte), element, true);
+    std::memset(rest.data() + aligned_ + static_cast<std::size_t>(position) * element, untouched, element);
   });
-  for (std::size_t byte = 0; byte < bytes_.size(); ++byte)
-    if (!ours[byte] && bytes_[byte] != untouched) return false;
-  return true;
+  // All bytes are alike if the first is as it was and each is like the one before it.
+  return rest.empty() || (rest.front() == untouched && std::memcmp(rest.data(), rest.data() + 1, rest.size() - 1) == 0);
 }
 
 void fill_normal(TensorView view, Random& random, double size) {
