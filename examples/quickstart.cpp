@@ -13,11 +13,11 @@ void attention_on_your_memory() {
   std::vector<float> out(static_cast<std::size_t>(batch * seq * heads * head_dim));
 
   // [B,S,3,H,D] in memory; attention wants [B,H,S,D]. These are views: no element moves.
-  const ConstTensorView packed(qkv.data(), {batch, seq, 3, heads, head_dim});
+  const ConstTensorView packed(qkv, {batch, seq, 3, heads, head_dim});
   const ConstTensorView q = packed.select(2, 0).transpose(1, 2);
   const ConstTensorView k = packed.select(2, 1).transpose(1, 2);
   const ConstTensorView v = packed.select(2, 2).transpose(1, 2);
-  const TensorView result = TensorView(out.data(), {batch, seq, heads, head_dim}).transpose(1, 2);
+  const TensorView result = TensorView(out, {batch, seq, heads, head_dim}).transpose(1, 2);
 
   const AttentionOptions options{.causal = Causal::square, .window = Window{.left = 8}};
   attention(q, k, v, result, options);
@@ -25,7 +25,7 @@ void attention_on_your_memory() {
 }
 
 // One step of gradient descent towards `target`; returns the mean squared error before it.
-double train_step(MultiHeadAttention& layer, const Tensor& x, const Tensor& target, float learning_rate) {
+double train_step(MultiHeadAttention& layer, Sgd& sgd, const Tensor& x, const Tensor& target) {
   const Tensor y = layer.forward(x, x, x, {.causal = Causal::square});
   const auto count = static_cast<float>(y.elements());
   Tensor dy(y.sizes());
@@ -35,13 +35,7 @@ double train_step(MultiHeadAttention& layer, const Tensor& x, const Tensor& targ
     loss += error * error / count;
     dy.as<float>()[e] = 2 * error / count;
   }
-  const Gradients gradients = layer.backward(dy);
-  for (auto& [name, parameter] : layer.parameters()) {
-    const float* gradient = gradients.parameters.at(name).as<float>();
-    for (std::int64_t e = 0; e < parameter.elements(); ++e) {
-      parameter.as<float>()[e] -= learning_rate * gradient[e];
-    }
-  }
+  sgd.step(layer, layer.backward(dy));
   return loss;
 }
 
@@ -51,10 +45,11 @@ int main() {
   MultiHeadAttention layer({.model_dim = 4, .heads = 2, .bias = true, .seed = 1});
   const Tensor x = Tensor::of<float>({1, 3, 4}, {1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0});
   const Tensor target = Tensor::of<float>({1, 3, 4}, {0, 1, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0});
-  const double before = train_step(layer, x, target, 0.5f);
+  Sgd sgd({.learning_rate = 0.5});
+  const double before = train_step(layer, sgd, x, target);
   double after = before;
   for (int step = 0; step < 300; ++step) {
-    after = train_step(layer, x, target, 0.5f);
+    after = train_step(layer, sgd, x, target);
   }
   std::cout << "mean squared error: " << before << " before, " << after << " after 300 steps\n";
   return after < before / 10 ? 0 : 1;

@@ -9,7 +9,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <optional>
+#include <ranges>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -81,6 +84,10 @@ struct AttentionGradients {
 void attention(ConstTensorView query, ConstTensorView key, ConstTensorView value, TensorView out,
                const AttentionOptions& options = {}, const AttentionOutputs& outputs = {});
 
+// The same with the result allocated: contiguous, of the query's type, on its device.
+Tensor attention(ConstTensorView query, ConstTensorView key, ConstTensorView value,
+                 const AttentionOptions& options = {}, const AttentionOutputs& outputs = {});
+
 // The gradients of sum(grad_out * out), from the out and lse that attention wrote with the same options.
 void attention_backward(ConstTensorView grad_out, ConstTensorView query, ConstTensorView key, ConstTensorView value,
                         ConstTensorView out, ConstTensorView lse, const AttentionGradients& gradients,
@@ -92,6 +99,25 @@ void attention_backward(ConstTensorView grad_out, ConstTensorView query, ConstTe
 void attention_varlen(ConstTensorView query, ConstTensorView key, ConstTensorView value, ConstTensorView cu_seqlens_q,
                       ConstTensorView cu_seqlens_k, TensorView out, const AttentionOptions& options = {},
                       const AttentionOutputs& outputs = {});
+
+Tensor attention_varlen(ConstTensorView query, ConstTensorView key, ConstTensorView value, ConstTensorView cu_seqlens_q,
+                        ConstTensorView cu_seqlens_k, const AttentionOptions& options = {},
+                        const AttentionOutputs& outputs = {});
+
+// Where sequences of these lengths begin and end in a pack: {3, 0, 5} gives [0, 3, 3, 8], i64. InvalidArgument for a
+// negative length or a sum past 2^63.
+Tensor cu_seqlens(std::span<const std::int64_t> lengths);
+template <std::ranges::input_range Lengths>
+requires std::integral<std::ranges::range_value_t<Lengths>> Tensor cu_seqlens(const Lengths& lengths) {
+  std::vector<std::int64_t> wide;
+  for (const auto length : lengths) {
+    wide.push_back(Dims::Number(length).value);
+  }
+  return cu_seqlens(std::span<const std::int64_t>(wide));
+}
+inline Tensor cu_seqlens(std::initializer_list<std::int64_t> lengths) {
+  return cu_seqlens(std::span(lengths.begin(), lengths.size()));
+}
 
 void attention_varlen_backward(ConstTensorView grad_out, ConstTensorView query, ConstTensorView key,
                                ConstTensorView value, ConstTensorView out, ConstTensorView lse,
@@ -119,6 +145,11 @@ struct ExplainRequest {
 // What attention would run and why; runs nothing.
 Plan explain(ConstTensorView query, ConstTensorView key, ConstTensorView value, const AttentionOptions& options = {},
              const ExplainRequest& request = {});
+
+// The same for packed sequences.
+Plan explain_varlen(ConstTensorView query, ConstTensorView key, ConstTensorView value, ConstTensorView cu_seqlens_q,
+                    ConstTensorView cu_seqlens_k, const AttentionOptions& options = {},
+                    const ExplainRequest& request = {});
 
 }  // namespace headway
 #pragma GCC visibility pop

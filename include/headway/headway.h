@@ -7,6 +7,8 @@
 #include "headway/error.h"
 #include "headway/io.h"
 #include "headway/layer.h"
+#include "headway/linear.h"
+#include "headway/optimizer.h"
 #include "headway/plan.h"
 #include "headway/printable.h"
 #include "headway/tensor.h"

@@ -13,7 +13,13 @@
 #pragma GCC visibility push(default)
 namespace headway {
 
-using NamedTensors = std::map<std::string, Tensor>;
+// Tensors by name. at() names what there is when it does not find one.
+class NamedTensors : public std::map<std::string, Tensor> {
+ public:
+  using std::map<std::string, Tensor>::map;
+  Tensor& at(const std::string& name);
+  const Tensor& at(const std::string& name) const;
+};
 using NamedViews = std::map<std::string, ConstTensorView>;
 
 // A .safetensors file: tensors by name, and its free-form text metadata.

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "headway/attention.h"
+#include "headway/io.h"
 #include "headway/tensor.h"
 
 #pragma GCC visibility push(default)
@@ -50,7 +50,7 @@ struct MultiHeadAttentionConfig {
 // keys and values at once, its gradient is the sum of the three.
 struct Gradients {
   Tensor queries, keys, values;
-  std::map<std::string, Tensor> parameters;
+  NamedTensors parameters;
 };
 
 // Where backward writes the gradients of a bias and of sinks that were given as options, for models that learn them.
@@ -104,7 +104,8 @@ class MultiHeadAttention {
 
  private:
   struct State;
-  explicit MultiHeadAttention(std::unique_ptr<State> state);
+  struct Loaded {};  // with it the constructor has two parameters, so that MultiHeadAttention({}) is never this one
+  MultiHeadAttention(Loaded, std::unique_ptr<State> state);
 
   std::unique_ptr<State> state_;
 };

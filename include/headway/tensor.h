@@ -3,10 +3,13 @@
 #pragma once
 
 #include <array>
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <iosfwd>
 #include <memory>
+#include <ranges>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -15,20 +18,53 @@
 #include "headway/dtype.h"
 #include "headway/error.h"
 
+// Where a compiler can warn about a view that outlives its memory, it does.
+#if defined(__has_cpp_attribute) && __has_cpp_attribute(clang::lifetimebound)
+#define HEADWAY_LIFETIMEBOUND [[clang::lifetimebound]]
+#else
+#define HEADWAY_LIFETIMEBOUND
+#endif
+
 #pragma GCC visibility push(default)
 namespace headway {
 
-// Sizes or strides: up to 8 numbers, stored in place.
+// Sizes, strides or an index: up to 8 numbers, stored in place. {batch, vector.size(), 64} takes any integer types.
 class Dims {
  public:
   static constexpr int max_rank = 8;
 
+  // One of the numbers; InvalidArgument for an unsigned one past 2^63.
+  struct Number {
+    template <std::integral T>
+    constexpr Number(T number)  // NOLINT(google-explicit-constructor)
+        : value(static_cast<std::int64_t>(number)) {
+      if (std::unsigned_integral<T> && value < 0) {
+        throw_too_large(static_cast<std::uint64_t>(number));
+      }
+    }
+    std::int64_t value;
+  };
+
   Dims() = default;
-  Dims(std::initializer_list<std::int64_t> values) : Dims(std::span(values.begin(), values.size())) {}
+  Dims(std::initializer_list<Number> values) {
+    require_rank(values.size());
+    for (const Number number : values) {
+      values_[static_cast<std::size_t>(size_++)] = number.value;
+    }
+  }
   explicit Dims(std::span<const std::int64_t> values);
 
   int size() const { return size_; }
   bool empty() const { return size_ == 0; }
+  // The number of an axis; negative axes count from the end, -1 is the last. InvalidArgument where there is none.
+  std::int64_t at(int axis) const {
+    const int from_front = axis < 0 ? axis + size_ : axis;
+    if (from_front < 0 || from_front >= size_) {
+      throw_no_axis(axis, size_);
+    }
+    return values_[static_cast<std::size_t>(from_front)];
+  }
+  // Without the check.
   std::int64_t& operator[](int axis) { return values_[static_cast<std::size_t>(axis)]; }
   std::int64_t operator[](int axis) const { return values_[static_cast<std::size_t>(axis)]; }
   const std::int64_t* begin() const { return values_.data(); }
@@ -38,6 +74,15 @@ class Dims {
   bool operator==(const Dims& other) const;
 
  private:
+  [[noreturn]] static void throw_too_large(std::uint64_t number);
+  [[noreturn]] static void throw_no_axis(int axis, int rank);
+  [[noreturn]] static void throw_too_many();
+  static void require_rank(std::size_t count) {
+    if (count > max_rank) {
+      throw_too_many();
+    }
+  }
+
   std::array<std::int64_t, max_rank> values_{};
   int size_ = 0;
 };
@@ -58,6 +103,12 @@ struct Device {
 
 std::ostream& operator<<(std::ostream& stream, Device device);  // cpu, cuda:0
 
+// What a view may be made of: the element types, and bytes, which are bools then (0 is false, anything else true),
+// since std::vector<bool> has no memory that could be viewed.
+template <class T>
+concept Viewable = Element<T> || std::same_as<T, std::byte> || std::same_as<T, char> ||
+    std::same_as<T, unsigned char> || std::same_as<T, signed char>;
+
 // `Void` is void for a view that may be written, const void for one that may not.
 template <class Void>
 class BasicTensorView {
@@ -71,12 +122,22 @@ class BasicTensorView {
 
   // Over memory of a known element type: TensorView(pointer, {2, 3}) or, with strides, (pointer, {2, 3}, {3, 1}).
   template <class T>
-  requires(Element<std::remove_const_t<T>>&& std::is_convertible_v<T*, Void*>) BasicTensorView(T* data, Dims sizes)
-      : BasicTensorView(data, dtype_of<std::remove_const_t<T>>, sizes) {}
+  requires(Viewable<std::remove_const_t<T>>&& std::is_convertible_v<T*, Void*>) BasicTensorView(T* data, Dims sizes)
+      : BasicTensorView(data, dtype_in_memory<std::remove_const_t<T>>(), sizes) {}
   template <class T>
-  requires(Element<std::remove_const_t<T>>&& std::is_convertible_v<T*, Void*>)
+  requires(Viewable<std::remove_const_t<T>>&& std::is_convertible_v<T*, Void*>)
       BasicTensorView(T* data, Dims sizes, Dims strides)
-      : BasicTensorView(data, dtype_of<std::remove_const_t<T>>, sizes, strides) {}
+      : BasicTensorView(data, dtype_in_memory<std::remove_const_t<T>>(), sizes, strides) {}
+
+  // Over a std::vector, array or span, whose length must be the shape's: TensorView(vector, {2, 3}).
+  template <std::ranges::contiguous_range Range>
+  requires(std::ranges::sized_range<Range>&& std::ranges::borrowed_range<Range>&&
+               Viewable<std::ranges::range_value_t<Range>>&&
+                   std::is_convertible_v<std::add_pointer_t<std::ranges::range_reference_t<Range>>, Void*>)
+      BasicTensorView(Range&& range HEADWAY_LIFETIMEBOUND, Dims sizes)
+      : BasicTensorView(std::ranges::data(range), dtype_in_memory<std::ranges::range_value_t<Range>>(), sizes) {
+    require_elements(static_cast<std::size_t>(std::ranges::size(range)));
+  }
 
   // A writable view converts to a read-only one.
   template <class Other>
@@ -90,15 +151,17 @@ class BasicTensorView {
   int rank() const { return sizes_.size(); }
   const Dims& sizes() const { return sizes_; }
   const Dims& strides() const { return strides_; }
-  std::int64_t size(int axis) const { return sizes_[axis]; }
-  std::int64_t stride(int axis) const { return strides_[axis]; }
-  std::int64_t elements() const;
+  std::int64_t size(int axis) const { return sizes_.at(axis); }  // axis -1 is the last
+  std::int64_t stride(int axis) const { return strides_.at(axis); }
+  std::int64_t elements() const { return product(sizes_); }
   bool is_contiguous() const;
 
   // The typed pointer; TypeMismatch when the view holds something else.
   template <Element T>
   auto* as() const {
-    require_dtype(dtype_of<T>);
+    if (dtype_ != dtype_of<T>) {
+      throw_other_type(dtype_of<T>, dtype_);
+    }
     using Pointer = std::conditional_t<writable, T*, const T*>;
     return static_cast<Pointer>(data_);
   }
@@ -109,18 +172,49 @@ class BasicTensorView {
     return as<T>()[offset(index)];
   }
 
+  // Axes may be counted from the end: transpose(-2, -1).
   BasicTensorView transpose(int axis_a, int axis_b) const;
   BasicTensorView permute(const Dims& order) const;
   BasicTensorView select(int axis, std::int64_t index) const;                   // drops the axis
   BasicTensorView slice(int axis, std::int64_t begin, std::int64_t end) const;  // [begin, end)
   BasicTensorView flip(int axis) const;                                         // in reverse order
-  BasicTensorView unsqueeze(int axis) const;                                    // a new axis of size 1
+  BasicTensorView unsqueeze(int axis) const;                                    // a new axis of size 1; -1: the last
   BasicTensorView unflatten(int axis, const Dims& sizes) const;                 // one axis into several
   BasicTensorView expand(const Dims& sizes) const;                              // NumPy broadcasting, stride 0
 
+  // The number of elements of a shape that was checked. (Unsigned: of an empty one the other sizes may be anything.)
+  static std::int64_t product(const Dims& sizes) {
+    std::uint64_t count = 1;
+    for (const std::int64_t size : sizes) {
+      count *= static_cast<std::uint64_t>(size);
+    }
+    return static_cast<std::int64_t>(count);
+  }
+  [[noreturn]] static void throw_other_type(DType expected, DType found);
+
  private:
-  void require_dtype(DType expected) const;
-  std::int64_t offset(const Dims& index) const;
+  template <Viewable T>
+  static constexpr DType dtype_in_memory() {
+    if constexpr (Element<T>) {
+      return dtype_of<T>;
+    } else {
+      return DType::b8;
+    }
+  }
+  void require_elements(std::size_t found) const;
+  [[noreturn]] void throw_outside(const Dims& index) const;
+  std::int64_t offset(const Dims& index) const {
+    bool inside = index.size() == rank() && device_ == Device{};
+    std::int64_t result = 0;
+    for (int axis = 0; inside && axis < rank(); ++axis) {
+      inside = index[axis] >= 0 && index[axis] < sizes_[axis];
+      result += inside ? index[axis] * strides_[axis] : 0;
+    }
+    if (!inside) {
+      throw_outside(index);
+    }
+    return result;
+  }
   std::int64_t distance(int axis, std::int64_t index) const;  // in elements
   BasicTensorView moved_by(std::int64_t elements, Dims sizes, Dims strides) const;
 
@@ -156,10 +250,11 @@ class Tensor {
   }
 
   Tensor clone() const;  // on the same device, in the order of the same stream
-  TensorView view() { return {memory_.get(), dtype_, sizes_, device()}; }
-  ConstTensorView view() const { return {memory_.get(), dtype_, sizes_, device()}; }
-  operator TensorView() { return view(); }             // NOLINT(google-explicit-constructor)
-  operator ConstTensorView() const { return view(); }  // NOLINT(google-explicit-constructor)
+  // A temporary cannot become an output; a view of one may be read until the expression ends.
+  TensorView view() & HEADWAY_LIFETIMEBOUND { return {memory_.get(), dtype_, sizes_, device()}; }
+  ConstTensorView view() const& HEADWAY_LIFETIMEBOUND { return {memory_.get(), dtype_, sizes_, device()}; }
+  operator TensorView() & HEADWAY_LIFETIMEBOUND { return view(); }            // NOLINT(google-explicit-constructor)
+  operator ConstTensorView() const& HEADWAY_LIFETIMEBOUND { return view(); }  // NOLINT(google-explicit-constructor)
 
   void* data() { return memory_.get(); }
   const void* data() const { return memory_.get(); }
@@ -167,15 +262,17 @@ class Tensor {
   Device device() const { return memory_.get_deleter().device; }
   const Dims& sizes() const { return sizes_; }
   int rank() const { return sizes_.size(); }
-  std::int64_t size(int axis) const { return sizes_[axis]; }
-  std::int64_t elements() const { return view().elements(); }
+  std::int64_t size(int axis) const { return sizes_.at(axis); }  // axis -1 is the last
+  std::int64_t elements() const { return TensorView::product(sizes_); }
   template <Element T>
-  T* as() {
-    return view().as<T>();
+  T* as() HEADWAY_LIFETIMEBOUND {
+    require_dtype(dtype_of<T>);
+    return static_cast<T*>(memory_.get());
   }
   template <Element T>
-  const T* as() const {
-    return view().as<T>();
+  const T* as() const HEADWAY_LIFETIMEBOUND {
+    require_dtype(dtype_of<T>);
+    return static_cast<const T*>(memory_.get());
   }
   template <Element T>
   T& at(const Dims& index) {
@@ -193,6 +290,11 @@ class Tensor {
     void* stream;
     void operator()(void* memory) const noexcept;
   };
+  void require_dtype(DType expected) const {
+    if (dtype_ != expected) {
+      TensorView::throw_other_type(expected, dtype_);
+    }
+  }
   static Tensor copied_from(const void* values, std::size_t count, const Dims& sizes, DType dtype);
 
   std::unique_ptr<void, Free> memory_;

@@ -6,19 +6,40 @@
 
 namespace headway {
 
-Plan explain(ConstTensorView query, ConstTensorView key, ConstTensorView value, const AttentionOptions& options,
-             const ExplainRequest& request) try {
-  Problem problem =
-      inputs_problem({.operation = "explain", .query = query, .key = key, .value = value, .options = options},
-                     request.backward ? Pass::backward : Pass::forward);
+namespace {
+
+Plan plan_of(const Call& call, const ExplainRequest& request, const char* forward, const char* backward) {
+  Problem problem = inputs_problem(call, request.backward ? Pass::backward : Pass::forward);
   problem.wants_lse = request.lse;
   problem.wants_weights = request.weights;
   Plan plan = choose(problem).plan;
   describe_problem(problem, plan);
-  plan.operation = request.backward ? "attention_backward" : "attention";
+  plan.operation = request.backward ? backward : forward;
   return plan;
+}
+
+}  // namespace
+
+Plan explain(ConstTensorView query, ConstTensorView key, ConstTensorView value, const AttentionOptions& options,
+             const ExplainRequest& request) try {
+  return plan_of({.operation = "explain", .query = query, .key = key, .value = value, .options = options}, request,
+                 "attention", "attention_backward");
 } catch (...) {
   throw_own_error("explain");
+}
+
+Plan explain_varlen(ConstTensorView query, ConstTensorView key, ConstTensorView value, ConstTensorView cu_seqlens_q,
+                    ConstTensorView cu_seqlens_k, const AttentionOptions& options, const ExplainRequest& request) try {
+  return plan_of({.operation = "explain_varlen",
+                  .query = query,
+                  .key = key,
+                  .value = value,
+                  .cu_seqlens_q = cu_seqlens_q,
+                  .cu_seqlens_k = cu_seqlens_k,
+                  .options = options},
+                 request, "attention_varlen", "attention_varlen_backward");
+} catch (...) {
+  throw_own_error("explain_varlen");
 }
 
 }  // namespace headway

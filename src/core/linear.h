@@ -5,17 +5,11 @@
 #include <string_view>
 
 #include "headway/attention.h"
+#include "headway/linear.h"
 #include "headway/plan.h"
 #include "headway/tensor.h"
 
 namespace headway {
-
-// Where linear_backward writes; a gradient without a view is not computed.
-struct LinearGradients {
-  std::optional<TensorView> dx = {};       // dy W^T         [B,S,in]
-  std::optional<TensorView> dweight = {};  // sum of x^T dy  [in,out]
-  std::optional<TensorView> dbias = {};    // sum of dy      [out]
-};
 
 // What a linear map takes from the operation that it is part of.
 struct LinearCall {

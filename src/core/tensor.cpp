@@ -19,10 +19,20 @@ Dims::Dims(std::span<const std::int64_t> values) {
   }
 }
 
+void Dims::throw_too_many() {
+  throw InvalidArgument(text("Dims: expected at most ", max_rank, " dimensions, found more"));
+}
+
+void Dims::throw_too_large(std::uint64_t number) {
+  throw InvalidArgument(text("Dims: expected numbers below 2^63, found ", number));
+}
+
+void Dims::throw_no_axis(int axis, int rank) {
+  throw InvalidArgument(text("tensor: expected an axis from ", -rank, " to ", rank - 1, ", found ", axis));
+}
+
 void Dims::push_back(std::int64_t value) {
-  if (size_ == max_rank) {
-    throw InvalidArgument(text("Dims: expected at most ", max_rank, " dimensions, found more"));
-  }
+  require_rank(static_cast<std::size_t>(size_) + 1);
   values_[static_cast<std::size_t>(size_++)] = value;
 }
 
@@ -107,11 +117,6 @@ BasicTensorView<Void>::BasicTensorView(Void* data, DType dtype, Dims sizes, Dims
 }
 
 template <class Void>
-std::int64_t BasicTensorView<Void>::elements() const {
-  return checked_elements(sizes_, dtype_);
-}
-
-template <class Void>
 bool BasicTensorView<Void>::is_contiguous() const {
   if (elements() == 0) {
     return true;
@@ -127,29 +132,23 @@ bool BasicTensorView<Void>::is_contiguous() const {
 }
 
 template <class Void>
-void BasicTensorView<Void>::require_dtype(DType expected) const {
-  if (dtype_ != expected) {
-    throw TypeMismatch(text("tensor: expected elements of type ", expected, ", found ", dtype_));
+void BasicTensorView<Void>::throw_other_type(DType expected, DType found) {
+  throw TypeMismatch(text("tensor: expected elements of type ", expected, ", found ", found));
+}
+
+template <class Void>
+void BasicTensorView<Void>::require_elements(std::size_t found) const {
+  if (static_cast<std::size_t>(elements()) != found) {
+    throw InvalidArgument(text("tensor: shape ", sizes_, " has ", elements(), " elements, found memory of ", found));
   }
 }
 
 template <class Void>
-std::int64_t BasicTensorView<Void>::offset(const Dims& index) const {
+void BasicTensorView<Void>::throw_outside(const Dims& index) const {
   if (device_ != Device{}) {
     throw Unsupported(text("tensor: expected elements in host memory, found them on ", device_));
   }
-  bool inside = index.size() == rank();
-  for (int axis = 0; inside && axis < rank(); ++axis) {
-    inside = index[axis] >= 0 && index[axis] < sizes_[axis];
-  }
-  if (!inside) {
-    throw InvalidArgument(text("tensor: index ", index, " is outside the shape ", sizes_));
-  }
-  std::int64_t result = 0;
-  for (int axis = 0; axis < rank(); ++axis) {
-    result += index[axis] * strides_[axis];
-  }
-  return result;
+  throw InvalidArgument(text("tensor: index ", index, " is outside the shape ", sizes_));
 }
 
 template <class Void>
@@ -167,10 +166,13 @@ BasicTensorView<Void> BasicTensorView<Void>::moved_by(std::int64_t elements, Dim
 
 namespace {
 
-void require_axis(const char* operation, int axis, int rank) {
-  if (axis < 0 || axis >= rank) {
-    throw InvalidArgument(text(operation, ": expected an axis from 0 to ", rank - 1, ", found ", axis));
+// The axis counted from the front.
+int checked_axis(const char* operation, int axis, int rank) {
+  const int from_front = axis < 0 ? axis + rank : axis;
+  if (from_front < 0 || from_front >= rank) {
+    throw InvalidArgument(text(operation, ": expected an axis from ", -rank, " to ", rank - 1, ", found ", axis));
   }
+  return from_front;
 }
 
 Dims without(const Dims& dims, int dropped) {
@@ -202,8 +204,8 @@ Dims replaced(const Dims& dims, int axis, const Dims& inserted) {
 
 template <class Void>
 BasicTensorView<Void> BasicTensorView<Void>::transpose(int axis_a, int axis_b) const {
-  require_axis("transpose", axis_a, rank());
-  require_axis("transpose", axis_b, rank());
+  axis_a = checked_axis("transpose", axis_a, rank());
+  axis_b = checked_axis("transpose", axis_b, rank());
   Dims sizes = sizes_;
   Dims strides = strides_;
   std::swap(sizes[axis_a], sizes[axis_b]);
@@ -218,7 +220,7 @@ BasicTensorView<Void> BasicTensorView<Void>::permute(const Dims& order) const {
   std::array<bool, Dims::max_rank> seen{};
   bool valid = order.size() == rank();
   for (int i = 0; valid && i < rank(); ++i) {
-    const std::int64_t axis = order[i];
+    const std::int64_t axis = order[i] < 0 ? order[i] + rank() : order[i];
     valid = axis >= 0 && axis < rank() && !seen[static_cast<std::size_t>(axis)];
     if (valid) {
       seen[static_cast<std::size_t>(axis)] = true;
@@ -234,7 +236,7 @@ BasicTensorView<Void> BasicTensorView<Void>::permute(const Dims& order) const {
 
 template <class Void>
 BasicTensorView<Void> BasicTensorView<Void>::select(int axis, std::int64_t index) const {
-  require_axis("select", axis, rank());
+  axis = checked_axis("select", axis, rank());
   if (index < 0 || index >= sizes_[axis]) {
     throw InvalidArgument(text("select: expected an index from 0 to ", sizes_[axis] - 1, ", found ", index));
   }
@@ -243,7 +245,7 @@ BasicTensorView<Void> BasicTensorView<Void>::select(int axis, std::int64_t index
 
 template <class Void>
 BasicTensorView<Void> BasicTensorView<Void>::slice(int axis, std::int64_t begin, std::int64_t end) const {
-  require_axis("slice", axis, rank());
+  axis = checked_axis("slice", axis, rank());
   if (begin < 0 || end < begin || end > sizes_[axis]) {
     throw InvalidArgument(text("slice: expected 0 <= begin <= end <= ", sizes_[axis], ", found ", begin, " and ", end));
   }
@@ -254,7 +256,7 @@ BasicTensorView<Void> BasicTensorView<Void>::slice(int axis, std::int64_t begin,
 
 template <class Void>
 BasicTensorView<Void> BasicTensorView<Void>::flip(int axis) const {
-  require_axis("flip", axis, rank());
+  axis = checked_axis("flip", axis, rank());
   if (sizes_[axis] < 2 || elements() == 0) {
     return *this;
   }
@@ -265,7 +267,7 @@ BasicTensorView<Void> BasicTensorView<Void>::flip(int axis) const {
 
 template <class Void>
 BasicTensorView<Void> BasicTensorView<Void>::unsqueeze(int axis) const {
-  require_axis("unsqueeze", axis, rank() + 1);
+  axis = checked_axis("unsqueeze", axis, rank() + 1);
   Dims sizes;
   Dims strides;
   for (int i = 0; i <= rank(); ++i) {
@@ -283,7 +285,7 @@ BasicTensorView<Void> BasicTensorView<Void>::unsqueeze(int axis) const {
 
 template <class Void>
 BasicTensorView<Void> BasicTensorView<Void>::unflatten(int axis, const Dims& sizes) const {
-  require_axis("unflatten", axis, rank());
+  axis = checked_axis("unflatten", axis, rank());
   if (sizes.empty() || checked_elements(sizes, DType::b8) != sizes_[axis]) {
     throw InvalidArgument(text("unflatten: expected sizes whose product is ", sizes_[axis], ", found ", sizes));
   }

@@ -164,7 +164,7 @@ MultiHeadAttention MultiHeadAttention::load(const std::filesystem::path& path) t
   if (!file.tensors.empty()) {
     reader.refuse("found an unexpected tensor \"", Reader::shortened(file.tensors.begin()->first), "\"");
   }
-  return MultiHeadAttention(std::move(state));
+  return {Loaded{}, std::move(state)};
 } catch (...) {
   throw_own_error("MultiHeadAttention::load");
 }

@@ -143,7 +143,7 @@ MultiHeadAttention::MultiHeadAttention(const MultiHeadAttentionConfig& config) t
   throw_own_error("MultiHeadAttention");
 }
 
-MultiHeadAttention::MultiHeadAttention(std::unique_ptr<State> state) : state_(std::move(state)) {}
+MultiHeadAttention::MultiHeadAttention(Loaded, std::unique_ptr<State> state) : state_(std::move(state)) {}
 MultiHeadAttention::~MultiHeadAttention() = default;
 MultiHeadAttention::MultiHeadAttention(MultiHeadAttention&&) noexcept = default;
 MultiHeadAttention& MultiHeadAttention::operator=(MultiHeadAttention&&) noexcept = default;

@@ -172,5 +172,21 @@ TEST(LayerParameters, of_float64_use_all_53_bits) {
   EXPECT_TRUE(last_bit);
 }
 
+TEST(Layers, of_an_empty_config_are_refused_by_a_text_not_by_the_compiler) {
+  EXPECT_THROW(MultiHeadAttention({}), InvalidArgument);
+}
+
+TEST(Gradients, of_a_name_that_is_not_there_name_those_that_are) {
+  MultiHeadAttention layer({.model_dim = 4, .heads = 2});
+  const Tensor x({1, 2, 4});
+  layer.forward(x, x, x);
+  try {
+    layer.backward(x).parameters.at("W_x");
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(), "tensors: there is none named 'W_x'; found W_k, W_o, W_q, W_v");
+  }
+}
+
 }  // namespace
 }  // namespace headway::test

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <sstream>
+#include <type_traits>
+#include <vector>
 
 #include "headway/attention.h"
 #include "support/array.h"
@@ -67,6 +69,38 @@ TEST(Tensors, without_axes_hold_one_number) {
   const Tensor scalar = Tensor::of<double>(Dims{}, {2.5});
   EXPECT_EQ(scalar.elements(), 1);
   EXPECT_EQ(scalar.at<double>({}), 2.5);
+}
+
+TEST(Tensors, count_axes_from_the_end_too_and_refuse_those_they_lack) {
+  const Tensor tensor({2, 3, 4});
+  EXPECT_EQ(tensor.size(-1), 4);
+  EXPECT_EQ(tensor.view().size(-3), 2);
+  EXPECT_EQ(tensor.view().stride(-2), 4);
+  EXPECT_EQ(tensor.view().transpose(-1, 0).sizes(), (Dims{4, 3, 2}));
+  EXPECT_EQ(tensor.view().unsqueeze(-1).sizes(), (Dims{2, 3, 4, 1}));
+  EXPECT_EQ(tensor.view().permute({-1, 0, 1}).sizes(), (Dims{4, 2, 3}));
+  for (const int axis : {3, 7, -4, 1000, -1000}) {
+    EXPECT_THROW(tensor.size(axis), InvalidArgument);
+    EXPECT_THROW(tensor.view().size(axis), InvalidArgument);
+    EXPECT_THROW(tensor.view().stride(axis), InvalidArgument);
+    EXPECT_THROW(tensor.view().select(axis, 0), InvalidArgument);
+  }
+  EXPECT_THROW(tensor.view().permute({-1, 2, 0}), InvalidArgument);
+}
+
+TEST(Tensors, that_are_temporaries_are_read_but_never_written) {
+  static_assert(std::is_convertible_v<Tensor&, TensorView>);
+  static_assert(std::is_convertible_v<Tensor, ConstTensorView>);
+  static_assert(!std::is_convertible_v<Tensor, TensorView>);
+  static_assert(!std::is_convertible_v<const Tensor&, TensorView>);
+  EXPECT_EQ(get(Tensor::of<float>({1}, {5}).view(), {0}), 5);
+}
+
+TEST(Sizes, are_made_of_any_integers) {
+  const std::vector<float> values(6);
+  const unsigned rows = 2;
+  EXPECT_EQ(Tensor({rows, values.size() / rows}).sizes(), (Dims{2, 3}));
+  EXPECT_THROW((Dims{std::uint64_t{1} << 63}), InvalidArgument);
 }
 
 TEST(Sizes, past_two_to_the_63_bytes_are_invalid) {

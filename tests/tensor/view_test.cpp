@@ -1,9 +1,16 @@
 // Views: shape functions move a pointer and strides, never the numbers.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstddef>
+#include <cstdint>
 #include <limits>
+#include <span>
 #include <sstream>
+#include <type_traits>
+#include <vector>
 
+#include "headway/attention.h"
 #include "headway/tensor.h"
 #include "support/array.h"
 
@@ -86,7 +93,7 @@ TEST(Views, refuse_axes_indices_and_sizes_that_are_not_there) {
   const Tensor tensor = counting({2, 6});
   const ConstTensorView view = tensor.view();
   EXPECT_THROW(view.transpose(0, 2), InvalidArgument);
-  EXPECT_THROW(view.transpose(-1, 0), InvalidArgument);
+  EXPECT_THROW(view.transpose(-3, 0), InvalidArgument);
   EXPECT_THROW(view.permute({0}), InvalidArgument);
   EXPECT_THROW(view.permute({1, 1}), InvalidArgument);
   EXPECT_THROW(view.select(0, 2), InvalidArgument);
@@ -133,6 +140,33 @@ TEST(Views, print_their_sizes_as_tuples) {
   std::ostringstream text;
   text << Dims{2, 3, 4} << ' ' << Device{} << ' ' << Device{DeviceType::cuda, 1};
   EXPECT_EQ(text.str(), "(2, 3, 4) cpu cuda:1");
+}
+
+TEST(Views, of_ranges_have_as_many_elements_as_the_range) {
+  std::vector<float> vector = {1, 2, 3, 4, 5, 6};
+  const std::array<double, 2> array = {7, 8};
+  const TensorView view(vector, {2, 3});
+  view.at<float>({1, 2}) = 9;
+  EXPECT_EQ(vector[5], 9);
+  EXPECT_EQ(ConstTensorView(array, {2}).at<double>({1}), 8);
+  EXPECT_EQ(ConstTensorView(std::span(vector).first(2), {2}).at<float>({1}), 2);
+  EXPECT_THROW(TensorView(vector, {2, 2}), InvalidArgument);
+  EXPECT_THROW(TensorView(vector, {7}), InvalidArgument);
+  static_assert(!std::is_constructible_v<TensorView, const std::vector<float>&, Dims>);
+  static_assert(!std::is_constructible_v<ConstTensorView, std::vector<float>, Dims>);  // it would be gone
+  static_assert(!std::is_constructible_v<ConstTensorView, std::vector<bool>&, Dims>);
+}
+
+TEST(Views, of_bytes_are_bools) {
+  const std::vector<std::uint8_t> bytes = {0, 1, 255, 2};
+  const std::vector<std::byte> standard_bytes(4, std::byte{1});
+  const char characters[2] = {0, 1};
+  EXPECT_EQ(ConstTensorView(bytes, {4}).dtype(), DType::b8);
+  EXPECT_EQ(ConstTensorView(standard_bytes, {2, 2}).dtype(), DType::b8);
+  EXPECT_EQ(ConstTensorView(characters, {2}).dtype(), DType::b8);
+  const Tensor ones = convert(Tensor::of<float>({4, 1}, {1, 2, 3, 4}), DType::f32);
+  const Tensor out = attention(Tensor({1, 1}), Tensor({4, 1}), ones, {.mask = ConstTensorView(bytes, {1, 4})});
+  EXPECT_FLOAT_EQ(out.at<float>({0, 0}), 3);  // the mean of what is not forbidden: 2, 3, 4
 }
 
 }  // namespace

@@ -1,0 +1,29 @@
+// The linear map y = x W + b and its gradients: the products that a layer makes, for models built around attention.
+#pragma once
+
+#include <optional>
+
+#include "headway/tensor.h"
+
+#pragma GCC visibility push(default)
+namespace headway {
+
+// Where linear_backward writes; a gradient without a view is not computed.
+struct LinearGradients {
+  std::optional<TensorView> dx = {};       // dy W^T, x's shape
+  std::optional<TensorView> dweight = {};  // sum of x^T dy, [in,out]
+  std::optional<TensorView> dbias = {};    // sum of dy, [out]
+};
+
+// y = x W + b. x [rows,in] or [B,S,in], weight [in,out], bias [out] or none, y [rows,out] or [B,S,out]: one float type,
+// any strides, one device. Sums are f32 (f64 for f64) and rounded once; a row of y depends on its own row of x alone.
+void linear(ConstTensorView x, ConstTensorView weight, const std::optional<ConstTensorView>& bias, TensorView y);
+
+// The same with the result allocated.
+Tensor linear(ConstTensorView x, ConstTensorView weight, const std::optional<ConstTensorView>& bias = {});
+
+// The gradients of sum(dy * y). A row of dy that is all zero adds nothing to dweight, whatever its row of x holds.
+void linear_backward(ConstTensorView dy, ConstTensorView x, ConstTensorView weight, const LinearGradients& gradients);
+
+}  // namespace headway
+#pragma GCC visibility pop
