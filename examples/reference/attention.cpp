@@ -9,6 +9,8 @@ void example_attention() {
   Tensor out({2, 8, 16, 32}), lse({2, 8, 16});
   attention(query, key, value, out, {.causal = Causal::square, .window = Window{.left = 4}}, {.lse = lse});
   std::cout << out.sizes() << ' ' << lse.sizes() << '\n';  // (2, 8, 16, 32) (2, 8, 16)
+  const Tensor allocated = attention(query, key, value, {.causal = Causal::square});
+  std::cout << allocated.sizes() << '\n';  // (2, 8, 16, 32)
 }
 
 void example_attention_backward() {
@@ -33,6 +35,13 @@ void example_attention_varlen() {
   std::cout << out.sizes() << '\n';  // (8, 4, 16)
 }
 
+void example_cu_seqlens() {
+  const Tensor starts = cu_seqlens(std::vector<int>{3, 0, 5});
+  std::cout << starts.view() << '\n';  // [0 3 3 8]
+  const Tensor packed({8, 4, 16});
+  std::cout << attention_varlen(packed, packed, packed, starts, starts).sizes() << '\n';  // (8, 4, 16)
+}
+
 void example_attention_varlen_backward() {
   const Tensor packed({8, 4, 16}), grad_out({8, 4, 16});
   const Tensor starts = Tensor::of<std::int32_t>({3}, {0, 3, 8});
@@ -51,6 +60,12 @@ void example_attention_scores() {
   std::cout << scores.at<float>({0, 0}) << ' ' << scores.at<float>({0, 1}) << '\n';  // 1 0
 }
 
+void example_explain_varlen() {
+  const Tensor packed({8, 4, 16}), starts = cu_seqlens({3, 5});
+  const Plan plan = explain_varlen(packed, packed, packed, starts, starts);
+  std::cout << plan.operation << ", " << plan.pairs << " pairs\n";  // attention_varlen, 136 pairs
+}
+
 void example_explain() {
   const Tensor x({1, 8, 128, 64});
   const Plan plan = explain(x, x, x, {.causal = Causal::square, .engine = Engine::reference});
@@ -65,7 +80,9 @@ void attention_examples() {
   example_attention();
   example_attention_backward();
   example_attention_varlen();
+  example_cu_seqlens();
   example_attention_varlen_backward();
   example_attention_scores();
+  example_explain_varlen();
   example_explain();
 }

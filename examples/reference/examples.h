@@ -5,6 +5,7 @@
 #include <headway/headway.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <iostream>
@@ -19,6 +20,8 @@ void dtype_examples();
 void error_examples();
 void io_examples();
 void layer_examples();
+void linear_examples();
+void optimizer_examples();
 void plan_examples();
 void printable_examples();
 void tensor_examples();

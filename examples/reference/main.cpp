@@ -12,6 +12,8 @@ void run_all() {
   error_examples();
   io_examples();
   layer_examples();
+  linear_examples();
+  optimizer_examples();
   plan_examples();
   printable_examples();
   tensor_examples();

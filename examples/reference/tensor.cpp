@@ -9,6 +9,7 @@ void example_Dims() {
   sizes.push_back(4);
   std::cout << sizes << ' ' << sizes.size() << ' ' << sizes.back() << '\n';  // (2, 3, 4) 3 4
   std::cout << (sizes == Dims{2, 3, 4}) << ' ' << sizes.empty() << '\n';     // true false
+  std::cout << sizes.at(0) << ' ' << sizes.at(-1) << '\n';                   // 2 4
 }
 
 void example_checked_elements() {
@@ -28,7 +29,7 @@ void example_Device() {
 
 void example_BasicTensorView() {
   std::vector<float> memory(2 * 3 * 4);
-  const TensorView view(memory.data(), {2, 3, 4});  // borrows: `memory` must stay
+  const TensorView view(memory, {2, 3, 4});  // borrows: `memory` must stay
   view.at<float>({1, 2, 3}) = 7;
   std::cout << view.rank() << ' ' << view.size(1) << ' ' << view.stride(1) << '\n';             // 3 3 4
   std::cout << view.transpose(0, 2).sizes() << ' ' << view.permute({1, 0, 2}).sizes() << '\n';  // (4, 3, 2) (3, 2, 4)
@@ -36,7 +37,7 @@ void example_BasicTensorView() {
   std::cout << view.flip(2).at<float>({1, 2, 0}) << '\n';                                       // 7
   std::cout << view.unsqueeze(0).sizes() << '\n';                                               // (1, 2, 3, 4)
   std::cout << view.unflatten(2, {2, 2}).sizes() << '\n';                                       // (2, 3, 2, 2)
-  const ConstTensorView row(memory.data(), {4});
+  const ConstTensorView row(memory.data(), {4});      // a pointer says nothing about its length
   std::cout << row.expand({3, 4}).strides() << '\n';  // (0, 1)
   std::cout << view.elements() << ' ' << view.is_contiguous() << ' ' << view.transpose(0, 1).is_contiguous()
             << '\n';  // 24 true false

@@ -109,6 +109,8 @@ template <class T>
 concept Viewable = Element<T> || std::same_as<T, std::byte> || std::same_as<T, char> ||
     std::same_as<T, unsigned char> || std::same_as<T, signed char>;
 
+class Tensor;
+
 // `Void` is void for a view that may be written, const void for one that may not.
 template <class Void>
 class BasicTensorView {
@@ -182,6 +184,9 @@ class BasicTensorView {
   BasicTensorView unflatten(int axis, const Dims& sizes) const;                 // one axis into several
   BasicTensorView expand(const Dims& sizes) const;                              // NumPy broadcasting, stride 0
 
+ private:
+  friend class Tensor;
+
   // The number of elements of a shape that was checked. (Unsigned: of an empty one the other sizes may be anything.)
   static std::int64_t product(const Dims& sizes) {
     std::uint64_t count = 1;
@@ -192,7 +197,6 @@ class BasicTensorView {
   }
   [[noreturn]] static void throw_other_type(DType expected, DType found);
 
- private:
   template <Viewable T>
   static constexpr DType dtype_in_memory() {
     if constexpr (Element<T>) {
