@@ -21,6 +21,7 @@ class Command {
 // Each adds its subcommand to `app`, where the caller finds it by name.
 std::unique_ptr<Command> make_analyze(CLI::App& app);
 std::unique_ptr<Command> make_attend(CLI::App& app);
+std::unique_ptr<Command> make_completion(CLI::App& app);
 std::unique_ptr<Command> make_explain(CLI::App& app);
 std::unique_ptr<Command> make_layer(CLI::App& app);
 std::unique_ptr<Command> make_layer_init(CLI::App& app);

@@ -3,10 +3,13 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdint>
 #include <iostream>
+#include <limits>
 #include <new>
 #include <vector>
 
+#include "arguments.h"
 #include "attention_arguments.h"
 #include "command.h"
 #include "headway/headway.h"
@@ -23,11 +26,48 @@ Exit codes: 0 done, 1 failed, 2 not a valid request, 130 interrupted.)";
 
 using Make = std::unique_ptr<Command> (*)(CLI::App&);
 constexpr Make commands[] = {make_attend, make_analyze, make_layer, make_layer_init, make_explain,
-                             make_random, make_view,    make_trace, make_info};
+                             make_random, make_view,    make_trace, make_info,       make_completion};
 
 int report(const std::string& who, std::string_view what, int code) {
   std::cerr << printable(text(who, ": ", what)) << std::endl;
   return code;
+}
+
+// How many letters to insert, remove, replace or swap with a neighbour to get from one word to the other.
+std::size_t distance(const std::string& from, const std::string& to) {
+  std::vector<std::vector<std::size_t>> steps(from.size() + 1, std::vector<std::size_t>(to.size() + 1));
+  for (std::size_t i = 0; i <= from.size(); ++i) {
+    for (std::size_t j = 0; j <= to.size(); ++j) {
+      if (i == 0 || j == 0) {
+        steps[i][j] = i + j;
+        continue;
+      }
+      const bool same = from[i - 1] == to[j - 1];
+      steps[i][j] = std::min({steps[i - 1][j] + 1, steps[i][j - 1] + 1, steps[i - 1][j - 1] + (same ? 0 : 1)});
+      if (i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1]) {
+        steps[i][j] = std::min(steps[i][j], steps[i - 2][j - 2] + 1);
+      }
+    }
+  }
+  return steps.back().back();
+}
+
+// The command that a word was meant to be, if one is near.
+std::string meant(const CLI::App& app, const std::string& word) {
+  constexpr std::size_t longest_word = 20, furthest = 2;
+  std::string nearest;
+  std::size_t least = furthest + 1;
+  if (word.size() > longest_word) {
+    return nearest;
+  }
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    const std::size_t steps = distance(word, command->get_name());
+    if (steps < least && steps < word.size()) {
+      least = steps;
+      nearest = command->get_name();
+    }
+  }
+  return nearest;
 }
 
 int report_usage(const CLI::App& app, const CLI::ParseError& error, const std::vector<std::string>& arguments) {
@@ -37,7 +77,8 @@ int report_usage(const CLI::App& app, const CLI::ParseError& error, const std::v
   if (arguments.empty()) {
     what = "expected a command";
   } else if (parsed.empty() && arguments.front()[0] != '-') {
-    what = text("there is no command ", arguments.front());
+    const std::string near = meant(app, arguments.front());
+    what = text("there is no command ", arguments.front(), near.empty() ? "" : "; did you mean " + near + "?");
   }
   return report(who, text(what, " (see ", who, " --help)"), usage);
 }
@@ -75,6 +116,14 @@ int run_command_line(const std::vector<std::string>& arguments) {
   app.set_version_flag("--version", text("headway ", version));
   app.footer(epilog);
   app.require_subcommand(1);
+  app.fallthrough();  // options of the app may follow the command
+  std::int64_t threads = 0;
+  add_parsed(app, "--threads", "N", "Threads to use [one for each processor]", [&](const std::string& found) {
+    threads = parse_number<std::int64_t>(found);
+    if (threads < 1 || threads > std::numeric_limits<int>::max()) {
+      throw UsageError(text("expected 1 or more, found ", found));
+    }
+  });
   std::vector<std::unique_ptr<Command>> made;
   for (const Make make : commands) {
     made.push_back(make(app));
@@ -88,6 +137,9 @@ int run_command_line(const std::vector<std::string>& arguments) {
       return report_usage(app, error, arguments);
     }
     return flushed("headway", app.exit(error));  // --help and --version, which CLI11 reports as errors with code 0
+  }
+  if (threads > 0) {
+    set_threads(static_cast<int>(threads));
   }
   const CLI::App* chosen = app.get_subcommands().front();
   const auto all = app.get_subcommands([](const CLI::App*) { return true; });

@@ -7,6 +7,7 @@
 #include "attention_call.h"
 #include "command.h"
 #include "headway/headway.h"
+#include "json.h"
 
 namespace headway::cli {
 namespace {
@@ -15,6 +16,32 @@ constexpr const char* examples = R"(Examples:
   headway explain q.npy k.npy v.npy --causal
   headway explain --shape 2,8,4096,4096,64 --dtype bf16 --window 128,0
   headway explain --shape 1,32,1,8192,128 --kv-heads 8 --backward)";
+
+std::string json_of(const Plan& plan) {
+  std::vector<std::string> passed_over;
+  for (const auto& [engine, reason] : plan.passed_over) {
+    passed_over.push_back(text("{\"engine\": ", json(name(engine)), ", \"reason\": ", json(reason), "}"));
+  }
+  return JsonObject()
+      .add("operation", plan.operation)
+      .add("engine", name(plan.engine))
+      .add("kernel", plan.kernel)
+      .add("instruction_set", plan.instruction_set)
+      .add("shape", plan.shape)
+      .add("options", plan.options)
+      .add("query_block", plan.query_block)
+      .add("key_block", plan.key_block)
+      .add("tasks", plan.tasks)
+      .add("threads", std::int64_t{plan.threads})
+      .add("splits", std::int64_t{plan.splits})
+      .add("pairs", plan.pairs)
+      .add("all_pairs", plan.all_pairs)
+      .add("flops", plan.flops)
+      .add("bytes", plan.bytes)
+      .add("scratch_bytes", plan.scratch_bytes)
+      .add_raw("passed_over", json_list(passed_over))
+      .str();
+}
 
 class Explain final : public Command {
  public:
@@ -27,6 +54,7 @@ class Explain final : public Command {
     command.add_flag("--backward", request_.backward, "The backward pass instead of the forward one");
     command.add_flag("--weights", request_.weights, "As if the weights were asked for");
     command.add_flag("--lse", request_.lse, "As if the lse were asked for");
+    command.add_flag("--json", as_json_, "As JSON, for programs");
     arguments_.add_options_to(command);
     command.footer(examples);
   }
@@ -34,7 +62,8 @@ class Explain final : public Command {
   void run() override {
     TensorInputs inputs;
     const AttentionCall call = shape_.empty() ? call_from_files(inputs) : call_from_shape(inputs);
-    std::cout << headway::explain(call.query, call.key, call.value, call.options, request_);
+    const Plan plan = headway::explain(call.query, call.key, call.value, call.options, request_);
+    as_json_ ? std::cout << json_of(plan) << '\n' : std::cout << plan;
   }
 
  private:
@@ -78,6 +107,7 @@ class Explain final : public Command {
   std::vector<std::int64_t> shape_;
   std::optional<DType> dtype_;
   ExplainRequest request_;
+  bool as_json_ = false;
 };
 
 }  // namespace

@@ -1,13 +1,19 @@
-// headway info: what this build and this machine offer.
+// headway info: what a file holds, or what this build and this machine offer.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iomanip>
 #include <iostream>
+#include <optional>
 #include <thread>
+#include <utility>
+#include <vector>
 
+#include "arguments.h"
 #include "attention_call.h"
 #include "command.h"
 #include "headway/headway.h"
+#include "json.h"
+#include "tensor_inputs.h"
 #include "text.h"
 
 namespace headway::cli {
@@ -58,24 +64,110 @@ std::string format_text(const Load& load) {
   return "yes";
 }
 
+constexpr const char* examples = R"(Examples:
+  headway info
+  headway info model.safetensors
+  headway info model.safetensors --json)";
+
+// Names, values: "engines", {{"cpu", "..."}, ...}
+struct Subject {
+  const char* name;
+  std::vector<std::pair<std::string, std::string>> entries;
+};
+
+std::vector<Subject> offers() {
+  Subject offered{"engines", {}};
+  for (const Engine engine : {Engine::cuda, Engine::cpu, Engine::reference}) {
+    offered.entries.emplace_back(name(engine), engine_text(engine));
+  }
+  return {
+      {"version", {{"headway", version}}},
+      offered,
+      {"formats",
+       {{".npy", format_text([](const char* path) { load_npy(path); })},
+        {".npz", format_text([](const char* path) { load_npz(path); })},
+        {".safetensors", format_text([](const char* path) { load_safetensors(path); })}}},
+      {"threads", {{std::to_string(get_threads()), text("of ", std::thread::hardware_concurrency(), " processors")}}}};
+}
+
+void print_lines(const std::vector<Subject>& subjects) {
+  for (const auto& [name, entries] : subjects) {
+    const char* shown = name;
+    for (const auto& [entry, what] : entries) {
+      std::cout << std::left << std::setw(10) << std::exchange(shown, "") << std::setw(14) << entry << what << '\n';
+    }
+  }
+}
+
+void print_json(const std::vector<Subject>& subjects) {
+  JsonObject all;
+  for (const auto& [name, entries] : subjects) {
+    std::string members;
+    for (const auto& [entry, what] : entries) {
+      members += text(members.empty() ? "" : ", ", json(entry), ": ", json(what));
+    }
+    all.add_raw(name, text("{", members, "}"));
+  }
+  std::cout << all.str() << '\n';
+}
+
+std::string json_of(const Dims& sizes) {
+  std::vector<std::string> numbers;
+  for (const std::int64_t size : sizes) {
+    numbers.push_back(json(size));
+  }
+  return json_list(numbers);
+}
+
 class Info final : public Command {
  public:
-  explicit Info(CLI::App& app) { app.add_subcommand("info", "What this build and this machine offer"); }
+  explicit Info(CLI::App& app) {
+    CLI::App& command =
+        *app.add_subcommand("info", "What a file holds; without one, what this build and machine offer");
+    add_text(command, "file", file_, "A .npy, .npz or .safetensors file");
+    command.add_flag("--json", as_json_, "As JSON, for programs");
+    command.footer(examples);
+  }
 
   void run() override {
-    const auto line = [](const char* subject, const std::string& name, const std::string& what) {
-      std::cout << std::left << std::setw(10) << subject << std::setw(14) << name << what << '\n';
-    };
-    line("version", "headway", version);
-    const char* subject = "engines";
-    for (const Engine engine : {Engine::cuda, Engine::cpu, Engine::reference}) {
-      line(std::exchange(subject, ""), name(engine), engine_text(engine));
+    if (file_) {
+      return show_file();
     }
-    line("formats", ".npy", format_text([](const char* path) { load_npy(path); }));
-    line("", ".npz", format_text([](const char* path) { load_npz(path); }));
-    line("", ".safetensors", format_text([](const char* path) { load_safetensors(path); }));
-    line("threads", std::to_string(get_threads()), text("of ", std::thread::hardware_concurrency(), " processors"));
+    as_json_ ? print_json(offers()) : print_lines(offers());
   }
+
+ private:
+  void show_file() const {
+    const std::optional<TensorName> named = parse_tensor_name(*file_);
+    if (!named || named->tensor) {
+      throw UsageError(text("expected a .npy, .npz or .safetensors file, found ", file_->empty() ? "nothing" : *file_));
+    }
+    const NamedTensors tensors = read(*named);
+    as_json_ ? print_tensors_as_json(tensors) : print_tensors(tensors);
+  }
+
+  static void print_tensors(const NamedTensors& tensors) {
+    std::size_t width = 0;
+    for (const auto& entry : tensors) {
+      width = std::max(width, printable(entry.first).size());
+    }
+    for (const auto& [name, tensor] : tensors) {
+      std::cout << std::left << std::setw(static_cast<int>(width)) << printable(name) << (name.empty() ? "" : "  ")
+                << text(tensor.dtype(), " ", tensor.sizes()) << '\n';
+    }
+  }
+
+  static void print_tensors_as_json(const NamedTensors& tensors) {
+    JsonObject all;
+    for (const auto& [entry, tensor] : tensors) {
+      all.add_raw(entry,
+                  text("{\"dtype\": ", json(name(tensor.dtype())), ", \"shape\": ", json_of(tensor.sizes()), "}"));
+    }
+    std::cout << all.str() << '\n';
+  }
+
+  std::optional<std::string> file_;
+  bool as_json_ = false;
 };
 
 }  // namespace

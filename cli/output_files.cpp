@@ -28,10 +28,10 @@ bool is_taken(const fs::path& path) {
 fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : fs::path("."); }
 
 void save(const fs::path& path, const std::string& name, ConstTensorView tensor, bool overwrite) {
-  if (format_of(path) == Format::npy) {
-    save_npy(path, tensor, {.overwrite = overwrite});
-  } else {
-    save_safetensors(path, {{name, tensor}}, {}, {.overwrite = overwrite});
+  switch (format_of(path).value()) {
+    case Format::npy: return save_npy(path, tensor, {.overwrite = overwrite});
+    case Format::npz: return save_npz(path, {{name, tensor}}, {.overwrite = overwrite});
+    case Format::safetensors: return save_safetensors(path, {{name, tensor}}, {}, {.overwrite = overwrite});
   }
 }
 
@@ -101,10 +101,9 @@ void OutputFiles::check(const std::vector<std::string>& inputs) const {
   const auto asked = asked_for();
   for (std::size_t i = 0; i < asked.size(); ++i) {
     const File& file = *asked[i];
-    const std::optional<Format> format = format_of(*file.path);
-    if (!format || format == Format::npz) {
+    if (!format_of(*file.path)) {
       throw UsageError(
-          text(file.option, ": expected a file name that ends in .npy or .safetensors, found ", *file.path));
+          text(file.option, ": expected a file name that ends in .npy, .npz or .safetensors, found ", *file.path));
     }
     for (std::size_t earlier = 0; earlier < i; ++earlier) {
       if (same_file(*asked[earlier]->path, *file.path)) {
@@ -121,8 +120,9 @@ void OutputFiles::check(const std::vector<std::string>& inputs) const {
 void OutputFiles::check_type(DType dtype) const {
   for (const File* file : asked_for()) {
     // lse is f32 for bf16 inputs.
-    if (dtype == DType::bf16 && file->name != "lse" && format_of(*file->path) == Format::npy) {
-      throw UsageError(text(file->option, ": .npy has no bf16, use .safetensors instead of ", *file->path));
+    if (dtype == DType::bf16 && file->name != "lse" && format_of(*file->path) != Format::safetensors) {
+      const char* format = format_of(*file->path) == Format::npy ? ".npy" : ".npz";
+      throw UsageError(text(file->option, ": ", format, " has no bf16, use .safetensors instead of ", *file->path));
     }
   }
 }

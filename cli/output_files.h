@@ -18,7 +18,7 @@ namespace headway::cli {
 
 class OutputFiles {
  public:
-  // Adds -o (and --force) for the result called `name` in a .safetensors file.
+  // Adds -o (and --force) for the result called `name` in a .npz or .safetensors file.
   void add_to(CLI::App& app, const std::string& name, const std::string& help);
 
   // Adds an option for another file, which is written if the option is given.

@@ -18,18 +18,7 @@ struct Extension {
 constexpr std::array<Extension, 3> extensions = {
     {{".npy", Format::npy}, {".npz", Format::npz}, {".safetensors", Format::safetensors}}};
 
-std::string names_in(const NamedTensors& tensors) {
-  constexpr int most = 20;
-  std::string names;
-  int listed = 0;
-  for (const auto& entry : tensors) {
-    if (listed++ == most) {
-      return names + ", ...";
-    }
-    names += (names.empty() ? "" : ", ") + entry.first;
-  }
-  return names.empty() ? "none" : names;
-}
+}  // namespace
 
 NamedTensors read(const TensorName& name) {
   switch (name.format) {
@@ -41,8 +30,6 @@ NamedTensors read(const TensorName& name) {
   tensors.emplace("", load_npy(name.path));
   return tensors;
 }
-
-}  // namespace
 
 std::optional<Format> format_of(const std::filesystem::path& path) {
   for (const auto& [spelling, format] : extensions) {
@@ -74,14 +61,14 @@ ConstTensorView TensorInputs::load(const std::string& name) {
   const NamedTensors& tensors = contents(*parsed);
   if (!parsed->tensor) {
     if (tensors.size() != 1) {
-      throw UsageError(text(name, ": expected the name of a tensor after a colon; it has ", names_in(tensors)));
+      throw UsageError(text(name, ": expected the name of a tensor after a colon; it has ", tensors.names()));
     }
     return tensors.begin()->second;
   }
   const auto found = tensors.find(*parsed->tensor);
   if (found == tensors.end()) {
     throw Failure(
-        text(parsed->path.native(), ": expected a tensor named ", *parsed->tensor, "; it has ", names_in(tensors)));
+        text(parsed->path.native(), ": expected a tensor named ", *parsed->tensor, "; it has ", tensors.names()));
   }
   return found->second;
 }

@@ -27,6 +27,9 @@ struct TensorName {
 // Empty if there is no such extension: the text is not a file's name.
 std::optional<TensorName> parse_tensor_name(const std::string& name);
 
+// Every tensor of a file, whatever tensor the name asks for; the one of a .npy file has an empty name.
+NamedTensors read(const TensorName& name);
+
 class TensorInputs {
  public:
   ConstTensorView load(const std::string& name);

@@ -19,7 +19,7 @@ namespace headway::cli {
 namespace {
 
 constexpr const char* examples = R"(Examples:
-  headway view q.npy k.npy -o attention.html --causal
+  headway view q.npy k.npy --causal
   headway view x.npy x.npy --heads 8 --tokens tokens.txt -o attention.html
   headway view q.npy k.npy --serve
 
@@ -30,7 +30,7 @@ class View final : public Command {
   explicit View(CLI::App& app) {
     CLI::App& command = *app.add_subcommand("view", "A page that shows attention, in one HTML file");
     arguments_.add_files_to(command, true, Values::absent);
-    add_text(command, "-o,--output", output_, "The page, a .html file")->group("Outputs");
+    add_text(command, "-o,--output", output_, "The page, a .html file [attention.html]")->group("Outputs");
     command.add_flag("--serve", serve_, "Show the page from this machine until Ctrl-C: every zoom level is then exact")
         ->group("Outputs");
     command.add_flag("--force", request_.overwrite, "Replace a file that exists")->group("Outputs");
@@ -41,10 +41,11 @@ class View final : public Command {
   }
 
   void run() override {
-    if (serve_ == output_.has_value()) {
-      throw UsageError("expected either -o FILE or --serve");
+    if (serve_ && output_) {
+      throw UsageError("expected either -o FILE or --serve, found both");
     }
-    if (output_) {
+    if (!serve_) {
+      output_ = output_.value_or("attention.html");
       check_output();
     }
     TensorInputs inputs;

@@ -28,7 +28,7 @@ void example_save_npz() {
   const Tensor query({2, 4}), key({3, 4});
   save_npz("inputs.npz", {{"query", query}, {"key", key}}, {.compress = true});
   const NamedTensors inputs = load_npz("inputs.npz");
-  std::cout << inputs.at("key").sizes() << '\n';  // (3, 4)
+  std::cout << inputs.at("key").sizes() << ' ' << inputs.names() << '\n';  // (3, 4) key, query
 }
 
 void example_load_npz() {

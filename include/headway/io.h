@@ -19,6 +19,7 @@ class NamedTensors : public std::map<std::string, Tensor> {
   using std::map<std::string, Tensor>::map;
   Tensor& at(const std::string& name);
   const Tensor& at(const std::string& name) const;
+  std::string names() const;  // "key, query", at most 20 of them, or "none"
 };
 using NamedViews = std::map<std::string, ConstTensorView>;
 

@@ -5,13 +5,12 @@
 #include "headway/io.h"
 
 namespace headway {
-namespace {
 
-std::string names_in(const NamedTensors& tensors) {
+std::string NamedTensors::names() const {
   constexpr int most = 20;
   std::string names;
   int listed = 0;
-  for (const auto& entry : tensors) {
+  for (const auto& entry : *this) {
     if (listed++ == most) {
       return names + ", ...";
     }
@@ -20,12 +19,10 @@ std::string names_in(const NamedTensors& tensors) {
   return names.empty() ? "none" : names;
 }
 
-}  // namespace
-
 const Tensor& NamedTensors::at(const std::string& name) const {
   const auto found = find(name);
   if (found == end()) {
-    throw InvalidArgument(text("tensors: there is none named '", name, "'; found ", names_in(*this)));
+    throw InvalidArgument(text("tensors: there is none named '", name, "'; found ", names()));
   }
   return found->second;
 }

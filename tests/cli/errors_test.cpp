@@ -112,7 +112,9 @@ TEST_F(Errors, memory_that_the_system_refuses_has_code_1) {
 
 TEST_F(Errors, commands_that_are_not_there_have_code_2) {
   expect_failure(run({}), 2, "headway", "expected a command");
-  expect_failure(run({"atend"}), 2, "headway", "there is no command atend");
+  expect_failure(run({"atend"}), 2, "headway", "there is no command atend; did you mean attend?");
+  expect_failure(run({"veiw"}), 2, "headway", "did you mean view?");
+  expect_failure(run({"zzz"}), 2, "headway", "there is no command zzz (see headway --help)");
   expect_failure(run({""}), 2, "headway", "there is no command");
   expect_failure(run({"--frobnicate"}), 2, "headway", "(see headway --help)");
   expect_failure(run({"attend"}), 2, "headway attend", "required (see headway attend --help)");

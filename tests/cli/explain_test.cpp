@@ -60,6 +60,44 @@ TEST_F(Explain, info_lists_version_engines_formats_and_threads) {
   EXPECT_EQ(finished.out.find("not offered: ") == std::string::npos, all_offered) << finished.out;
 }
 
+TEST_F(Explain, info_of_a_file_lists_its_tensors) {
+  const Tensor x = save_random("x.npy", {2, 3}, 1), y({4}, DType::f64);
+  save_npz(file("xy.npz"), {{"x", x}, {"longer", y}});
+  EXPECT_EQ(run({"info", "x.npy"}).out, "f32 (2, 3)\n");
+  EXPECT_EQ(run({"info", "xy.npz"}).out, "longer  f64 (4,)\nx       f32 (2, 3)\n");
+  EXPECT_EQ(run({"info", "xy.npz", "--json"}).out,
+            "{\n  \"longer\": {\"dtype\": \"f64\", \"shape\": [4]},\n  \"x\": {\"dtype\": \"f32\", \"shape\": [2, "
+            "3]}\n}\n");
+  expect_failure(run({"info", "x.txt"}), 2, "headway info", "expected a .npy, .npz or .safetensors file, found x.txt");
+  expect_failure(run({"info", "none.npy"}), 1, "headway info", "none.npy");
+}
+
+TEST_F(Explain, programs_get_json) {
+  const Finished plan = run({"explain", "--shape", "1,2,3,4,5", "--json"});
+  EXPECT_EQ(plan.code, 0);
+  EXPECT_NE(plan.out.find("\"operation\": \"attention\""), std::string::npos) << plan.out;
+  EXPECT_NE(plan.out.find("\"pairs\": 24,"), std::string::npos) << plan.out;
+  EXPECT_NE(run({"info", "--json"}).out.find("\"reference\": \""), std::string::npos);
+}
+
+TEST_F(Explain, threads_are_as_many_as_asked_for_before_or_after_the_command) {
+  for (const Arguments& arguments : {Arguments{"--threads", "1", "info"}, Arguments{"info", "--threads", "1"}}) {
+    EXPECT_NE(run(arguments).out.find("threads   1 "), std::string::npos) << run(arguments).out << run(arguments).err;
+  }
+  expect_failure(run({"info", "--threads", "0"}), 2, "headway", "--threads: expected 1 or more, found 0");
+}
+
+TEST_F(Explain, completion_is_a_script_that_knows_every_command) {
+  for (const char* shell : {"bash", "zsh"}) {
+    const Finished finished = run({"completion", shell});
+    EXPECT_EQ(finished.code, 0);
+    for (const char* part : {"attend", "layer-init", "--valid-lens", "complete -o default -F _headway headway"}) {
+      EXPECT_NE(finished.out.find(part), std::string::npos) << part << " in " << finished.out;
+    }
+  }
+  expect_failure(run({"completion", "fish"}), 2, "headway completion", "expected bash or zsh, found fish");
+}
+
 TEST_F(Explain, each_command_has_help_with_examples) {
   for (const char* command : {"attend", "layer", "layer-init", "explain", "random"}) {
     const Finished finished = run({command, "--help"});

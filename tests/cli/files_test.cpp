@@ -39,6 +39,11 @@ TEST_F(Files, an_existing_file_stays_without_force) {
   EXPECT_TRUE(same_bits(load_npy(file("out.npy")), out_));
 }
 
+TEST_F(Files, may_be_npz) {
+  EXPECT_EQ(attend({"-o", "out.npz"}).code, 0);
+  EXPECT_TRUE(same_bits(load_npz(file("out.npz")).at("out"), out_));
+}
+
 TEST_F(Files, an_existing_second_output_is_found_before_the_work) {
   write_text("w.npy", "precious");
   expect_failure(attend({"-o", "out.npy", "--weights", "w.npy"}), 1, "headway attend", "w.npy exists");

@@ -102,8 +102,7 @@ TEST_F(ViewCommand, says_what_is_wrong) {
     arguments.insert(arguments.end(), more.begin(), more.end());
     expect_failure(run(arguments), code, "headway view", part);
   };
-  fails({}, 2, "either -o FILE or --serve");
-  fails({"-o", "a.html", "--serve"}, 2, "either -o FILE or --serve");
+  fails({"-o", "a.html", "--serve"}, 2, "either -o FILE or --serve, found both");
   fails({"-o", "a.png"}, 2, ".html");
   fails({"-o", "a.html", "--tokens", "t.txt"}, 2, "key_tokens has 4");
   fails({"-o", "a.html", "--tokens", "none.txt"}, 1, "cannot be read");
