@@ -18,8 +18,9 @@ bool takes_hopper(const Problem& problem, const TensorView* out) {
 // Whether a running sum over the keys could drift, or avoiding it costs nothing. An invariant call has one kernel for
 // all lengths: those of a pack depend on the others.
 bool needs_compensation(const Problem& problem) {
-  constexpr std::int64_t many_keys = 16384, few_queries = 64;
-  return problem.dtype() == DType::f32 &&
+  constexpr std::int64_t few_queries = 64;
+  const std::int64_t many_keys = problem.dtype() == DType::f64 ? 1024 : 16384;
+  return !is_half_type(problem.dtype()) &&
          (problem.key_len > many_keys || problem.query_len <= few_queries || problem.batch_invariant);
 }
 
@@ -33,7 +34,7 @@ Launch choose_launch(const Problem& problem, const ForwardArguments& arguments, 
   if (fits_tensor_cores(problem)) {
     return mma_forward_launch(arguments, problem.dtype());
   }
-  return needs_compensation(problem) ? simt_compensated_launch(arguments)
+  return needs_compensation(problem) ? simt_compensated_launch(arguments, problem.dtype())
                                      : simt_forward_launch(arguments, problem.dtype());
 }
 

@@ -28,7 +28,7 @@ struct Launch {
 // Exact f32 or f64 arithmetic: every type, size and stride. Forward and backward kernels take the same parameters
 // whatever their arithmetic, so that one function launches them.
 Launch simt_forward_launch(const ForwardArguments& arguments, DType dtype);
-Launch simt_compensated_launch(const ForwardArguments& arguments);  // f32 alone, with sums that do not drift
+Launch simt_compensated_launch(const ForwardArguments& arguments, DType dtype);  // f32 or f64, sums that do not drift
 Launch simt_gradient_launch(const GradientArguments& arguments, DType dtype);
 bool simt_has_both(const Arguments& arguments, DType dtype);  // whether one of its kernels has dk and dv
 Launch simt_bias_gradient_launch(const BiasGradientArguments& arguments, DType dtype);

@@ -22,7 +22,10 @@ Launch chosen(const ForwardArguments& arguments) {
 
 }  // namespace
 
-Launch simt_compensated_launch(const ForwardArguments& arguments) {
+Launch simt_compensated_launch(const ForwardArguments& arguments, DType dtype) {
+  if (dtype == DType::f64) {
+    return chosen<double, 64, SimtShape<double, 4>, Sums::compensated>(arguments);
+  }
   return arguments.value_dim <= 64 ? chosen<float, 64, SimtShape<float, 4>, Sums::compensated>(arguments)
                                    : chosen<float, 128, SimtShape<float, 4, 16>, Sums::compensated>(arguments);
 }

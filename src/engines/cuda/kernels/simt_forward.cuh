@@ -13,6 +13,7 @@
 // that carry what rounding took from them; its registers allow half the rows, which few queries don't fill anyway.
 #pragma once
 
+#include "engines/cuda/kernels/compensated_sum.cuh"
 #include "engines/cuda/kernels/simt_scores.cuh"
 #include "engines/cuda/kernels/softmax.cuh"
 
@@ -86,6 +87,7 @@ class SimtForward {
 #pragma unroll
     for (int m = 0; m < M; ++m) {
       rows_[m] = {};
+      lost_total_[m] = 0;
 #pragma unroll
       for (int w = 0; w < W; ++w) {
         out_[m][w] = lost_[m][w] = 0;
@@ -168,7 +170,8 @@ class SimtForward {
         scores[m][n] = exponential(scores[m][n] - base);
         sum += scores[m][n];
       }
-      rows_[m].total += sum;  // of this thread's columns, until the end
+      lost_total_[m] *= factor;
+      add(sum, rows_[m].total, lost_total_[m]);  // of this thread's columns, until the end
 #pragma unroll
       for (int w = 0; w < W; ++w) {
         out_[m][w] *= factor;
@@ -214,13 +217,17 @@ class SimtForward {
       for (int m = 0; m < M; ++m) {
 #pragma unroll
         for (int w = 0; w < W; ++w) {
-          const Real term = part[m][w] - lost_[m][w], sum = out_[m][w] + term;
-          const Real lost = (sum - out_[m][w]) - term;
-          lost_[m][w] = lost == lost ? lost : Real(0);  // of infinite sums nothing is known
-          out_[m][w] = sum;
+          add(part[m][w], out_[m][w], lost_[m][w]);
         }
       }
     }
+  }
+
+  __device__ static void add(Real term, Real& sum, Real& lost) {
+    CompensatedSum<Real> compensated{sum, Kind == Sums::compensated ? lost : Real(0)};
+    compensated.add(term);
+    sum = Kind == Sums::compensated ? compensated.value : sum + term;
+    lost = compensated.lost;
   }
 
   __device__ void store() {
@@ -256,7 +263,7 @@ class SimtForward {
   std::int64_t b_, h_, g_, first_, feature_;
   RowSoftmax<Real> rows_[M];
   Real out_[M][W];
-  Real lost_[M][W];  // what rounding added to them; unused by running sums
+  Real lost_[M][W], lost_total_[M];  // what rounding added to them; unused by running sums
 };
 
 template <class T, int Width, class Shape, Sums Kind>
