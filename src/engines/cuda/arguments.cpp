@@ -1,7 +1,6 @@
 #include "engines/cuda/arguments.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -42,16 +41,6 @@ PerHead per_head_or_none(const std::optional<ConstTensorView>& view) {
 double softcap_in(DType dtype, double softcap) {
   using Limits = std::numeric_limits<float>;
   return dtype == DType::f64 ? softcap : std::clamp<double>(softcap, Limits::min(), Limits::max());
-}
-
-// A power of two, which rounds nothing: at most 1, so that products overflow only if scores do. Only where the scale is
-// so large that products of small numbers would vanish before it, queries take half of it in.
-double query_power(DType dtype, double scale) {
-  const int limit = dtype == DType::f64 ? 1022 : 126;  // exponents of normal numbers
-  int exponent = 0;
-  std::frexp(scale, &exponent);
-  const int taken = exponent > limit / 2 ? exponent / 2 : std::min(exponent - 1, 0);
-  return scale == 0 ? 0.0 : std::ldexp(1.0, std::clamp(taken, -limit, limit));
 }
 
 bool in_host_memory(const std::optional<ConstTensorView>& lengths) { return lengths && lengths->device() == Device{}; }
@@ -109,8 +98,6 @@ Arguments arguments_of(const Problem& problem) {
   result.rule = range_rule(problem);
   result.valid_lens_per_batch = problem.valid_lens_per_batch;
   result.scale = problem.scale;
-  result.query_power = query_power(problem.dtype(), problem.scale);
-  result.product_scale = problem.scale == 0 ? 0.0 : problem.scale / result.query_power;
   result.softcap = problem.softcap ? softcap_in(problem.dtype(), *problem.softcap) : 0.0;
   result.bias = matrix_or_none(problem.bias);
   result.mask = matrix_or_none(problem.mask);

@@ -57,8 +57,6 @@ struct Arguments {
   bool valid_lens_per_batch;
 
   double scale, softcap;  // softcap 0: none
-  // scale = query_power * product_scale, for products that may overflow: see kernels/plain_rows.cuh.
-  double query_power, product_scale;
   Matrix bias, mask;
   PerHead slopes, sinks;
   DropoutArguments dropout;

@@ -18,12 +18,7 @@ template <class Real>
 class Modifiers {
  public:
   __device__ Modifiers(const Arguments& arguments, const Sequence& sequence, std::int64_t b, std::int64_t h)
-      : Modifiers(arguments, sequence, b, h, arguments.scale) {}
-
-  // For products that have taken in a part of the scale already.
-  __device__ Modifiers(const Arguments& arguments, const Sequence& sequence, std::int64_t b, std::int64_t h,
-                       double scale)
-      : scale_(bounded<Real>(scale)),
+      : scale_(bounded<Real>(arguments.scale)),
         softcap_(bounded<Real>(arguments.softcap)),
         alibi_(arguments.slopes.data != nullptr),
         offset_(sequence.offset),
@@ -50,15 +45,6 @@ class Modifiers {
     } else {
       return softcap_ == 0 ? scaled : softcap_ * tanh(scaled / softcap_);
     }
-  }
-
-  // Whether mask and bias allow a pair.
-  __device__ bool allows(std::int64_t i, std::int64_t j) const {
-    if (mask_.data != nullptr && mask_byte(mask_at_ + i * mask_.query + j * mask_.key) == 0) {
-      return false;
-    }
-    return bias_.data == nullptr ||
-           load_number<Real>(bias_.data, bias_.dtype, bias_at_ + i * bias_.query + j * bias_.key) != -infinity<Real>();
   }
 
   // Turns a few products into scores, -inf where forbidden. where(x) is the Pair of product x; its loads are all issued

@@ -11,7 +11,6 @@
 #include "engines/cuda/kernels/softmax.cuh"
 #include "engines/cuda/key_range.cuh"
 #include "engines/cuda/modifiers.cuh"
-#include "engines/cuda/ptx/warp.cuh"
 
 namespace headway::cuda {
 
@@ -25,12 +24,12 @@ __device__ inline bool is_coarse(Real lse) {
 }
 
 // How the products of two rows' features are added up: in short chains, so that equal ones do not drift, or one after
-// another, which gives the bits of simt_pairs.cuh. `a_factor` multiplies row a first.
+// another, which gives the bits of simt_pairs.cuh.
 enum class Summing : std::uint8_t { in_chains, in_order };
 
 template <class T, Summing summing = Summing::in_chains>
 __device__ inline RealOf<T> plain_product(const T* a, std::int64_t a_feature, const T* b, std::int64_t b_feature,
-                                          std::int64_t width, RealOf<T> a_factor = 1) {
+                                          std::int64_t width) {
   using Real = RealOf<T>;
   constexpr int chains = summing == Summing::in_chains ? 8 : 1, length = 8 * chains;
   Real sum = 0;
@@ -38,16 +37,11 @@ __device__ inline RealOf<T> plain_product(const T* a, std::int64_t a_feature, co
   for (std::int64_t first = 0; first < width; first += length) {
     Real parts[chains] = {};
     parts[0] = chains == 1 ? sum : Real(0);
-#pragma unroll 1
-    for (std::int64_t begin = first; begin < smaller(first + length, width); begin += 8) {
-      ptx::rarely();
 #pragma unroll
-      for (int x = 0; x < 8; ++x) {
-        const std::int64_t d = begin + x;
-        if (d < width) {
-          parts[x % chains] =
-              fma(number<Real>(a[d * a_feature]) * a_factor, number<Real>(b[d * b_feature]), parts[x % chains]);
-        }
+    for (int x = 0; x < length; ++x) {
+      const std::int64_t d = first + x;
+      if (d < width) {
+        parts[x % chains] = fma(number<Real>(a[d * a_feature]), number<Real>(b[d * b_feature]), parts[x % chains]);
       }
     }
 #pragma unroll
@@ -78,22 +72,14 @@ __device__ inline RealOf<T> warp_delta(const T* grad, std::int64_t grad_feature,
   return sum;
 }
 
-// What may happen to scores: anything, or nothing but the scale (and there is no mask).
-enum class Changes : std::uint8_t { any, scale };
-
-// The pairs of one query head. Products are of queries times a power of two of the scale: they overflow only if scores
-// do.
-template <class T, Changes changes = Changes::any>
+// The pairs of one query head.
+template <class T>
 class PlainHead {
  public:
   using Real = RealOf<T>;
 
   __device__ PlainHead(const Arguments& args, std::int64_t b, std::int64_t h)
-      : args_(args),
-        sequence_(sequence_of(args, b)),
-        modifiers_(args, sequence_, b, h, args.product_scale),
-        b_(b),
-        h_(h) {}
+      : args_(args), sequence_(sequence_of(args, b)), modifiers_(args, sequence_, b, h), b_(b), h_(h) {}
 
   __device__ const Sequence& sequence() const { return sequence_; }
   __device__ KeyRange range(std::int64_t i) const { return row_range(args_, sequence_, b_, i); }
@@ -109,11 +95,7 @@ class PlainHead {
   template <Summing summing = Summing::in_chains>
   __device__ Real score(std::int64_t i, std::int64_t j, Real& slope) const {
     Real one[1] = {plain_product<T, summing>(query_row(args_.query, i), args_.query.feature, key_row(args_.key, j),
-                                             args_.key.feature, args_.head_dim, static_cast<Real>(args_.query_power))};
-    if constexpr (changes == Changes::scale) {
-      slope = 1;
-      return modifiers_.scaled(one[0]);
-    }
+                                             args_.key.feature, args_.head_dim)};
     modifiers_.apply(
         one,
         [&](int) {
@@ -123,8 +105,7 @@ class PlainHead {
     return one[0];
   }
 
-  // The softmax of row i without the sink, by all lanes of a warp. Where every allowed score is -inf, since the inputs
-  // are infinite, the sum is NaN.
+  // The softmax of row i without the sink, by all lanes of a warp.
   template <Summing summing = Summing::in_chains>
   __device__ RowSoftmax<Real> softmax(std::int64_t i, int lane) const {
     const KeyRange keys = range(i);
@@ -135,9 +116,6 @@ class PlainHead {
       const Real one = score<summing>(i, j, slope);
       own.raise(one);
       own.total += exponential(one - reference(own.highest));
-      if (own.total != own.total) {
-        break;  // and stays so
-      }
     }
     RowSoftmax<Real> all = own;
 #pragma unroll
@@ -149,20 +127,7 @@ class PlainHead {
     for (int lanes = 16; lanes > 0; lanes /= 2) {
       all.total += __shfl_xor_sync(~0u, all.total, lanes);
     }
-    if (all.empty() && any_allowed(i, keys, lane)) {
-      all.total = infinity<Real>() - infinity<Real>();
-    }
     return all;
-  }
-
-  // Whether mask and bias allow one of the keys to row i, for all lanes of a warp.
-  __device__ bool any_allowed(std::int64_t i, const KeyRange& keys, int lane) const {
-    bool any = changes == Changes::scale && keys.begin < keys.end;
-#pragma unroll 1
-    for (std::int64_t j = keys.begin + lane; changes == Changes::any && j < keys.end && !any; j += 32) {
-      any = modifiers_.allows(i, j);
-    }
-    return __any_sync(~0u, any) != 0;
   }
 
  private:
@@ -207,7 +172,6 @@ __device__ inline void add_plain_rows(bool allowed, Real coefficient, std::int64
     const int t = __ffs(static_cast<int>(left)) - 1;
     const Real factor = __shfl_sync(~0u, coefficient, t);
     const T* row = row_of(t);
-    ptx::rarely();
 #pragma unroll
     for (int x = 0; x < Each; ++x) {
       const std::int64_t d = first + lane + 32 * x;

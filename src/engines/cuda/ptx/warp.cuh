@@ -80,23 +80,6 @@ __device__ __forceinline__ std::uint32_t kept(std::uint32_t value) {
   return result;
 }
 
-// The same object by an address of which the compiler knows nothing: what is computed from it stays behind this place,
-// and is not moved out of loops around it, where it would take registers.
-template <class T>
-__device__ __forceinline__ const T& hidden(const T& object) {
-  const T* address = &object;
-  asm volatile("" : "+l"(address));
-  return *address;
-}
-
-// Says that the block of code around it runs once at most. Loops of rare work lie deepest in a kernel, and the compiler
-// would give them the registers of those that matter. A hint that CUDA has from 13.0 on.
-__device__ __forceinline__ void rarely() {
-#if __CUDACC_VER_MAJOR__ >= 13
-  asm volatile(".pragma \"frequency 1\";");
-#endif
-}
-
 // Keeps the computation of a value in front of the volatile instructions that follow: a store that never happens,
 // because the value is never above the largest float. An empty asm does not hold it back.
 __device__ __forceinline__ void pin(float value, std::uint32_t shared) {
