@@ -90,7 +90,8 @@ class CoarseGradients {
     for (std::int64_t d = lane_; d < args_.value_dim; d += 32) {
       any |= number<Real>(grad[d * args_.grad_out.feature]) != 0;
     }
-    CoarseRow<Real> row{};
+    constexpr WeightBase<Real> none{Limits<Real>::highest, 0};  // exponents are far below 0, not NaN
+    CoarseRow<Real> row{none, none, 0};
     if (__any_sync(~0u, any)) {
       const Real sink = sink_of<Real>(args_, h);
       row.weights = weight_base(head.softmax(i, lane_), sink);

@@ -12,6 +12,7 @@
 
 #include "engines/cuda/kernels/decode_arguments.h"
 #include "engines/cuda/kernels/mma_scores.cuh"
+#include "engines/cuda/kernels/plain_again.cuh"
 #include "engines/cuda/kernels/softmax.cuh"
 #include "engines/cuda/ptx/dependent_launch.cuh"
 
@@ -327,8 +328,24 @@ class Decode {
           row.total += other.total * factor;
         }
         store(r, d, row, sum / weight_scale);
+        if (d == 0) {
+          again()[r] = args_.splits == 1 && needs_plain_row(args_, row, row_range(args_, sequence_, b_, query_of(r)));
+        }
       }
     }
+    __syncthreads();
+    for (int r = thread_.warp; r < rows; r += mma_threads / 32) {
+      if (is_real(r) && again()[r]) {
+        ptx::rarely();
+        attend_plainly<T>(args_, b_, head_of_row(r), query_of(r), 0, args_.value_dim);
+      }
+    }
+  }
+
+  // Rows of which the sums say too little; of splits merge_splits knows it.
+  __device__ static bool* again() {
+    __shared__ bool again[rows];
+    return again;
   }
 
   __device__ void store(int r, int d, const RowSoftmax<float>& row, float sum) {

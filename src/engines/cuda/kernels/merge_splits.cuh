@@ -5,6 +5,7 @@
 #pragma once
 
 #include "engines/cuda/kernels/decode_arguments.h"
+#include "engines/cuda/kernels/plain_again.cuh"
 #include "engines/cuda/kernels/softmax.cuh"
 #include "engines/cuda/key_range.cuh"
 #include "engines/cuda/modifiers.cuh"
@@ -109,11 +110,17 @@ __device__ inline void merge_row(const DecodeArguments& args, std::int64_t b, st
   if (threadIdx.x == 0 && args.lse.data != nullptr) {
     head_of<float>(args.lse, b, h)[at * args.lse.row] = end.lse;
   }
+  if (needs_plain_row(args, row, row_range(args, sequence, b, i))) {
+    __syncthreads();  // the row is stored
+    if (threadIdx.x < 32) {
+      attend_plainly<T>(args, b, h, i, 0, args.value_dim);
+    }
+  }
 }
 
 // A block for each query, head and batch item, which lie along the grid's axes.
 template <class T>
-__global__ void __launch_bounds__(merge_threads) merge_splits(const __grid_constant__ DecodeArguments args) {
+__global__ void __launch_bounds__(merge_threads, 6) merge_splits(const __grid_constant__ DecodeArguments args) {
   for (std::int64_t b = blockIdx.z; b < args.batch; b += gridDim.z) {
     for (std::int64_t h = blockIdx.y; h < args.heads; h += gridDim.y) {
       __syncthreads();  // the sums of the row before have been read

@@ -26,12 +26,13 @@ struct SplitScale {
     frexp(scale, &exponent);
     const int taken = exponent > limit / 2 ? exponent / 2 : min(exponent - 1, 0);
     const int power = scale == 0 ? 0 : max(-limit, min(taken, limit));
-    of_queries = static_cast<Real>(ldexp(1.0, power));
+    of_queries = scale == 0 ? Real(0) : static_cast<Real>(ldexp(1.0, power));  // else inf * 0
     of_products = bounded<Real>(ldexp(scale, -power));
   }
 };
 
-// Row i of one head, and up to 256 of its value features from `first` on, by all lanes of a warp.
+// Row i of one head, and up to 256 of its value features from `first` on, by all lanes of a warp. Queries are
+// multiplied by 2^power, where that is no part of the scale any more.
 template <class T, Changes changes = Changes::any>
 class PlainRow {
   using Real = RealOf<T>;
@@ -40,11 +41,12 @@ class PlainRow {
   static constexpr int features = 256;
 
   __device__ __forceinline__ PlainRow(const ForwardArguments& args, std::int64_t b, std::int64_t h, std::int64_t i,
-                                      std::int64_t first, int lane)
+                                      std::int64_t first, int lane, int power = 0)
       : args_(args),
         sequence_(sequence_of(args, b)),
         modifiers_(args, sequence_, b, h),
         scale_(args.scale),
+        power_(ldexp(Real(1), power)),
         b_(b),
         h_(h),
         i_(i),
@@ -120,10 +122,10 @@ class PlainRow {
   // This lane's score of keys j to j + count; -inf where there is none, or mask or bias forbid it.
   __device__ __forceinline__ Real score(std::int64_t j, int count) const {
     if (changes == Changes::scale || modifiers_.only_scale()) {
-      const Real one = product(j, count, scale_.of_queries) * scale_.of_products;
+      const Real one = product(j, count, power_ * scale_.of_queries) * scale_.of_products;
       return lane_ < count ? one : -infinity<Real>();
     }
-    Real one[1] = {product(j, count, 1)};
+    Real one[1] = {product(j, count, power_)};
     modifiers_.apply(one, [&](int) { return Pair{i_, j + lane_, lane_ < count}; });
     return one[0];
   }
@@ -177,6 +179,7 @@ class PlainRow {
   const Sequence sequence_;
   const Modifiers<Real> modifiers_;
   const SplitScale<Real> scale_;
+  const Real power_;
   const std::int64_t b_, h_, i_, first_;
   const int lane_;
   Real highest_ = -infinity<Real>();

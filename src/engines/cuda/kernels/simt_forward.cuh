@@ -13,7 +13,7 @@
 // that carry what rounding took from them; its registers allow half the rows, which few queries don't fill anyway.
 #pragma once
 
-#include "engines/cuda/kernels/compensated_sum.cuh"
+#include "engines/cuda/kernels/plain_again.cuh"
 #include "engines/cuda/kernels/simt_scores.cuh"
 #include "engines/cuda/kernels/softmax.cuh"
 
@@ -65,6 +65,7 @@ class SimtForward {
       }
     }
     store();
+    do_again();
   }
 
  private:
@@ -73,6 +74,7 @@ class SimtForward {
     Sequence sequence;
     TileRange range;
     KeyRange rows[Shape::rows];
+    bool again[Shape::rows];
   };
   __device__ static Here& here() {
     __shared__ Here here;
@@ -251,6 +253,27 @@ class SimtForward {
       }
       if (args_.lse.data != nullptr && feature_ == 0 && thread_.col == 0) {
         head_of<Real>(args_.lse, b_, h_)[row * args_.lse.row] = end.lse;
+      }
+    }
+  }
+
+  // Rows that the walk could not do, a warp for each.
+  __device__ void do_again() {
+    bool any = false;
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      const int r = thread_.row_of(m);
+      const bool again = needs_plain_row(args_, rows_[m], here().rows[r]);
+      here().again[r] = again;
+      any |= again;
+    }
+    if (__syncthreads_or(any) == 0) {
+      return;
+    }
+    for (int r = static_cast<int>(threadIdx.x) / 32; r < Shape::rows; r += Shape::threads / 32) {
+      ptx::rarely();
+      if (here().again[r]) {
+        attend_plainly<T>(args_, b_, h_, first_ + r, feature_, smaller(feature_ + Width, args_.value_dim));
       }
     }
   }
