@@ -216,6 +216,47 @@ TEST_P(Magnitudes, a_scale_of_any_size_is_within_the_bounds) {
       }
 }
 
+TEST_P(Magnitudes, products_that_overflow_before_a_small_scale_are_within_the_bounds_under_a_mask_or_bias) {
+  for (DType type : {DType::f32, DType::bf16})
+    for (const Shape& shape : shapes_by_kernel) {
+      SCOPED_TRACE(testing::Message() << name(type) << ' ' << shape.queries << " x " << shape.keys);
+      Inputs inputs = random_inputs(shape, type);
+      inputs.q = times(inputs.q, 1e20);
+      inputs.k = times(inputs.k, 1e20);
+      Random random(3);
+      Tensor mask({shape.queries, shape.keys}, DType::b8);
+      fill_bool(mask, random, 0.7);
+      const Tensor bias = normal({shape.queries, shape.keys}, DType::f32, random);
+      for (AttentionOptions options : {AttentionOptions{.mask = mask}, AttentionOptions{.bias = bias}})
+        for (const double scale : {1e-41, 0.0}) {
+          options.scale = scale;
+          const Call call = inputs.call(on_engine(options));
+          expect_forward(call, call.run());
+        }
+    }
+}
+
+TEST_P(Magnitudes, rows_of_infinite_scores_are_nan_and_change_no_other_row) {
+  for (DType type : float_types)
+    for (const std::int64_t queries : {3, 70}) {
+      SCOPED_TRACE(testing::Message() << name(type) << ' ' << queries);
+      Tensor q = filled({1, 2, queries, 64}, type, 0.5);
+      const Tensor k = filled({1, 1, 90, 64}, type, 1.0), v = filled({1, 1, 90, 64}, type, 0.75);
+      for (std::int64_t d = 0; d < 64; ++d) {
+        set(q, {0, 1, 1, d}, -INFINITY);
+        set(q, {0, 0, 2, d}, INFINITY);
+      }
+      for (const bool windowed : {false, true}) {
+        AttentionOptions options;
+        if (windowed) options.window = Window{60, 60};
+        const Call call{q, k, v, on_engine(options)};
+        const Results results = call.run();
+        expect_forward(call, results);
+        EXPECT_TRUE(std::isnan(get(results.out, {0, 1, 1, 0})) && std::isnan(get(results.out, {0, 0, 2, 0})));
+      }
+    }
+}
+
 TEST_P(Magnitudes, outputs_that_are_denormal_are_kept) {
   for (DType type : {DType::f32, DType::bf16})
     for (const double largest : {1.0, 1e-20, 1e15}) {
