@@ -5,6 +5,7 @@
 #include "core/text.h"
 #include "engines/cuda/decode.h"
 #include "engines/cuda/hopper_forward.h"
+#include "engines/cuda/kernels/forward_kernels.h"
 #include "engines/cuda/plan_text.h"
 #include "engines/cuda/problem_arguments.h"
 #include "engines/cuda/scores.h"
@@ -51,8 +52,10 @@ Launch choose_launch(const Problem& problem, const ForwardArguments& arguments, 
   if (fits_tensor_cores(problem)) {
     return mma_forward_launch(arguments, problem.dtype());
   }
-  return needs_compensation(problem) ? simt_compensated_launch(arguments, problem.dtype())
-                                     : simt_forward_launch(arguments, problem.dtype());
+  if (!needs_compensation(problem)) {
+    return simt_forward_launch(arguments, problem.dtype());
+  }
+  return problem.dtype() == DType::f64 ? simt_compensated_f64_launch(arguments) : simt_compensated_launch(arguments);
 }
 
 std::size_t workspace_bytes(const Problem& problem, const Launch& launch, Way way) {

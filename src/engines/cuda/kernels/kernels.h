@@ -28,8 +28,7 @@ struct Launch {
 // Exact f32 or f64 arithmetic: every type, size and stride. Forward and backward kernels take the same parameters
 // whatever their arithmetic, so that one function launches them.
 Launch simt_forward_launch(const ForwardArguments& arguments, DType dtype);
-Launch simt_compensated_launch(const ForwardArguments& arguments, DType dtype);  // f32 or f64, sums that do not drift
-Launch plain_forward_launch(const ForwardArguments& arguments, DType dtype);     // for scales far from 1
+Launch simt_compensated_launch(const ForwardArguments& arguments);  // f32 alone, with sums that do not drift
 Launch simt_gradient_launch(const GradientArguments& arguments, DType dtype);
 bool simt_has_both(const Arguments& arguments, DType dtype);  // whether one of its kernels has dk and dv
 Launch simt_bias_gradient_launch(const BiasGradientArguments& arguments, DType dtype);
@@ -43,8 +42,6 @@ Launch mma_gradient_launch(const GradientArguments& arguments, DType dtype);
 Launch mma_matrix_launch(const ScoresArguments& arguments, DType dtype);
 
 cudaError_t launch_forward(const Launch& launch, const ForwardArguments& arguments, cudaStream_t stream);
-cudaError_t launch_plain_forward(const Launch& launch, const ForwardArguments& arguments, DType dtype,
-                                 cudaStream_t stream);
 cudaError_t launch_gradient(const Launch& launch, const GradientArguments& arguments, cudaStream_t stream);
 cudaError_t launch_bias_gradient(const Launch& launch, const BiasGradientArguments& arguments, cudaStream_t stream);
 cudaError_t launch_matrix(const Launch& launch, const ScoresArguments& arguments, cudaStream_t stream);

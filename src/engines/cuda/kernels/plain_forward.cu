@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engines/cuda/kernels/forward_kernels.h"
 #include "engines/cuda/kernels/launch.cuh"
 #include "engines/cuda/kernels/plain_again.cuh"
 
