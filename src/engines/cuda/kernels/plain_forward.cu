@@ -37,7 +37,7 @@ int query_exponent(double scale, DType dtype) {
   int exponent = 0;
   std::frexp(scale, &exponent);
   const int taken = exponent > 1 ? exponent / 2 : exponent - 1;
-  return scale == 0 ? -2 * limit : std::clamp(taken, -limit, limit);
+  return scale == 0 ? -4 * limit : std::clamp(taken, -2 * limit, limit);
 }
 
 }  // namespace

@@ -14,25 +14,22 @@ namespace headway::cuda {
 enum class Changes : std::uint8_t { any, scale };
 
 // A scale in two factors: queries take in a power of two, which rounds nothing, of at most 1, so that products overflow
-// only if scores do. Only where the scale is so large that products of small numbers would vanish before it, it is half
-// of the scale.
+// only if scores do.
 template <class Real>
 struct SplitScale {
   Real of_queries, of_products;
 
   __device__ __forceinline__ explicit SplitScale(double scale) {
-    constexpr int limit = sizeof(Real) == 4 ? 126 : 1022;  // exponents of normal numbers
     int exponent;
     frexp(scale, &exponent);
-    const int taken = exponent > limit / 2 ? exponent / 2 : min(exponent - 1, 0);
-    const int power = scale == 0 ? 0 : max(-limit, min(taken, limit));
-    of_queries = scale == 0 ? Real(0) : static_cast<Real>(ldexp(1.0, power));  // else inf * 0
+    const int power = min(exponent - 1, 0);
+    of_queries = ldexp(Real(1), power);
     of_products = bounded<Real>(ldexp(scale, -power));
   }
 };
 
-// Row i of one head, and up to 256 of its value features from `first` on, by all lanes of a warp. Queries are
-// multiplied by 2^power, where that is no part of the scale any more.
+// Row i of one head, and up to 256 of its value features from `first` on, by all lanes of a warp. `power`: queries are
+// multiplied by 2^power, which the caller has taken out of a scale far from 1 (plain_forward.cu).
 template <class T, Changes changes = Changes::any>
 class PlainRow {
   using Real = RealOf<T>;
@@ -46,7 +43,7 @@ class PlainRow {
         sequence_(sequence_of(args, b)),
         modifiers_(args, sequence_, b, h),
         scale_(args.scale),
-        power_(ldexp(Real(1), power)),
+        powers_{ldexp(Real(1), power / 2), ldexp(Real(1), power - power / 2)},
         b_(b),
         h_(h),
         i_(i),
@@ -96,7 +93,9 @@ class PlainRow {
 #pragma unroll
       for (int x = 0; x < each; ++x) {
         const std::int64_t d = from + 32 * x;
-        factors[x] = d < args_.head_dim ? number<Real>(query[d * args_.query.feature]) * query_factor : Real(0);
+        factors[x] = d < args_.head_dim
+                         ? number<Real>(query[d * args_.query.feature]) * powers_[0] * powers_[1] * query_factor
+                         : Real(0);
       }
 #pragma unroll 1
       for (int t = 0; t < count; ++t) {
@@ -122,10 +121,10 @@ class PlainRow {
   // This lane's score of keys j to j + count; -inf where there is none, or mask or bias forbid it.
   __device__ __forceinline__ Real score(std::int64_t j, int count) const {
     if (changes == Changes::scale || modifiers_.only_scale()) {
-      const Real one = product(j, count, power_ * scale_.of_queries) * scale_.of_products;
+      const Real one = product(j, count, scale_.of_queries) * scale_.of_products;
       return lane_ < count ? one : -infinity<Real>();
     }
-    Real one[1] = {product(j, count, power_)};
+    Real one[1] = {product(j, count, 1)};
     modifiers_.apply(one, [&](int) { return Pair{i_, j + lane_, lane_ < count}; });
     return one[0];
   }
@@ -179,7 +178,7 @@ class PlainRow {
   const Sequence sequence_;
   const Modifiers<Real> modifiers_;
   const SplitScale<Real> scale_;
-  const Real power_;
+  const Real powers_[2];  // 2^power may be beyond the type's range
   const std::int64_t b_, h_, i_, first_;
   const int lane_;
   Real highest_ = -infinity<Real>();
