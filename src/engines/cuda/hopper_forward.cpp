@@ -148,7 +148,7 @@ void place_scale(const Problem& problem, HopperArguments& arguments) {
   arguments.multiply = !by_softmax;
   arguments.softmax_unit = static_cast<float>(natural_scale * log2_e);
   arguments.coarse_score = static_cast<float>(std::min(highest_exact / (natural_scale * log2_e), 1e38));
-  arguments.coarse_slope = arguments.coarse_score / (4.0f * static_cast<float>(problem.query_len + problem.key_len));
+  arguments.coarse_slope = arguments.coarse_score / static_cast<float>(problem.query_len + problem.key_len);
   arguments.slope_factor = static_cast<float>(1.0 / natural_scale);
   arguments.natural_scale = static_cast<float>(natural_scale);
   if (problem.softcap) {

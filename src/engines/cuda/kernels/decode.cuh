@@ -336,7 +336,6 @@ class Decode {
     __syncthreads();
     for (int r = thread_.warp; r < rows; r += mma_threads / 32) {
       if (is_real(r) && again()[r]) {
-        ptx::rarely();
         attend_plainly<T>(args_, b_, head_of_row(r), query_of(r), 0, args_.value_dim);
       }
     }

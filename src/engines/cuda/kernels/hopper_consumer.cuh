@@ -10,12 +10,10 @@ template <class Half, int head_dim, HopperVariant variant>
 class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
   using Base = ConsumerParts<Half, head_dim, variant>;
   using Base::address;
-  using Base::again_;
   using Base::args_;
   using Base::begun_;
   using Base::blocks_;
   using Base::careful_;
-  using Base::do_again;
   using Base::draw_kept;
   using Base::drops;
   using Base::finish;
@@ -39,7 +37,6 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
   using Base::queries_;
   using Base::query_;
   using Base::release;
-  using Base::rows_to_do_again;
   using Base::scores_;
   using Base::skip_blocks;
   using Base::skipped_;
@@ -147,7 +144,6 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     } else {
       last_values<false>(work);
     }
-    do_again(work);
   }
 
   __device__ __forceinline__ void later_blocks(const HopperWork& work) {
@@ -241,7 +237,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
                       softmax_.raise(scores_, 1, this->template rest<change>(1))};
     float bases[2] = {softmax_.base(0, this->template rest<change>(0)),
                       softmax_.base(1, this->template rest<change>(1))};
-    softmax_.template bases_in_log2<masked>(args_.coarse_score, scores_, bases);
+    softmax_.bases_in_log2(scores_, bases);
     softmax_.exponentials(scores_, 0, older[0], bases[0]);
     softmax_.exponentials(scores_, 1, older[1], bases[1]);
     pack_weights();
@@ -278,25 +274,21 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
       return;
     }
     this->template modify<edge, change>(work, n);
-    float older[2] = {softmax_.raise(scores_, 0, this->template rest<change>(0)), 0.0f};
+    float older[2] = {softmax_.raise(scores_, 0, this->template rest<change>(0)),
+                      softmax_.raise(scores_, 1, this->template rest<change>(1))};
+    float bases[2] = {softmax_.base(0, this->template rest<change>(0)),
+                      softmax_.base(1, this->template rest<change>(1))};
+    softmax_.bases_in_log2(scores_, bases);
     if constexpr (tile.pinned_maximum) {
-      older[1] = softmax_.raise(scores_, 1, this->template rest<change>(1));
-      float bases[2] = {softmax_.base(0, this->template rest<change>(0)),
-                        softmax_.base(1, this->template rest<change>(1))};
-      constexpr bool may_have_bias = masked && (change == Change::bias || change == Change::any);
-      softmax_.template bases_in_log2<may_have_bias>(args_.coarse_score, scores_, bases);
       ptx::pin(softmax_.reference[0] + softmax_.reference[1], address(offsetof(Memory, never_written)));
       finish_values();
       if (change == Change::alibi && args_.never) {  // else the exponentials move away from the work beside them
         return;
       }
-      softmax_.exponentials(scores_, 0, older[0], bases[0]);
-      softmax_.exponentials(scores_, 1, older[1], bases[1]);
-    } else {
-      static_assert(!masked, "bases in the scores' own units are for both rows");
-      softmax_.exponentials(scores_, 0, older[0], softmax_.shifted(softmax_.base(0, this->template rest<change>(0))));
-      older[1] = softmax_.raise(scores_, 1, this->template rest<change>(1));
-      softmax_.exponentials(scores_, 1, older[1], softmax_.shifted(softmax_.base(1, this->template rest<change>(1))));
+    }
+    softmax_.exponentials(scores_, 0, older[0], bases[0]);
+    softmax_.exponentials(scores_, 1, older[1], bases[1]);
+    if constexpr (!tile.pinned_maximum) {
       finish_values();
     }
     pack_weights();
@@ -317,9 +309,9 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if constexpr (raises) {
-          older[i] = softmax_.raise_to(capped<range()>(args_, highest_score(scores_, i)), i, 1.0f);
+          older[i] = softmax_.raise_to(capped<range()>(args_, highest_score(scores_, i)), i);
         }
-        bases[i] = softmax_.shifted(softmax_.base(i, NoRest{}));
+        bases[i] = softmax_.base(i, NoRest{}) - softmax_.shift;
       }
       if constexpr (tile.pinned_maximum) {
         finish_values();
@@ -354,8 +346,6 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     ptx::wgmma_wait<begins_next ? 1 : 0>();
     ptx::touch(out_);
     release(offsetof(Memory, empty), slot);
-    again_[0] = rows_to_do_again(work, 0);
-    again_[1] = rows_to_do_again(work, 1);
     finish(work);
     if constexpr (begins_next) {
       ptx::wgmma_wait<0>();

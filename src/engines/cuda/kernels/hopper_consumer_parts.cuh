@@ -7,7 +7,6 @@
 #include "engines/cuda/kernels/hopper_modifiers.cuh"
 #include "engines/cuda/kernels/hopper_repair.cuh"
 #include "engines/cuda/kernels/hopper_units.cuh"
-#include "engines/cuda/kernels/plain_forward.cuh"
 #include "engines/cuda/ptx/wgmma.cuh"
 
 namespace headway::cuda {
@@ -40,6 +39,7 @@ class ConsumerParts {
         quad_lane_(lane & 3) {
     tile_row_ = group * 64 + warp * 16 + lane / 4;
     softmax_.unit = args.softmax_unit;
+    softmax_.coarse = args.coarse_score;
     query_descriptor_ = ptx::tile_descriptor(ptx::shared_address(memory.query[0]) + group * 64 * 128, 16);
     const std::uint32_t ring = ptx::shared_address(memory.ring);
     key_descriptor_ = ptx::tile_descriptor(ring, 16);
@@ -134,7 +134,8 @@ class ConsumerParts {
       }
     }
     if (change == Change::alibi || (any && args_.slopes.data != nullptr)) {
-      add_alibi(slope_, work, tile_row_, n * tile.keys + 2 * quad_lane_, scores_, rest_);
+      add_alibi(slope_, !(fabsf(slope_) < args_.coarse_slope), work, tile_row_, n * tile.keys + 2 * quad_lane_, scores_,
+                rest_);
     }
     if constexpr (masked) {
       if (biased) {
@@ -220,52 +221,6 @@ class ConsumerParts {
       }
       if (poisoned_ != 0) {
         repair<Half>(args_, memory_.posts[post_.slot], tile_row_ - lane_ / 4, tile.keys, lane_);
-      }
-    }
-  }
-
-  // Which of the warp's rows, one of each quad, have to be found anew in plain arithmetic: those with a reference that
-  // says too little (TileSoftmax), those whose products overflow, as only bf16's can, and those all of whose scores are
-  // -inf although they see keys. (Not those under a mask or bias: it forbids whole rows as a rule.)
-  __device__ __forceinline__ std::uint32_t rows_to_do_again(const HopperWork& work, int i) const {
-    constexpr float highest_exact = 11629079.0f;  // 2^24 in units of log2
-    const float size = fabsf(softmax_.reference[i]);
-    bool again = size > highest_exact && (args_.bias.data == nullptr || softmax_.reference[i] == INFINITY);
-    if (softmax_.reference[i] == minus_infinity) {
-      again = !args_.masks_anywhere() && sees_keys(i);
-    }
-    if constexpr (modified) {
-      again |= !(fabsf(slope_) < args_.coarse_slope);
-    }
-    if constexpr (std::is_same_v<Half, bfloat16>) {
-      again |= softmax_.sum[i] != softmax_.sum[i];
-    }
-    return __ballot_sync(~0u, again && tile_row_ + 8 * i < work.real_rows) & 0x11111111u;
-  }
-
-  __device__ __forceinline__ bool sees_keys(int i) const {
-    if constexpr (posted) {
-      const auto& post = memory_.posts[post_.slot];
-      return post.begin[tile_row_ + 8 * i] < post.end[tile_row_ + 8 * i];
-    }
-    return true;
-  }
-
-  __device__ __forceinline__ void do_again(const HopperWork& work) const {
-    if ((again_[0] | again_[1]) == 0) [[likely]] {
-      return;
-    }
-    ptx::rarely();
-    __syncwarp();  // the rows that the other lanes stored
-    const auto lane = static_cast<int>(ptx::kept(static_cast<std::uint32_t>(lane_)));  // see ptx::hidden
-#pragma unroll 1
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll 1
-      for (std::uint32_t left = i == 0 ? again_[0] : again_[1]; left != 0; left &= left - 1) {
-        const int row = tile_row_ - lane / 4 + (__ffs(static_cast<int>(left)) - 1) / 4 + 8 * i;
-        PlainRow<Half, modified ? Changes::any : Changes::scale>(ptx::hidden(args_), work.batch, work.head,
-                                                                 work.row + row, 0, lane)
-            .attend();
       }
     }
   }
@@ -404,7 +359,7 @@ class ConsumerParts {
   float scores_[tile.keys / 2];
   std::uint32_t weights_[tile.keys / 4];
   float out_[head_dim / 2];
-  TileSoftmax<Half, masked> softmax_;
+  TileSoftmax<Half> softmax_;
   float slope_;
   float rest_[2] = {0.0f, 0.0f};
   std::uint32_t mask_bits_[2];
@@ -419,7 +374,6 @@ class ConsumerParts {
   bool skipped_ = false;  // the tile's first blocks have been passed over
   bool careful_ = false;
   std::uint32_t checked_parities_ = 0;  // by slot of the ring
-  std::uint32_t again_[2];              // rows_to_do_again of the tile's end
   int poisoned_ = 0;                    // a value that is not finite was taken out of an edge block
 };
 

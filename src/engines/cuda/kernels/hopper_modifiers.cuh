@@ -91,13 +91,13 @@ __device__ __forceinline__ void cap_scores(const HopperArguments& args, float (&
 
 // Adds - slope * |i + offset - j|, but for a part of it that is the same for a row's whole block: the softmax adds
 // that (rest[i] for row i). On one side of the diagonal the distance has no bend, so one multiply-add does; a thread
-// that may have keys of both sides adds everything here.
+// that may have keys of both sides adds everything here, and so do all where such a part may be coarse (TileSoftmax).
 template <int count>
-__device__ __forceinline__ void add_alibi(float slope, const HopperWork& work, int tile_row, int column,
+__device__ __forceinline__ void add_alibi(float slope, bool coarse, const HopperWork& work, int tile_row, int column,
                                           float (&scores)[count], float (&rest)[2]) {
   const float distance = static_cast<float>(work.row + tile_row + work.offset - column);  // of the first row and key
   const bool before = distance >= static_cast<float>(2 * count), behind = distance + 8.0f <= 0.0f;
-  if (before || behind) {
+  if ((before || behind) && !coarse) {
     const float growth = before ? slope : -slope;
     rest[0] = -growth * distance;
     rest[1] = -growth * (distance + 8.0f);

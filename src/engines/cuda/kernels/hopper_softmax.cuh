@@ -75,23 +75,21 @@ struct NoRest {};
 template <class Rest>
 inline constexpr bool has_rest = !std::is_same_v<Rest, NoRest>;
 
-// Weights are 2^(unit * score - reference + shift) with reference = unit * (the highest score so far); unit is log2(e),
-// times the scale where scores are still products. Beyond 2^24 the rounding of the reference shifts exponents by whole
-// powers of 2. It is rounded up, so that no weight overflows there; but a row's weights may vanish together, and rows
-// that end with so large a reference are done again (plain_forward.cuh).
-//
-// With a bias such rows are not rare: one of -1e9 or -3e38 stands for a mask. Where there may be one the reference is
-// kept in the scores' own units, and where there is, a large one is subtracted from its row's scores first.
+// Weights are 2^(unit * (score - reference) + shift) where reference is the highest score so far and unit is log2(e),
+// times the scale where scores are still products. A fused multiply-add does, with unit * reference rounded; but beyond
+// 2^24 that is off by whole powers of 2, and a row's weights would overflow or vanish together. There the reference is
+// subtracted from the row's scores first.
 //
 // shift lifts the weights of f16 to 2^14 at most: its smallest number is 2^-24, and many small weights may matter
 // together.
-template <class Half, bool own_units>
+template <class Half>
 struct TileSoftmax {
   static constexpr float shift = std::is_same_v<Half, float16> ? 14.0f : 0.0f;
 
-  float reference[2];  // the highest score so far: in units of log2, or the scores' own
+  float reference[2];  // the highest score so far
   float sum[2];        // this thread's share
   float unit;
+  float coarse;  // 2^24 / unit
 
   __device__ __forceinline__ void start() {
 #pragma unroll
@@ -109,49 +107,40 @@ struct TileSoftmax {
     if constexpr (has_rest<Rest>) {
       highest += rest;  // lanes of a quad have their own
     }
-    return raise_to(highest, i, own_units ? 1.0f : unit);
+    return raise_to(highest, i);
   }
 
-  // The same for a thread's highest score, which has this unit.
-  __device__ __forceinline__ float raise_to(float highest, int i, float highest_unit) {
+  // The same for a thread's highest score.
+  __device__ __forceinline__ float raise_to(float highest, int i) {
     highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 1));
     highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, 2));
     const float old = reference[i];
-    reference[i] = fmaxf(old, __fmul_ru(highest, highest_unit));
-    return ptx::exp2_fast(own_units ? (old - finite_reference(i)) * unit : old - finite_reference(i));
+    reference[i] = fmaxf(old, highest);
+    return ptx::exp2_fast((old - finite_reference(i)) * unit);
   }
 
   // What row i's exponents are relative to.
   template <class Rest>
   __device__ __forceinline__ float base(int i, Rest rest) const {
     if constexpr (has_rest<Rest>) {
-      return __fsub_ru(finite_reference(i), own_units ? rest : rest * unit);
+      return finite_reference(i) - rest;
     } else {
       return finite_reference(i);
     }
   }
 
-  // The same for both rows in units of log2 and with the shift. If `checked`, one beyond `coarse` is taken from its
-  // row's scores instead.
-  template <bool checked, int count>
-  __device__ __forceinline__ void bases_in_log2(float coarse, float (&scores)[count], float (&bases)[2]) const {
-    static_assert(own_units || !checked);
-    if (checked && fmaxf(fabsf(bases[0]), fabsf(bases[1])) > coarse) {
-      const float taken[2] = {fabsf(bases[0]) > coarse ? bases[0] : 0.0f, fabsf(bases[1]) > coarse ? bases[1] : 0.0f};
-#pragma unroll
-      for (int k = 0; k < count; ++k) {
-        scores[k] -= taken[k / 2 % 2];
-      }
-      bases[0] -= taken[0];
-      bases[1] -= taken[1];
+  // The same for both rows in units of log2; a coarse one is taken from its row's scores instead.
+  template <int count>
+  __device__ __forceinline__ void bases_in_log2(float (&scores)[count], float (&bases)[2]) const {
+    if (fmaxf(fabsf(bases[0]), fabsf(bases[1])) > coarse) [[unlikely]] {
+      subtract_coarse(scores, 0, bases[0]);
+      subtract_coarse(scores, 1, bases[1]);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      bases[i] = shifted(own_units ? __fmul_ru(bases[i], unit) : bases[i]);
+      bases[i] = bases[i] * unit - shift;
     }
   }
-
-  static __device__ __forceinline__ float shifted(float base) { return shift == 0.0f ? base : __fsub_ru(base, shift); }
 
   // Scores become weights and join the sum.
   template <int count>
@@ -179,7 +168,7 @@ struct TileSoftmax {
   __device__ __forceinline__ void join_quad(float scale) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      reference[i] *= own_units ? scale : ln_2;
+      reference[i] *= scale;
       sum[i] += __shfl_xor_sync(~0u, sum[i], 1);
       sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
     }
@@ -200,6 +189,17 @@ struct TileSoftmax {
   }
 
  private:
+  template <int count>
+  __device__ __forceinline__ void subtract_coarse(float (&scores)[count], int i, float& base) const {
+    if (fabsf(base) > coarse) {
+#pragma unroll
+      for (int k = 0; k < count / 2; ++k) {
+        scores[k / 2 * 4 + 2 * i + k % 2] -= base;
+      }
+      base = 0.0f;
+    }
+  }
+
   // While a row has seen no key its reference is -inf, and every exponent is -inf - 0.
   __device__ __forceinline__ float finite_reference(int i) const {
     return reference[i] == minus_infinity ? 0.0f : reference[i];

@@ -68,7 +68,6 @@ class MmaForward {
     }
 #pragma unroll 1
     for (unsigned left = again[0] | again[1] << 1; left != 0; left &= left - 1) {
-      ptx::rarely();
       const int bit = __ffs(static_cast<int>(left)) - 1;
       const int r = __shfl_sync(~0u, thread_.row_of(0), bit & ~3) + (bit & 1) * (thread_.row_of(2) - thread_.row_of(0));
       attend_plainly<T>(args_, b_, h_, first_ + r, 0, args_.value_dim);

@@ -6,7 +6,7 @@
 #include "engines/cuda/dropout.cuh"
 #include "engines/cuda/kernels/compensated_sum.cuh"
 #include "engines/cuda/kernels/plain_rows.cuh"
-#include "engines/cuda/ptx/rarely.cuh"
+#include "engines/cuda/ptx/hidden.cuh"
 
 namespace headway::cuda {
 
@@ -54,7 +54,6 @@ class PlainRow {
     const KeyRange keys = row_range(args_, sequence_, b_, i_);
 #pragma unroll 1
     for (std::int64_t j = keys.begin; j < keys.end; j += 32) {
-      ptx::rarely();
       add_keys(j, static_cast<int>(smaller(keys.end - j, 32)));
       if (__any_sync(~0u, total_.value != total_.value) != 0) {
         break;  // the row is NaN
@@ -99,7 +98,6 @@ class PlainRow {
       }
 #pragma unroll 1
       for (int t = 0; t < count; ++t) {
-        ptx::rarely();
         Real sum = 0;
 #pragma unroll
         for (int x = 0; x < each; ++x) {
@@ -146,11 +144,7 @@ class PlainRow {
     Real sums[each] = {};
     add_plain_rows<T>(
         one != -infinity<Real>(), kept ? weight : Real(0), args_.value.feature, first_, args_.value_dim, lane_,
-        [&](int t) {
-          ptx::rarely();
-          return value_row(j + t);
-        },
-        sums);
+        [&](int t) { return value_row(j + t); }, sums);
 #pragma unroll
     for (int x = 0; x < each; ++x) {
       sums_[x].multiply(older);

@@ -271,7 +271,6 @@ class SimtForward {
       return;
     }
     for (int r = static_cast<int>(threadIdx.x) / 32; r < Shape::rows; r += Shape::threads / 32) {
-      ptx::rarely();
       if (here().again[r]) {
         attend_plainly<T>(args_, b_, h_, first_ + r, feature_, smaller(feature_ + Width, args_.value_dim));
       }
