@@ -124,5 +124,36 @@ TEST_F(CudaSplit, decodes_large_groups_of_heads) {
     }
 }
 
+// Few kv heads: their query heads are shared out, and the parts of dk and dv added up.
+TEST_F(CudaSplit, of_query_heads_adds_up_to_the_gradients_of_their_kv_head) {
+  for (std::int64_t dim : {64, 128})
+    for (std::int64_t kv_heads : {1, 2}) {
+      const Shape shape{.batch = 1,
+                        .heads = 12,
+                        .kv_heads = kv_heads,
+                        .queries = 150,
+                        .keys = 300,
+                        .head_dim = dim,
+                        .value_dim = dim};
+      if (on_hopper()) {
+        alignas(16) static double anything[2];
+        const ConstTensorView q(anything, DType::bf16, {1, 12, 150, dim}, Device{DeviceType::cuda, 0});
+        const ConstTensorView k(anything, DType::bf16, {1, kv_heads, 300, dim}, Device{DeviceType::cuda, 0});
+        const Plan plan = explain(q, k, k, {}, {.backward = true});
+        EXPECT_NE(plan.kernel.find(kv_heads == 1 ? "in 12 parts" : "in 6 parts"), std::string::npos) << plan.kernel;
+      }
+      const Inputs inputs = random_inputs(shape, DType::bf16);
+      for (Causal causal : {Causal::none, Causal::bottom_right}) {
+        const Call call = inputs.call({.causal = causal, .engine = Engine::cuda});
+        Random random(5);
+        const Tensor grad_out = normal(call.out_sizes(), DType::bf16, random);
+        const Results results = call.run();
+        GradientTensors gradients = call.gradients(grad_out, results);
+        expect_backward(call, grad_out, gradients);
+        for (int run = 0; run < 20; ++run) EXPECT_TRUE(same_bits(call.gradients(grad_out, results), gradients));
+      }
+    }
+}
+
 }  // namespace
 }  // namespace headway::test

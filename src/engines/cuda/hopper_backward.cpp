@@ -129,6 +129,36 @@ std::int64_t items(const Problem& problem) {
   return problem.batch * problem.kv_heads * members(problem, shape_of(arguments_of(problem).rule));
 }
 
+// Teams that share out the query heads of a kv head, so that more of the device is occupied: as many as divide them
+// evenly and run at once. A pack's sequences have their bits in any pack, and in an invariant batch those of the pack.
+std::int64_t parts_of(const Problem& problem) {
+  if (has_two_kernels(problem) || problem.packed() || problem.batch_invariant || problem.kv_heads == 0) {
+    return 1;
+  }
+  const std::int64_t group = problem.heads / problem.kv_heads;
+  const std::int64_t most = device_of(problem).multiprocessors / std::max<std::int64_t>(1, items(problem));
+  std::int64_t parts = std::clamp<std::int64_t>(most, 1, group);
+  while (group % parts != 0) {
+    --parts;
+  }
+  return parts;
+}
+
+// dK and dV of all teams.
+struct PartBytes {
+  std::size_t keys = 0, values = 0;
+};
+
+PartBytes part_bytes(const Problem& problem) {
+  const std::int64_t parts = parts_of(problem);
+  if (parts == 1) {
+    return {};
+  }
+  const auto rows = static_cast<std::size_t>(problem.batch * problem.kv_heads * parts * problem.key_len);
+  return {Workspace::rounded(rows * static_cast<std::size_t>(problem.head_dim) * sizeof(float)),
+          Workspace::rounded(rows * static_cast<std::size_t>(problem.value_dim) * sizeof(float))};
+}
+
 // Of the kernel for dQ alone.
 std::int64_t query_tiles(const Problem& problem) {
   return blocks_of(problem.query_len, kernel_of(problem).tile.queries * HopperBackwardTile::consumers);
@@ -295,7 +325,7 @@ Launch hopper_backward_launch(const Problem& problem) {
   launch.query_block = kernel.tile.queries;
   launch.key_block = kernel.tile.keys;
   launch.row_tiles = blocks_of(problem.key_len, kernel.tile.keys);
-  launch.tasks = problem.batch * problem.kv_heads * launch.row_tiles;
+  launch.tasks = problem.batch * problem.kv_heads * launch.row_tiles * parts_of(problem);
   launch.stages = HopperBackwardTile::stages;
   return launch;
 }
@@ -305,8 +335,10 @@ int hopper_backward_rows_a_tile(const Problem& problem) { return kernel_of(probl
 std::size_t hopper_backward_bytes(const Problem& problem) {
   const TileBytes bytes = tile_bytes(problem, kernel_of(problem).tile);
   return Workspace::rounded(bytes.sums) + 2 * Workspace::rounded(bytes.rows) + 2 * Workspace::rounded(bytes.numbers) +
-         Workspace::rounded(2 * sizeof(int));
+         Workspace::rounded(2 * sizeof(int)) + part_bytes(problem).keys + part_bytes(problem).values;
 }
+
+std::int64_t hopper_backward_parts(const Problem& problem) { return parts_of(problem); }
 
 namespace {
 
@@ -318,6 +350,23 @@ void launch_together(const BackwardProblem& problem, const HopperBackwardKernel&
                                     dim3(HopperBackwardTile::threads), parameters, kernel.shared_bytes,
                                     static_cast<cudaStream_t>(problem.stream)),
         problem.operation, "launching hopper_backward");
+}
+
+// Teams of query heads instead of kv heads, and the sums of what they find.
+void launch_in_parts(const BackwardProblem& problem, const HopperBackwardKernel& kernel,
+                     const HopperBackwardArguments& whole, Workspace& workspace) {
+  const PartBytes bytes = part_bytes(problem);
+  HopperBackwardArguments all = whole;
+  all.key_parts = static_cast<float*>(workspace.take(bytes.keys));
+  all.value_parts = static_cast<float*>(workspace.take(bytes.values));
+  HopperBackwardArguments teams = all;
+  teams.parts = static_cast<int>(parts_of(problem));
+  teams.kv_heads *= teams.parts;
+  teams.group /= teams.parts;
+  teams.items *= teams.parts;
+  launch_together(problem, kernel, teams);
+  check(launch_backward_parts(all, problem.dtype(), teams.parts, static_cast<cudaStream_t>(problem.stream)),
+        problem.operation, "launching the sums of parts");
 }
 
 void launch_alone(const BackwardProblem& problem, const HopperBackwardKernel& kernel, std::int64_t tasks,
@@ -348,7 +397,9 @@ void queue_hopper_backward(const BackwardProblem& problem, const Arguments& argu
   auto* stream = static_cast<cudaStream_t>(problem.stream);
   check(launch_backward_rows(all, rows_of(problem.out), problem.dtype(), kernel.tile, stream), problem.operation,
         "launching the row statistics");
-  if (!two) {
+  if (!two && parts_of(problem) > 1) {
+    launch_in_parts(problem, kernel, all, workspace);
+  } else if (!two) {
     launch_together(problem, kernel, all);
   }
   if (two && (problem.dk || problem.dv)) {

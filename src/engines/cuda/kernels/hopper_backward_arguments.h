@@ -72,6 +72,12 @@ struct HopperBackwardArguments : HopperArguments {
   Rows grad_out;
   Rows query_gradient, key_gradient, value_gradient;  // without data: not asked for
 
+  // Where there are few kv heads, the query heads of each are shared out to so many teams. What a team finds of dK and
+  // dV is one part, and parts are added up in their order (hopper_backward_parts.cu). For the kernel a team is a kv
+  // head.
+  int parts = 1;
+  float *key_parts = nullptr, *value_parts = nullptr;  // [B, Hkv * parts, Sk, D]
+
   TeamShape shape;
   int left, right;    // of the range rule, cut to 2^29
   int members;        // of the largest team; head dims above 128: key tiles of a head
