@@ -33,6 +33,22 @@ bool in_pieces_of(const ConstTensorView& matrix, std::int64_t bytes) {
          fits(2);
 }
 
+// Where a matrix ends in memory if neighbouring keys are neighbours there and all steps go forward; else null.
+const void* end_of_rows(const std::optional<ConstTensorView>& matrix) {
+  if (!matrix || (matrix->size(3) > 1 && matrix->stride(3) != 1)) {
+    return nullptr;
+  }
+  std::int64_t last = 0;
+  for (int axis = 0; axis < 4; ++axis) {
+    if (matrix->size(axis) > 1 && matrix->stride(axis) < 0) {
+      return nullptr;
+    }
+    last += (matrix->size(axis) - 1) * matrix->stride(axis);
+  }
+  return static_cast<const std::uint8_t*>(matrix->data()) +
+         (last + 1) * static_cast<std::int64_t>(size_of(matrix->dtype()));
+}
+
 bool mask_in_pieces(const Problem& problem) { return problem.mask && in_pieces_of(*problem.mask, 16); }
 
 bool bias_in_pairs(const Problem& problem) {
@@ -60,10 +76,10 @@ std::optional<HopperBackwardVariant> single_variant(const Problem& problem) {
     return dropped;
   }
   if (problem.mask) {
-    return mask_in_pieces(problem) ? std::optional(bit_masked) : std::nullopt;
+    return end_of_rows(problem.mask) != nullptr ? std::optional(bit_masked) : std::nullopt;
   }
-  return problem.bias->dtype() == problem.dtype() && in_pieces_of(*problem.bias, 16) ? std::optional(biased)
-                                                                                     : std::nullopt;
+  return problem.bias->dtype() == problem.dtype() && end_of_rows(problem.bias) != nullptr ? std::optional(biased)
+                                                                                          : std::nullopt;
 }
 
 HopperBackwardVariant variant_of(const Problem& problem) {
@@ -236,6 +252,9 @@ HopperBackwardArguments arguments_of(const BackwardProblem& problem, const Hoppe
   result.own_ends = has_own_ends(problem);
   result.mask_in_pieces = mask_in_pieces(problem);
   result.bias_in_pairs = bias_in_pairs(problem);
+  result.bias_in_chunks = problem.bias && in_pieces_of(*problem.bias, 16);
+  result.mask_end = end_of_rows(problem.mask);
+  result.bias_end = end_of_rows(problem.bias);
   result.tiles_a_head = tiles_a_head(problem, tile);
   if (has_two_kernels(problem)) {
     result.query_tiles = static_cast<int>(query_tiles(problem));
