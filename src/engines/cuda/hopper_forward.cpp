@@ -5,6 +5,7 @@
 
 #include "core/text.h"
 #include "engines/cuda/device.h"
+#include "engines/cuda/hopper_units.h"
 #include "engines/cuda/kernels/decode_kernels.h"
 #include "engines/cuda/kernels/hopper_kernels.h"
 #include "engines/cuda/problem_arguments.h"
@@ -129,35 +130,6 @@ int head_group(const Problem& problem, const HopperTile& tile) {
   constexpr std::int64_t cached_bytes = std::int64_t{64} << 20;
   const std::int64_t head_bytes = problem.key_len * (problem.head_dim + problem.value_dim) * 2;
   return static_cast<int>(std::clamp<std::int64_t>(cached_bytes / head_bytes, 8, 32));
-}
-
-// How blocks of the bias, or else of the mask, reach shared memory.
-UnitArguments units_of(const Problem& problem, const HopperTile& tile) {
-  UnitArguments units{};
-  if (!problem.bias && !problem.mask) {
-    return units;
-  }
-  const ConstTensorView& matrix = problem.bias ? *problem.bias : *problem.mask;
-  const auto element_bytes = static_cast<int>(size_of(matrix.dtype()));
-  units.each = 4 / element_bytes;
-  units.bytes = tile.unit_bytes(element_bytes);
-  units.mapped = is_mappable(matrix);
-  if (units.mapped) {
-    // A mask in front of a bias differs from row to row even where the bias does not.
-    units.one_row = (matrix.size(2) == 1 || matrix.stride(2) == 0) && !(problem.bias && problem.mask);
-    units.mapped = units.one_row || (matrix.size(2) > 1 && matrix.stride(2) != 0) || problem.query_len == 1;
-  }
-  if (units.mapped) {
-    constexpr int box_row_bytes = 128, unit_rows = 64;
-    const MatrixBox box{std::min(tile.keys, box_row_bytes / element_bytes), units.one_row ? 1 : unit_rows};
-    units.map = matrix_map(matrix, box, problem.operation);
-    units.steps = steps_of(matrix);
-    units.box_bytes = static_cast<std::uint32_t>(box.columns * box.rows * element_bytes);
-    units.boxes = tile.keys / box.columns;
-    units.box_columns = box.columns;
-  }
-  units.prepared = !units.mapped || (problem.bias && problem.mask);  // what the copy engine brings is ready as it is
-  return units;
 }
 
 constexpr double small_limit = 0.16;

@@ -86,18 +86,26 @@ struct MapSteps {
   int head = 1, batch = 1;
 };
 
-// How blocks of a bias, or else of a mask, come into shared memory: see kernels/hopper_units.cuh.
+// Who reads blocks of a bias, or else of a mask: see kernels/hopper_units.cuh.
+enum class UnitSource : std::uint8_t {
+  boxes,     // the copy engine, asked by the producer
+  rows,      // the guard, by copies of words: rows that do not suit the copy engine
+  elements,  // the guard, element by element: neighbouring keys are no neighbours in memory
+};
+
+// How they come into shared memory.
 struct UnitArguments {
   CUtensorMap map;  // boxes of 64 rows, or of 1, and at most 128 bytes
   MapSteps steps;
-  bool mapped;              // the copy engine reads them; else the guard does
+  UnitSource source;
   bool prepared;            // the guard has something to do before they are used
-  bool one_row;             // every query row has the same one (mapped only)
+  bool one_row;             // every query row has the same one (not of elements)
   int each;                 // units that a consumer has room for: 4, 2 or 1
   std::uint32_t bytes;      // of a unit's place
   std::uint32_t box_bytes;  // that a box fills
   int boxes;                // of a unit
   int box_columns;
+  const void* end;  // of rows: where the matrix ends in memory
 };
 
 // Keys that are split over blocks, and where those leave what they find of a row; merge_splits.cuh joins it.
