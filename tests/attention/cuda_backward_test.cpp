@@ -448,7 +448,7 @@ TEST_F(CudaBackward, of_no_query_or_no_key_is_0_and_stays_inside_its_memory) {
       const Tensor grad_out = grad_out_of(call);
       GradientTensors gradients = call.gradients(grad_out);
       expect_backward(call, grad_out, gradients);
-      EXPECT_TRUE(same_bits(*gradients.dbias, filled(bias.sizes(), dtype, 0.0)));
+      EXPECT_TRUE(same_bits(*gradients.dbias, filled(bias.sizes(), gradients.dbias->dtype(), 0.0)));
     }
 }
 
