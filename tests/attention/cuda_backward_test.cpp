@@ -248,7 +248,7 @@ TEST_F(CudaBackward, gives_the_same_bits_every_time_and_in_any_batch) {
       const Shape shape{
           .batch = 3, .heads = 8, .kv_heads = 2, .queries = 600, .keys = 1100, .head_dim = dim, .value_dim = dim};
       const Inputs inputs = random_inputs(shape, dtype);
-      const Call call = on_cuda(inputs, {.causal = causal});
+      const Call call = on_cuda(inputs, {.causal = causal, .batch_invariant = true});
       const Tensor grad_out = grad_out_of(call);
       const Results results = call.run();
       const GradientTensors gradients = call.gradients(grad_out, results);
@@ -432,6 +432,77 @@ TEST_F(CudaBackward, is_told_by_the_plan_and_what_it_leaves_to_others_with_the_r
     EXPECT_EQ(plan(dim, DType::f32).stages, 2);
   }
   EXPECT_NE(plan(100).kernel.find("head_dim 100"), std::string::npos) << plan(100).kernel;
+}
+
+TEST_F(CudaBackward, of_no_query_or_no_key_is_0_and_stays_inside_its_memory) {
+  for (DType dtype : {DType::f32, DType::f64, DType::bf16})
+    for (const auto& [queries, keys] : std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 40}, {3, 0}, {0, 0}}) {
+      SCOPED_TRACE(std::string(name(dtype)) + " " + std::to_string(queries) + " x " + std::to_string(keys));
+      const Inputs inputs = random_inputs(
+          {.batch = 2, .heads = 2, .kv_heads = 1, .queries = queries, .keys = keys, .head_dim = 16, .value_dim = 8},
+          dtype);
+      const std::int32_t length = static_cast<std::int32_t>(keys / 2);
+      const Tensor lengths = Tensor::of<std::int32_t>({2}, {length, length});  // which the host sends
+      const Tensor bias = filled({1, 2, queries == 0 ? 1 : queries, keys == 0 ? 1 : keys}, dtype, 0.5);
+      const Call call = on_cuda(inputs, {.bias = bias, .valid_lens = lengths});
+      const Tensor grad_out = grad_out_of(call);
+      GradientTensors gradients = call.gradients(grad_out);
+      expect_backward(call, grad_out, gradients);
+      EXPECT_TRUE(same_bits(*gradients.dbias, filled(bias.sizes(), gradients.dbias->dtype(), 0.0)));
+    }
+}
+
+TEST_F(CudaBackward, of_a_bias_is_0_where_grad_out_is_0_however_large_the_scores) {
+  for (DType dtype : {DType::bf16, DType::f32}) {
+    Inputs inputs = random_inputs(
+        {.batch = 1, .heads = 1, .kv_heads = 1, .queries = 70, .keys = 66, .head_dim = 8, .value_dim = 8}, dtype);
+    inputs.q = filled(inputs.q.sizes(), dtype, 1000.0);
+    inputs.k = filled(inputs.k.sizes(), dtype, 1000.0);
+    const Tensor bias = filled({70, 66}, dtype, 0.25);
+    const Call call = on_cuda(inputs, {.bias = bias});
+    const Tensor grad_out = filled(call.out_sizes(), dtype, 0.0);
+    GradientTensors gradients = call.gradients(grad_out);
+    expect_backward(call, grad_out, gradients);
+  }
+}
+
+TEST_F(CudaBackward, of_a_sink_that_takes_all_weight_shows_a_nan_in_grad_out) {
+  const Inputs inputs = random_inputs(
+      {.batch = 1, .heads = 1, .kv_heads = 1, .queries = 9, .keys = 20, .head_dim = 8, .value_dim = 8}, DType::f32);
+  const Tensor sinks = filled({1}, DType::f32, 300.0),
+               lengths = Tensor::of<std::int64_t>({1, 9}, {20, 20, 20, 0, 20, 20, 20, 20, 20});
+  for (const std::int64_t row : {2, 3}) {  // the latter sees no key
+    const Call call = on_cuda(inputs, {.valid_lens = lengths, .sinks = sinks});
+    Tensor grad_out = grad_out_of(call);
+    set(grad_out, {0, 0, row, 1}, NAN);
+    GradientTensors gradients = call.gradients(grad_out);
+    expect_backward(call, grad_out, gradients);
+    EXPECT_EQ(std::isnan(get(*gradients.dsinks, {0})), row == 2);
+  }
+}
+
+// A sum of products that vanish is -0 or 0 by their signs, and those of forbidden keys must not count.
+TEST_F(CudaBackward, does_not_show_by_the_sign_of_a_0_what_forbidden_keys_hold) {
+  for (DType dtype : {DType::f32, DType::f64}) {
+    const double least = dtype == DType::f32 ? 0x1p-149 : 0x1p-1074;
+    Inputs inputs = random_inputs(
+        {.batch = 1, .heads = 1, .kv_heads = 1, .queries = 9, .keys = 9, .head_dim = 6, .value_dim = 4}, dtype);
+    const Tensor lengths = Tensor::of<std::int64_t>({1}, {5});
+    const Call call = on_cuda(inputs, {.valid_lens = lengths});
+    const Tensor grad_out = grad_out_of(call);
+    const auto fill_keys = [&](std::int64_t first, std::int64_t last, double value) {
+      for (std::int64_t j = first; j < last; ++j)
+        for (std::int64_t d = 0; d < 6; ++d) set(inputs.k, {0, 0, j, d}, value);
+    };
+    for (const double seen : {least, -least}) {
+      fill_keys(0, 5, seen);
+      fill_keys(5, 9, least);
+      const Results results = call.run();
+      const GradientTensors positive = call.gradients(grad_out, results);
+      fill_keys(5, 9, -least);
+      EXPECT_TRUE(same_bits(call.gradients(grad_out, results), positive)) << name(dtype) << ' ' << seen;
+    }
+  }
 }
 
 }  // namespace

@@ -42,7 +42,6 @@ void ManyKeys::expect_mean(DType type, std::int64_t queries, std::int64_t keys, 
 }
 
 TEST_P(ManyKeys, with_equal_values_give_that_value) {
-  if (GetParam() == Engine::cuda) GTEST_SKIP() << "open on CUDA, see docs/reliability.md";
   for (DType type : float_types)
     for (const std::int64_t queries : {1, 20, 64})
       for (const std::int64_t keys : {256, 4100}) {
@@ -54,7 +53,6 @@ TEST_P(ManyKeys, with_equal_values_give_that_value) {
 }
 
 TEST_P(ManyKeys, up_to_a_million_give_that_value_too) {
-  if (GetParam() == Engine::cuda) GTEST_SKIP() << "open on CUDA, see docs/reliability.md";
   for (const std::int64_t queries : {1, 9}) {
     SCOPED_TRACE(queries);
     expect_mean(DType::f32, queries, 1000003, {1.37}, 1);

@@ -45,11 +45,18 @@ double softcap_in(DType dtype, double softcap) {
 
 bool in_host_memory(const std::optional<ConstTensorView>& lengths) { return lengths && lengths->device() == Device{}; }
 
-// The entries that a kernel may read: all of [B] or [B+1], and of [B,Sq] too.
+// [B,Sq]; not [B] that is only seen as that, by a stride of 0.
+bool is_per_row(const ConstTensorView& lengths) { return lengths.rank() == 2 && lengths.stride(1) != 0; }
+
+// How many entries a kernel may read: all of [B] or [B+1], also where there is no row, and of [B,Sq].
+std::size_t entries(const ConstTensorView& lengths) {
+  return static_cast<std::size_t>(is_per_row(lengths) ? lengths.elements() : lengths.size(0));
+}
+
 std::vector<std::int64_t> values_of(const ConstTensorView& lengths) {
   std::vector<std::int64_t> values;
-  const std::int64_t rows = lengths.rank() == 2 && lengths.stride(1) != 0 ? lengths.size(1) : 1;
-  values.reserve(static_cast<std::size_t>(lengths.size(0) * rows));
+  const std::int64_t rows = is_per_row(lengths) ? lengths.size(1) : 1;
+  values.reserve(entries(lengths));
   for (std::int64_t b = 0; b < lengths.size(0); ++b) {
     for (std::int64_t i = 0; i < rows; ++i) {
       values.push_back(load_integer(lengths, b * lengths.stride(0) + (rows > 1 ? i * lengths.stride(1) : 0)));
@@ -112,7 +119,7 @@ std::size_t lengths_bytes(const Problem& problem) {
   std::size_t bytes = 0;
   for (const auto& lengths : {problem.cu_seqlens_q, problem.cu_seqlens_k, problem.valid_lens, problem.query_lens}) {
     if (in_host_memory(lengths)) {
-      bytes += Workspace::rounded(sizeof(std::int64_t) * static_cast<std::size_t>(lengths->elements()));
+      bytes += Workspace::rounded(sizeof(std::int64_t) * entries(*lengths));
     }
   }
   return bytes;
@@ -123,13 +130,13 @@ void place_lengths(const Problem& problem, Arguments& arguments, Workspace& work
     if (!lengths) {
       return;
     }
-    const bool per_row = lengths->rank() == 2 && lengths->stride(1) != 0;
+    const bool per_row = is_per_row(*lengths);
     if (!in_host_memory(lengths)) {
       placed = {lengths->data(), lengths->stride(0), per_row ? lengths->stride(1) : 0, lengths->dtype() == DType::i64};
       return;
     }
     const std::vector<std::int64_t> values = values_of(*lengths);
-    auto* target = workspace.take_as<std::int64_t>(static_cast<std::size_t>(lengths->elements()));
+    auto* target = workspace.take_as<std::int64_t>(entries(*lengths));
     check(upload(values.data(), values.size(), target, stream), problem.operation, "sending the lengths");
     placed = {target, per_row ? lengths->size(1) : 1, per_row ? 1 : 0, true};
   };

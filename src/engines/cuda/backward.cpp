@@ -226,6 +226,9 @@ void describe_backward(const Problem& problem, Plan& plan) {
   const std::optional<std::string> refusal = hopper_backward_refusal(problem);
   if (!refusal) {
     describe_launch(hopper_backward_launch(problem), plan);
+    if (const std::int64_t parts = hopper_backward_parts(problem); parts > 1) {
+      plan.kernel = text(plan.kernel, ", the query heads of a kv head in ", parts, " parts");
+    }
     plan.scratch_bytes = static_cast<double>(lengths_bytes(problem) + hopper_backward_bytes(problem) +
                                              coarse_bytes(problem, rows_a_tile(problem, true)));
     return;

@@ -33,6 +33,22 @@ bool in_pieces_of(const ConstTensorView& matrix, std::int64_t bytes) {
          fits(2);
 }
 
+// Where a matrix ends in memory if neighbouring keys are neighbours there and all steps go forward; else null.
+const void* end_of_rows(const std::optional<ConstTensorView>& matrix) {
+  if (!matrix || (matrix->size(3) > 1 && matrix->stride(3) != 1)) {
+    return nullptr;
+  }
+  std::int64_t last = 0;
+  for (int axis = 0; axis < 4; ++axis) {
+    if (matrix->size(axis) > 1 && matrix->stride(axis) < 0) {
+      return nullptr;
+    }
+    last += (matrix->size(axis) - 1) * matrix->stride(axis);
+  }
+  return static_cast<const std::uint8_t*>(matrix->data()) +
+         (last + 1) * static_cast<std::int64_t>(size_of(matrix->dtype()));
+}
+
 bool mask_in_pieces(const Problem& problem) { return problem.mask && in_pieces_of(*problem.mask, 16); }
 
 bool bias_in_pairs(const Problem& problem) {
@@ -60,10 +76,10 @@ std::optional<HopperBackwardVariant> single_variant(const Problem& problem) {
     return dropped;
   }
   if (problem.mask) {
-    return mask_in_pieces(problem) ? std::optional(bit_masked) : std::nullopt;
+    return end_of_rows(problem.mask) != nullptr ? std::optional(bit_masked) : std::nullopt;
   }
-  return problem.bias->dtype() == problem.dtype() && in_pieces_of(*problem.bias, 16) ? std::optional(biased)
-                                                                                     : std::nullopt;
+  return problem.bias->dtype() == problem.dtype() && end_of_rows(problem.bias) != nullptr ? std::optional(biased)
+                                                                                          : std::nullopt;
 }
 
 HopperBackwardVariant variant_of(const Problem& problem) {
@@ -127,6 +143,36 @@ std::int64_t members(const Problem& problem, TeamShape shape) {
 
 std::int64_t items(const Problem& problem) {
   return problem.batch * problem.kv_heads * members(problem, shape_of(arguments_of(problem).rule));
+}
+
+// Teams that share out the query heads of a kv head, so that more of the device is occupied: as many as divide them
+// evenly and run at once. A pack's sequences have their bits in any pack, and in an invariant batch those of the pack.
+std::int64_t parts_of(const Problem& problem) {
+  if (has_two_kernels(problem) || problem.packed() || problem.batch_invariant || problem.kv_heads == 0) {
+    return 1;
+  }
+  const std::int64_t group = problem.heads / problem.kv_heads;
+  const std::int64_t most = device_of(problem).multiprocessors / std::max<std::int64_t>(1, items(problem));
+  std::int64_t parts = std::clamp<std::int64_t>(most, 1, group);
+  while (group % parts != 0) {
+    --parts;
+  }
+  return parts;
+}
+
+// dK and dV of all teams.
+struct PartBytes {
+  std::size_t keys = 0, values = 0;
+};
+
+PartBytes part_bytes(const Problem& problem) {
+  const std::int64_t parts = parts_of(problem);
+  if (parts == 1) {
+    return {};
+  }
+  const auto rows = static_cast<std::size_t>(problem.batch * problem.kv_heads * parts * problem.key_len);
+  return {Workspace::rounded(rows * static_cast<std::size_t>(problem.head_dim) * sizeof(float)),
+          Workspace::rounded(rows * static_cast<std::size_t>(problem.value_dim) * sizeof(float))};
 }
 
 // Of the kernel for dQ alone.
@@ -206,6 +252,9 @@ HopperBackwardArguments arguments_of(const BackwardProblem& problem, const Hoppe
   result.own_ends = has_own_ends(problem);
   result.mask_in_pieces = mask_in_pieces(problem);
   result.bias_in_pairs = bias_in_pairs(problem);
+  result.bias_in_chunks = problem.bias && in_pieces_of(*problem.bias, 16);
+  result.mask_end = end_of_rows(problem.mask);
+  result.bias_end = end_of_rows(problem.bias);
   result.tiles_a_head = tiles_a_head(problem, tile);
   if (has_two_kernels(problem)) {
     result.query_tiles = static_cast<int>(query_tiles(problem));
@@ -295,7 +344,7 @@ Launch hopper_backward_launch(const Problem& problem) {
   launch.query_block = kernel.tile.queries;
   launch.key_block = kernel.tile.keys;
   launch.row_tiles = blocks_of(problem.key_len, kernel.tile.keys);
-  launch.tasks = problem.batch * problem.kv_heads * launch.row_tiles;
+  launch.tasks = problem.batch * problem.kv_heads * launch.row_tiles * parts_of(problem);
   launch.stages = HopperBackwardTile::stages;
   return launch;
 }
@@ -305,8 +354,10 @@ int hopper_backward_rows_a_tile(const Problem& problem) { return kernel_of(probl
 std::size_t hopper_backward_bytes(const Problem& problem) {
   const TileBytes bytes = tile_bytes(problem, kernel_of(problem).tile);
   return Workspace::rounded(bytes.sums) + 2 * Workspace::rounded(bytes.rows) + 2 * Workspace::rounded(bytes.numbers) +
-         Workspace::rounded(2 * sizeof(int));
+         Workspace::rounded(2 * sizeof(int)) + part_bytes(problem).keys + part_bytes(problem).values;
 }
+
+std::int64_t hopper_backward_parts(const Problem& problem) { return parts_of(problem); }
 
 namespace {
 
@@ -318,6 +369,23 @@ void launch_together(const BackwardProblem& problem, const HopperBackwardKernel&
                                     dim3(HopperBackwardTile::threads), parameters, kernel.shared_bytes,
                                     static_cast<cudaStream_t>(problem.stream)),
         problem.operation, "launching hopper_backward");
+}
+
+// Teams of query heads instead of kv heads, and the sums of what they find.
+void launch_in_parts(const BackwardProblem& problem, const HopperBackwardKernel& kernel,
+                     const HopperBackwardArguments& whole, Workspace& workspace) {
+  const PartBytes bytes = part_bytes(problem);
+  HopperBackwardArguments all = whole;
+  all.key_parts = static_cast<float*>(workspace.take(bytes.keys));
+  all.value_parts = static_cast<float*>(workspace.take(bytes.values));
+  HopperBackwardArguments teams = all;
+  teams.parts = static_cast<int>(parts_of(problem));
+  teams.kv_heads *= teams.parts;
+  teams.group /= teams.parts;
+  teams.items *= teams.parts;
+  launch_together(problem, kernel, teams);
+  check(launch_backward_parts(all, problem.dtype(), teams.parts, static_cast<cudaStream_t>(problem.stream)),
+        problem.operation, "launching the sums of parts");
 }
 
 void launch_alone(const BackwardProblem& problem, const HopperBackwardKernel& kernel, std::int64_t tasks,
@@ -348,7 +416,9 @@ void queue_hopper_backward(const BackwardProblem& problem, const Arguments& argu
   auto* stream = static_cast<cudaStream_t>(problem.stream);
   check(launch_backward_rows(all, rows_of(problem.out), problem.dtype(), kernel.tile, stream), problem.operation,
         "launching the row statistics");
-  if (!two) {
+  if (!two && parts_of(problem) > 1) {
+    launch_in_parts(problem, kernel, all, workspace);
+  } else if (!two) {
     launch_together(problem, kernel, all);
   }
   if (two && (problem.dk || problem.dv)) {

@@ -5,8 +5,11 @@
 
 #include "core/text.h"
 #include "engines/cuda/device.h"
+#include "engines/cuda/hopper_units.h"
+#include "engines/cuda/kernels/decode_kernels.h"
 #include "engines/cuda/kernels/hopper_kernels.h"
 #include "engines/cuda/problem_arguments.h"
+#include "engines/cuda/splits.h"
 #include "engines/cuda/tensor_map.h"
 
 namespace headway::cuda {
@@ -20,7 +23,8 @@ bool has_ranges(const Problem& problem) {
 // Whether the softmax can multiply by the scale: it takes the highest product, and slopes are divided by it.
 bool scale_is_ordinary(const Problem& problem) { return problem.scale > 1e-20 && problem.scale < 1e20; }
 
-HopperVariant variant_of(const Problem& problem) {
+// Of a call whose keys are not split.
+HopperVariant whole_variant(const Problem& problem) {
   if (problem.dropout.active()) {
     return HopperVariant::dropped;
   }
@@ -41,8 +45,42 @@ HopperVariant variant_of(const Problem& problem) {
                                         : HopperVariant::plain;
 }
 
+std::int64_t query_tiles(const Problem& problem, const HopperTile& tile) {
+  return (problem.query_len + tile.rows() - 1) / tile.rows();
+}
+
+// Into how many parts the keys of each tile are split where there are too few tiles to occupy the device. A pack's
+// sequences have their bits in any pack, and in an invariant batch those of the pack.
+std::int64_t splits_of(const Problem& problem) {
+  const HopperVariant variant = whole_variant(problem);
+  const bool plain = is_plain(variant) || variant == HopperVariant::ranged || variant == HopperVariant::ranged_short;
+  if (!plain || problem.packed() || problem.batch_invariant || problem.query_len == 0 || problem.key_len == 0) {
+    return 1;
+  }
+  const std::int64_t widest = std::max(problem.head_dim, problem.value_dim);
+  const HopperTile tile = hopper_tile(widest <= 64 ? 64 : widest <= 128 ? 128 : 256, HopperVariant::split);
+  const std::int64_t blocks = (problem.key_len + tile.keys - 1) / tile.keys;
+  const std::int64_t tiles = problem.batch * problem.heads * query_tiles(problem, tile);
+  const std::int64_t slots = device_of(problem).multiprocessors;
+  if (tiles >= slots) {
+    return 1;
+  }
+  // Fewer blocks than these, or a small gain, would not pay for the merge; two waves are enough to balance.
+  constexpr std::int64_t fewest_blocks = 8;
+  constexpr double least_gain = 1.3;
+  const std::int64_t most = std::min(blocks / fewest_blocks, 2 * slots / std::max<std::int64_t>(tiles, 1));
+  const std::int64_t splits = balanced_splits(tiles, blocks, most, slots);
+  const auto efficiency = [&](std::int64_t count) { return split_efficiency(tiles, blocks, count, slots); };
+  return efficiency(splits) > least_gain * efficiency(1) ? splits : 1;
+}
+
+HopperVariant variant_of(const Problem& problem) {
+  return splits_of(problem) > 1 ? HopperVariant::split : whole_variant(problem);
+}
+
 const char* name_of(HopperVariant variant) {
   switch (variant) {
+    case HopperVariant::split: return "hopper_forward (keys split)";
     case HopperVariant::ranged:
     case HopperVariant::ranged_short: return "hopper_forward (key ranges)";
     case HopperVariant::modified: return "hopper_forward (modified scores)";
@@ -67,12 +105,18 @@ HopperKernel kernel_of(const Problem& problem) {
                          : hopper_kernel_256(problem.dtype(), variant);
 }
 
-std::int64_t query_tiles(const Problem& problem, const HopperTile& tile) {
-  return (problem.query_len + tile.rows() - 1) / tile.rows();
+// Of a head: query tiles, for each part of the keys.
+std::int64_t head_tiles(const Problem& problem, const HopperTile& tile) {
+  return query_tiles(problem, tile) * splits_of(problem);
 }
 
 std::int64_t tiles(const Problem& problem, const HopperTile& tile) {
-  return problem.batch * problem.heads * query_tiles(problem, tile);
+  return problem.batch * problem.heads * head_tiles(problem, tile);
+}
+
+SplitShape split_shape(const Problem& problem, const HopperTile& tile) {
+  return {problem.batch * problem.heads, splits_of(problem), query_tiles(problem, tile) * tile.rows(),
+          problem.value_dim};
 }
 
 // Heads whose tiles run together. Causal: enough for the long tiles to begin early, not so many that their keys and
@@ -81,40 +125,11 @@ std::int64_t tiles(const Problem& problem, const HopperTile& tile) {
 int head_group(const Problem& problem, const HopperTile& tile) {
   if (problem.causal == Causal::none) {
     const std::int64_t multiprocessors = device_of(problem).multiprocessors;
-    return static_cast<int>(multiprocessors / query_tiles(problem, tile) + 1);
+    return static_cast<int>(multiprocessors / head_tiles(problem, tile) + 1);
   }
   constexpr std::int64_t cached_bytes = std::int64_t{64} << 20;
   const std::int64_t head_bytes = problem.key_len * (problem.head_dim + problem.value_dim) * 2;
   return static_cast<int>(std::clamp<std::int64_t>(cached_bytes / head_bytes, 8, 32));
-}
-
-// How blocks of the bias, or else of the mask, reach shared memory.
-UnitArguments units_of(const Problem& problem, const HopperTile& tile) {
-  UnitArguments units{};
-  if (!problem.bias && !problem.mask) {
-    return units;
-  }
-  const ConstTensorView& matrix = problem.bias ? *problem.bias : *problem.mask;
-  const auto element_bytes = static_cast<int>(size_of(matrix.dtype()));
-  units.each = 4 / element_bytes;
-  units.bytes = tile.unit_bytes(element_bytes);
-  units.mapped = is_mappable(matrix);
-  if (units.mapped) {
-    // A mask in front of a bias differs from row to row even where the bias does not.
-    units.one_row = (matrix.size(2) == 1 || matrix.stride(2) == 0) && !(problem.bias && problem.mask);
-    units.mapped = units.one_row || (matrix.size(2) > 1 && matrix.stride(2) != 0) || problem.query_len == 1;
-  }
-  if (units.mapped) {
-    constexpr int box_row_bytes = 128, unit_rows = 64;
-    const MatrixBox box{std::min(tile.keys, box_row_bytes / element_bytes), units.one_row ? 1 : unit_rows};
-    units.map = matrix_map(matrix, box, problem.operation);
-    units.steps = steps_of(matrix);
-    units.box_bytes = static_cast<std::uint32_t>(box.columns * box.rows * element_bytes);
-    units.boxes = tile.keys / box.columns;
-    units.box_columns = box.columns;
-  }
-  units.prepared = !units.mapped || (problem.bias && problem.mask);  // what the copy engine brings is ready as it is
-  return units;
 }
 
 constexpr double small_limit = 0.16;
@@ -171,7 +186,7 @@ HopperArguments arguments_of(const ForwardProblem& problem, const HopperTile& ti
   place_scale(problem, result);
   result.kept = static_cast<float>(problem.dropout.kept_scale);
   result.units = units_of(problem, tile);
-  result.query_tiles = static_cast<int>(query_tiles(problem, tile));
+  result.query_tiles = static_cast<int>(head_tiles(problem, tile));
   result.tiles = static_cast<int>(tiles(problem, tile));
   result.head_group = head_group(problem, tile);
   return result;
@@ -268,11 +283,13 @@ Launch hopper_launch(const Problem& problem) {
   launch.row_tiles = query_tiles(problem, kernel.tile);
   launch.tasks = tiles(problem, kernel.tile);
   launch.stages = kernel.tile.slots / 2;
+  launch.splits = splits_of(problem);
   return launch;
 }
 
 std::size_t hopper_bytes(const Problem& problem) {
-  return has_equal_tiles(problem) ? 0 : Workspace::rounded(sizeof(int));
+  return (has_equal_tiles(problem) ? 0 : Workspace::rounded(sizeof(int))) +
+         split_shape(problem, kernel_of(problem).tile).bytes();
 }
 
 cudaError_t queue_hopper(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
@@ -281,8 +298,22 @@ cudaError_t queue_hopper(const ForwardProblem& problem, const Launch& launch, co
   if (!has_equal_tiles(problem)) {
     all.next_tile = workspace.take_as<int>(1);
   }
+  const SplitShape splits = split_shape(problem, kernel_of(problem).tile);
+  if (splits.splits > 1) {
+    // References are merged before they are made natural: a rounded one would be off by more than the scores.
+    all.split = place_splits(splits, all.natural_scale, workspace);
+    all.natural_scale = 1.0f;
+  }
+  auto* stream = static_cast<cudaStream_t>(problem.stream);
   const int blocks = std::min(all.tiles, device_of(problem).multiprocessors);
-  return launch_hopper(launch, blocks, all, static_cast<cudaStream_t>(problem.stream));
+  const cudaError_t result = launch_hopper(launch, blocks, all, stream);
+  if (result != cudaSuccess || splits.splits == 1) {
+    return result;
+  }
+  MergeArguments merge{arguments, all.split};
+  merge.kv_heads = merge.heads;  // no rows are shared
+  merge.group = 1;
+  return launch_merge_splits(merge, problem.dtype(), true, stream);
 }
 
 }  // namespace headway::cuda

@@ -5,28 +5,28 @@
 // other slices' blocks do: they write the same bits. Then a warp takes a row of dq, or a key, and walks over 32 pairs
 // at a time, of which each lane makes the coefficients; sums run in one order. Nothing of this is fast, and where there
 // are no coarse rows a block ends when it has seen so.
+#include "engines/cuda/kernels/coarse_rows.cuh"
 #include "engines/cuda/kernels/kernels.h"
 #include "engines/cuda/kernels/launch.cuh"
-#include "engines/cuda/kernels/plain_rows.cuh"
 #include "engines/cuda/ptx/dependent_launch.cuh"
 
 namespace headway::cuda {
 namespace {
 
-constexpr int coarse_threads = 256, warps = coarse_threads / 32;
 constexpr int each = 4;  // features of a lane at a time
 
 template <class T>
-class CoarseGradients {
- public:
-  using Real = RealOf<T>;
+class CoarseGradients : private CoarseBlock<T, CoarseGradientArguments> {
+  using Base = CoarseBlock<T, CoarseGradientArguments>;
+  using Base::args_;
+  using Base::b_;
+  using Base::lane_;
+  using Base::warp_;
+  using typename Base::Real;
 
+ public:
   __device__ CoarseGradients(const CoarseGradientArguments& args, std::int64_t b, std::int64_t g)
-      : args_(args),
-        b_(b),
-        g_(g),
-        lane_(static_cast<int>(threadIdx.x) % 32),
-        warp_(static_cast<int>(threadIdx.x) / 32) {}
+      : Base(args, b), g_(g) {}
 
   __device__ bool has_rows() const {
     const std::int64_t count = args_.group * args_.coarse.tiles;
@@ -39,14 +39,14 @@ class CoarseGradients {
   }
 
   __device__ void run(std::int64_t slice, std::int64_t slices) {
-    for_rows(warp_, warps, [&](const PlainHead<T>& head, std::int64_t h, std::int64_t i) { find(head, h, i); });
+    for_rows(warp_, coarse_warps, [&](const PlainHead<T>& head, std::int64_t h, std::int64_t i) { find(head, h, i); });
     __syncthreads();
     if (args_.query_gradient.data != nullptr) {
-      for_rows(slice * warps + warp_, slices * warps,
+      for_rows(slice * coarse_warps + warp_, slices * coarse_warps,
                [&](const PlainHead<T>& head, std::int64_t h, std::int64_t i) { differentiate_query(head, h, i); });
     }
     const std::int64_t keys = sequence_of(args_, b_).key_count;
-    for (std::int64_t j = slice * warps + warp_; j < keys; j += slices * warps) {
+    for (std::int64_t j = slice * coarse_warps + warp_; j < keys; j += slices * coarse_warps) {
       differentiate_key(j);
     }
   }
@@ -77,7 +77,7 @@ class CoarseGradients {
   }
 
   __device__ Real lse_of(const PlainHead<T>& head, std::int64_t h, std::int64_t i) const {
-    return head_of<Real>(args_.lse, b_, h)[(head.sequence().query_begin + i) * args_.lse.row];
+    return Base::lse_of(h, head.sequence().query_begin + i);
   }
   __device__ CoarseRow<Real>& row_of(const PlainHead<T>& head, std::int64_t h, std::int64_t i) const {
     return coarse_row<Real>(args_.coarse, b_, h, head.sequence().query_begin + i);
@@ -90,7 +90,8 @@ class CoarseGradients {
     for (std::int64_t d = lane_; d < args_.value_dim; d += 32) {
       any |= number<Real>(grad[d * args_.grad_out.feature]) != 0;
     }
-    CoarseRow<Real> row{};
+    constexpr WeightBase<Real> none{Limits<Real>::highest, 0};  // exponents are far below 0, not NaN
+    CoarseRow<Real> row{none, none, 0};
     if (__any_sync(~0u, any)) {
       const Real sink = sink_of<Real>(args_, h);
       row.weights = weight_base(head.softmax(i, lane_), sink);
@@ -213,9 +214,7 @@ class CoarseGradients {
     }
   }
 
-  const CoarseGradientArguments& args_;
-  const std::int64_t b_, g_;
-  const int lane_, warp_;
+  const std::int64_t g_;
 };
 
 template <class T>
@@ -251,12 +250,8 @@ cudaError_t launch(const CoarseGradientArguments& arguments, int multiprocessors
 
 cudaError_t launch_coarse_gradients(const CoarseGradientArguments& arguments, DType dtype, int multiprocessors,
                                     cudaStream_t stream) {
-  switch (dtype) {
-    case DType::f64: return launch<double>(arguments, multiprocessors, stream);
-    case DType::bf16: return launch<bfloat16>(arguments, multiprocessors, stream);
-    case DType::f16: return launch<float16>(arguments, multiprocessors, stream);
-    default: return launch<float>(arguments, multiprocessors, stream);
-  }
+  return with_element(dtype,
+                      [&](auto element) { return launch<decltype(element)>(arguments, multiprocessors, stream); });
 }
 
 }  // namespace headway::cuda

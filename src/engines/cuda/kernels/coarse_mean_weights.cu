@@ -1,23 +1,27 @@
 // The mean of the weights over the heads (mean_weights.cuh) where a head's lse says too little of a row's weights
 // (plain_rows.cuh): such rows are found anew, in plain arithmetic. A warp looks through the heads of a row; if one of
 // the block's rows needs it, all its warps do them one after another.
+#include "engines/cuda/kernels/coarse_rows.cuh"
 #include "engines/cuda/kernels/launch.cuh"
 #include "engines/cuda/kernels/mean_weights_kernels.h"
-#include "engines/cuda/kernels/plain_rows.cuh"
 
 namespace headway::cuda {
 namespace {
 
-constexpr int mean_threads = 256, mean_warps = mean_threads / 32;
 constexpr int together = 256;  // heads whose statistics are in shared memory
 
 template <class T>
-class CoarseMeanWeights {
- public:
-  using Real = RealOf<T>;
+class CoarseMeanWeights : private CoarseBlock<T, MeanWeightsArguments> {
+  using Base = CoarseBlock<T, MeanWeightsArguments>;
+  using Base::args_;
+  using Base::b_;
+  using Base::lane_;
+  using Base::lse_of;
+  using Base::warp_;
+  using typename Base::Real;
 
-  __device__ CoarseMeanWeights(const MeanWeightsArguments& args, std::int64_t b)
-      : args_(args), b_(b), lane_(static_cast<int>(threadIdx.x) % 32), warp_(static_cast<int>(threadIdx.x) / 32) {}
+ public:
+  __device__ CoarseMeanWeights(const MeanWeightsArguments& args, std::int64_t b) : Base(args, b) {}
 
   // By a warp.
   __device__ bool is_coarse_row(std::int64_t i) const {
@@ -30,7 +34,7 @@ class CoarseMeanWeights {
 
   // By all threads.
   __device__ void run(std::int64_t i) const {
-    for (std::int64_t first_key = 0; first_key < args_.key_len; first_key += mean_threads) {
+    for (std::int64_t first_key = 0; first_key < args_.key_len; first_key += coarse_threads) {
       const std::int64_t j = first_key + threadIdx.x;
       Real sum = 0;
       for (std::int64_t first = 0; first < args_.heads; first += together) {
@@ -56,14 +60,10 @@ class CoarseMeanWeights {
     return list;
   }
 
-  __device__ Real lse_of(std::int64_t h, std::int64_t i) const {
-    return head_of<Real>(args_.lse, b_, h)[i * args_.lse.row];
-  }
-
   // What the weights of heads [first, last) are relative to.
   __device__ void find(std::int64_t i, std::int64_t first, std::int64_t last) const {
     __syncthreads();  // the ones before have been read
-    for (std::int64_t h = first + warp_; h < last; h += mean_warps) {
+    for (std::int64_t h = first + warp_; h < last; h += coarse_warps) {
       WeightBase<Real> row{lse_of(h, i), 1};
       if (is_coarse(row.base)) {
         row = weight_base(PlainHead<T>(args_, b_, h).softmax(i, lane_), sink_of<Real>(args_, h));
@@ -85,25 +85,21 @@ class CoarseMeanWeights {
     const Real score = head.score(i, j, slope);
     return score == -infinity<Real>() ? Real(0) : exponential(score - row.base) * row.factor;
   }
-
-  const MeanWeightsArguments& args_;
-  const std::int64_t b_;
-  const int lane_, warp_;
 };
 
 template <class T>
-__global__ void __launch_bounds__(mean_threads)
+__global__ void __launch_bounds__(coarse_threads)
     coarse_mean_weights(const __grid_constant__ MeanWeightsArguments args, std::int64_t tasks) {
-  __shared__ bool coarse[mean_warps];
-  const std::int64_t row_tiles = (args.query_len + mean_warps - 1) / mean_warps;
+  __shared__ bool coarse[coarse_warps];
+  const std::int64_t row_tiles = (args.query_len + coarse_warps - 1) / coarse_warps;
   for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const CoarseMeanWeights<T> mean(args, task / row_tiles);
-    const std::int64_t first = task % row_tiles * mean_warps;
+    const std::int64_t first = task % row_tiles * coarse_warps;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const bool own = mean.is_coarse_row(first + warp);
     coarse[warp] = own;
     if (__syncthreads_or(own) != 0) {
-      for (int row = 0; row < mean_warps; ++row) {
+      for (int row = 0; row < coarse_warps; ++row) {
         if (coarse[row]) {
           mean.run(first + row);
         }
@@ -115,19 +111,14 @@ __global__ void __launch_bounds__(mean_threads)
 
 template <class T>
 cudaError_t launch(const MeanWeightsArguments& arguments, cudaStream_t stream) {
-  const std::int64_t tasks = arguments.batch * blocks(arguments.query_len, mean_warps);
-  return start(coarse_mean_weights<T>, grid(tasks), mean_threads, stream, arguments, tasks);
+  const std::int64_t tasks = arguments.batch * blocks(arguments.query_len, coarse_warps);
+  return start(coarse_mean_weights<T>, grid(tasks), coarse_threads, stream, arguments, tasks);
 }
 
 }  // namespace
 
 cudaError_t launch_coarse_mean_weights(const MeanWeightsArguments& arguments, DType dtype, cudaStream_t stream) {
-  switch (dtype) {
-    case DType::f64: return launch<double>(arguments, stream);
-    case DType::bf16: return launch<bfloat16>(arguments, stream);
-    case DType::f16: return launch<float16>(arguments, stream);
-    default: return launch<float>(arguments, stream);
-  }
+  return with_element(dtype, [&](auto element) { return launch<decltype(element)>(arguments, stream); });
 }
 
 }  // namespace headway::cuda

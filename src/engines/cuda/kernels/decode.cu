@@ -12,7 +12,9 @@ dim3 grid(std::int64_t x, std::int64_t y, std::int64_t z) {
   return {static_cast<unsigned>(x), bounded(y), bounded(z)};
 }
 
-cudaError_t launch_merge(const DecodeArguments& arguments, DType dtype, bool early, cudaStream_t stream) {
+}  // namespace
+
+cudaError_t launch_merge_splits(const MergeArguments& arguments, DType dtype, bool early, cudaStream_t stream) {
   cudaLaunchAttribute attribute = early_start();
   cudaLaunchConfig_t config{};
   config.gridDim = grid(arguments.query_len, arguments.heads, arguments.batch);
@@ -23,8 +25,6 @@ cudaError_t launch_merge(const DecodeArguments& arguments, DType dtype, bool ear
   return dtype == DType::bf16 ? cudaLaunchKernelEx(&config, merge_splits<bfloat16>, arguments)
                               : cudaLaunchKernelEx(&config, merge_splits<float16>, arguments);
 }
-
-}  // namespace
 
 Launch decode_launch(const ForwardArguments& arguments, DType dtype, std::int64_t splits) {
   return of_half_type(dtype, widest(arguments), [&]<class T, int Depth>() {
@@ -38,9 +38,12 @@ cudaError_t launch_decode(const Launch& launch, const DecodeArguments& arguments
   DecodeArguments copy = arguments;
   void* parameters[] = {&copy};
   const cudaError_t result =
-      cudaLaunchKernel(launch.kernel, grid(launch.splits, arguments.kv_heads, arguments.batch),
+      cudaLaunchKernel(launch.kernel, grid(launch.splits * launch.row_tiles, arguments.kv_heads, arguments.batch),
                        dim3(static_cast<unsigned>(launch.threads)), parameters, launch.shared_bytes, stream);
-  return result == cudaSuccess && launch.splits > 1 ? launch_merge(arguments, dtype, early_merge, stream) : result;
+  if (result != cudaSuccess || launch.splits == 1) {
+    return result;
+  }
+  return launch_merge_splits({arguments, arguments.split}, dtype, early_merge, stream);
 }
 
 }  // namespace headway::cuda

@@ -1,7 +1,8 @@
 // Few queries over many keys (decoding with a KV cache), bf16 and f16.
 //
-// The query rows of all heads that share a kv head form one tile of 16 rows, so that K and V are read exactly once. A
-// block walks over one split of the keys, 64 at a time, three tiles in flight; each of its 4 warps has 16 of the 64
+// The query rows of all heads that share a kv head form tiles of 16 rows: usually one, so that K and V are read exactly
+// once; the tiles of up to 64 rows walk over the same keys side by side, and all but the first find them in L2. A block
+// walks over one split of the keys, 64 at a time, three tiles in flight; each of its 4 warps has 16 of the 64
 // keys, with statistics and sums of its own, which are merged at the end in the order of the warps. Splits are merged
 // the same way by a second, small kernel. Memory bounds it: 2 x 64 x D halves a step for 64 tensor core products a
 // warp.
@@ -12,6 +13,7 @@
 
 #include "engines/cuda/kernels/decode_arguments.h"
 #include "engines/cuda/kernels/mma_scores.cuh"
+#include "engines/cuda/kernels/plain_again.cuh"
 #include "engines/cuda/kernels/softmax.cuh"
 #include "engines/cuda/ptx/dependent_launch.cuh"
 
@@ -89,8 +91,8 @@ class Decode {
         queries_(values_ + stages * tile_bytes),
         feed_(args, {keys_, values_}, queries_ + rows * Depth * 2) {}
 
-  __device__ void run(std::int64_t b, std::int64_t g, std::int64_t split) {
-    b_ = b, g_ = g, split_ = split;
+  __device__ void run(std::int64_t b, std::int64_t g, std::int64_t split, int row_tile) {
+    b_ = b, g_ = g, split_ = split, first_row_ = row_tile * rows;
     sequence_ = sequence_of(args_, b);
     range_ = tile_range(args_, sequence_, b, 0, sequence_.query_count);
     find_split();
@@ -116,12 +118,12 @@ class Decode {
   }
 
  private:
-  // Row r of the tile is query r / group of head g * group + r % group.
+  // Row r of the kv head, row r - first_row_ of the tile, is query r / group of head g * group + r % group.
   __device__ int row_of(int half) const { return thread_.lane / 4 + 8 * half; }
   __device__ int group() const { return static_cast<int>(args_.group); }
-  __device__ bool is_real(int row) const { return row < args_.group * sequence_.query_count; }
-  __device__ std::int64_t query_of(int row) const { return row / group(); }
-  __device__ std::int64_t head_of_row(int row) const { return g_ * args_.group + row % group(); }
+  __device__ bool is_real(int row) const { return first_row_ + row < args_.group * sequence_.query_count; }
+  __device__ std::int64_t query_of(int row) const { return (first_row_ + row) / group(); }
+  __device__ std::int64_t head_of_row(int row) const { return g_ * args_.group + (first_row_ + row) % group(); }
 
   // This split's part of the keys that some row sees: whole tiles of 64.
   __device__ void find_split() {
@@ -129,7 +131,7 @@ class Decode {
     std::int64_t begin = split_ * args_.split_keys, length = args_.split_keys;
     if (length == 0) {
       const auto all = static_cast<std::uint32_t>((range_.end - first + mma_rows - 1) / mma_rows);
-      const auto splits = static_cast<std::uint32_t>(args_.splits);
+      const auto splits = static_cast<std::uint32_t>(args_.split.splits);
       length = std::int64_t{(all + splits - 1) / splits} * mma_rows;
       begin = first + split_ * length;
     }
@@ -327,19 +329,35 @@ class Decode {
           row.total += other.total * factor;
         }
         store(r, d, row, sum / weight_scale);
+        if (d == 0) {
+          again()[r] = args_.split.splits == 1 && needs_plain_row(args_, row, row_range(args_, sequence_, b_, query_of(r)));
+        }
+      }
+    }
+    __syncthreads();
+    for (int r = thread_.warp; r < rows; r += mma_threads / 32) {
+      if (is_real(r) && again()[r]) {
+        attend_plainly<T>(args_, b_, head_of_row(r), query_of(r), 0, args_.value_dim);
       }
     }
   }
 
+  // Rows of which the sums say too little; of splits merge_splits knows it.
+  __device__ static bool* again() {
+    __shared__ bool again[rows];
+    return again;
+  }
+
   __device__ void store(int r, int d, const RowSoftmax<float>& row, float sum) {
-    if (args_.splits > 1) {
-      const std::int64_t at = ((b_ * args_.kv_heads + g_) * args_.splits + split_) * rows + r;
+    const SplitArguments& split = args_.split;
+    if (split.splits > 1) {
+      const std::int64_t at = ((b_ * args_.kv_heads + g_) * split.splits + split_) * split.rows + first_row_ + r;
       if (d < args_.value_dim) {
-        args_.sums[at * sum_width(args_.value_dim) + d] = sum;
+        split.sums[at * sum_width(args_.value_dim) + d] = sum;
       }
       if (d == 0) {
-        args_.statistics[2 * at] = row.highest;
-        args_.statistics[2 * at + 1] = row.total;
+        split.statistics[2 * at] = row.highest;
+        split.statistics[2 * at + 1] = row.total;
       }
       return;
     }
@@ -360,6 +378,7 @@ class Decode {
   Feed feed_;
   MmaThread thread_;
   std::int64_t b_ = 0, g_ = 0, split_ = 0, begin_ = 0, end_ = 0;
+  int first_row_ = 0;
   Sequence sequence_;
   TileRange range_;
   KeyRange ranges_[2];
@@ -372,14 +391,16 @@ class Decode {
 template <int Depth>
 inline constexpr int decode_blocks = Depth == 256 ? 1 : 2;
 
-// A block for each split, kv head and batch item, which lie along the grid's axes.
+// A block for each tile of rows and split, kv head, and batch item, which lie along the grid's axes.
 template <class T, int Depth, class Feed>
 __device__ inline void decode_all(const DecodeArguments& arguments, unsigned char* shared) {
   ptx::let_next_kernel_start();  // merge_splits
   Decode<T, Depth, Feed> decode(arguments, shared);
+  const auto row_tiles = static_cast<unsigned>(arguments.split.rows / decode.rows);
+  const unsigned split = blockIdx.x / row_tiles, row_tile = blockIdx.x % row_tiles;
   for (std::int64_t b = blockIdx.z; b < arguments.batch; b += gridDim.z) {
     for (std::int64_t g = blockIdx.y; g < arguments.kv_heads; g += gridDim.y) {
-      decode.run(b, g, blockIdx.x);
+      decode.run(b, g, split, static_cast<int>(row_tile));
     }
   }
 }

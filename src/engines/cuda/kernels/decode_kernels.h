@@ -1,5 +1,5 @@
-// The decode kernels: at most decode_rows query rows (times grouped heads) share a kv head; no mask, bias, ALiBi or
-// dropout. One file for every chip, one for Hopper's copy engine.
+// The decode kernels: few query rows, in tiles of decode_rows with those of grouped heads, share a kv head; no mask,
+// bias, ALiBi or dropout. One file for every chip, one for Hopper's copy engine.
 #pragma once
 
 #include "engines/cuda/kernels/decode_arguments.h"
@@ -16,5 +16,8 @@ Launch hopper_decode_launch(const ForwardArguments& arguments, DType dtype, std:
 // Either, and what merges the splits. `early_merge`: its blocks may be set up before the splits are done (sm_90).
 cudaError_t launch_decode(const Launch& launch, const DecodeArguments& arguments, DType dtype, bool early_merge,
                           cudaStream_t stream);
+
+// What merges the splits of any kernel, for `group` heads to a kv head in its rows.
+cudaError_t launch_merge_splits(const MergeArguments& arguments, DType dtype, bool early, cudaStream_t stream);
 
 }  // namespace headway::cuda

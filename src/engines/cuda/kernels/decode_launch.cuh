@@ -10,6 +10,7 @@ namespace headway::cuda {
 template <class Kernel>
 Launch decode_launch_of(const char* name, void (*kernel)(DecodeArguments), const ForwardArguments& arguments,
                         std::int64_t splits) {
+  const std::int64_t rows = arguments.group * arguments.query_len;
   static_assert(Kernel::rows == decode_rows && mma_rows == decode_keys);
   Launch launch;
   launch.name = name;
@@ -20,7 +21,8 @@ Launch decode_launch_of(const char* name, void (*kernel)(DecodeArguments), const
   launch.key_block = decode_keys;
   launch.stages = Kernel::stages;
   launch.splits = splits;
-  launch.tasks = arguments.batch * arguments.kv_heads * splits;
+  launch.row_tiles = (rows + decode_rows - 1) / decode_rows;
+  launch.tasks = arguments.batch * arguments.kv_heads * splits * launch.row_tiles;
   return launch;
 }
 

@@ -17,6 +17,7 @@ enum class HopperVariant : std::uint8_t {
   plain_short,   // the same in shorter key blocks and higher tiles, for short sequences
   ranged,        // each row has its range of keys; sinks
   ranged_short,  // the same in the blocks of plain_short
+  split,         // ranged, but a tile has one part of the keys, and what it finds is merged with the others'
   modified,      // and scores change on the way: softcap, ALiBi, a scale that is not positive
   masked,        // and a mask or bias [B,H,Sq,Sk] is read
   dropped,       // and weights are dropped; the mask or bias may be missing
@@ -63,6 +64,9 @@ HEADWAY_HOST_DEVICE constexpr HopperTile hopper_tile(int head_dim, HopperVariant
     if (variant == plain_short || variant == ranged_short) {
       return {64, 4, 64, 10, 2, false, true, HandOver::never, 32, 112};
     }
+    if (variant == split) {  // few rows: lower tiles are fuller
+      return {64, 2, 128, 6, 2, false, true, HandOver::scored, 40, 232};
+    }
     return {64, 3, 128, 6, is_masked(variant) ? 1 : 2, false, true, HandOver::scored, 32, 160};
   }
   const int producer = is_plain(variant) ? 24 : 40;
@@ -82,24 +86,45 @@ struct MapSteps {
   int head = 1, batch = 1;
 };
 
-// How blocks of a bias, or else of a mask, come into shared memory: see kernels/hopper_units.cuh.
+// Who reads blocks of a bias, or else of a mask: see kernels/hopper_units.cuh.
+enum class UnitSource : std::uint8_t {
+  boxes,     // the copy engine, asked by the producer
+  rows,      // the guard, by copies of words: rows that do not suit the copy engine
+  elements,  // the guard, element by element: neighbouring keys are no neighbours in memory
+};
+
+// How they come into shared memory.
 struct UnitArguments {
   CUtensorMap map;  // boxes of 64 rows, or of 1, and at most 128 bytes
   MapSteps steps;
-  bool mapped;              // the copy engine reads them; else the guard does
+  UnitSource source;
   bool prepared;            // the guard has something to do before they are used
-  bool one_row;             // every query row has the same one (mapped only)
+  bool one_row;             // every query row has the same one (not of elements)
   int each;                 // units that a consumer has room for: 4, 2 or 1
   std::uint32_t bytes;      // of a unit's place
   std::uint32_t box_bytes;  // that a box fills
   int boxes;                // of a unit
   int box_columns;
+  const void* end;  // of rows: where the matrix ends in memory
 };
+
+// Keys that are split over blocks, and where those leave what they find of a row; merge_splits.cuh joins it.
+struct SplitArguments {
+  std::int64_t splits;
+  std::int64_t rows;  // of a kv head: all queries of its group of heads, in whole tiles
+  float* sums;        // [B, Hkv, splits, rows, sum_width(Dv)], relative to the highest score of the split
+  float* statistics;  // [B, Hkv, splits, rows, 2]: highest score, sum of weights
+  float unit;         // what makes such a score natural
+};
+
+// The floats of a row of sums: whole chunks of 16 bytes.
+HEADWAY_HOST_DEVICE constexpr std::int64_t sum_width(std::int64_t value_dim) { return (value_dim + 3) / 4 * 4; }
 
 struct HopperArguments : ForwardArguments {
   CUtensorMap query_map, key_map, value_map;  // boxes of 64 columns: a query tile's or a key block's rows
   MapSteps query_steps, key_steps, value_steps;
   UnitArguments units;
+  SplitArguments split;
   float unit;           // scale, or scale / softcap
   bool multiply;        // products become scores by unit; else softmax_unit holds it
   float softmax_unit;   // log2(e), times scale unless it has been applied; 1 for scores in units of log2
@@ -116,13 +141,13 @@ struct HopperArguments : ForwardArguments {
   float small_factors[3], medium_factors[6];
   float kept;       // 1 / (1 - p) of dropout
   bool never;       // false, which the compiler does not know: a branch on it keeps instructions behind it
-  int query_tiles;  // of a head
+  int query_tiles;  // of a head, and of each split
   int head_group;   // heads (of all batch items) whose tiles run together
   int tiles;
   int* next_tile;  // counts from 0; null: each block takes every so many
 
   // Keys that a mask or bias forbids may be anywhere.
-  __device__ bool masks_anywhere() const { return mask.data != nullptr || bias.data != nullptr; }
+  HEADWAY_HOST_DEVICE bool masks_anywhere() const { return mask.data != nullptr || bias.data != nullptr; }
 };
 
 }  // namespace headway::cuda

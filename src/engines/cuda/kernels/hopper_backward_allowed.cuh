@@ -114,60 +114,15 @@ __device__ __forceinline__ void draw_kept(const DropoutArguments& dropout, const
   kept.all = false;
 }
 
-// A mask whose rows can be read in pieces: of each 64 queries a lane reads 16 keys of two, and hands their bits to the
-// lanes that have them.
-template <int count>
-struct MaskPieces {
-  uint4 even[count / 32], odd[count / 32];
-
-  __device__ __forceinline__ void load(const Matrix& mask, const BackwardPairs& pairs, int lane) {
-    const auto* rows = warp_corner<std::uint8_t>(mask, pairs, lane) + 2 * lane * mask.query;
+// Cuts pairs down to those that a mask allows: the lane's pieces of it are bits for the lanes that have those pairs.
+__device__ __forceinline__ void forbid_by_pieces(std::uint32_t own, int lane, AllowedPairs<32>& allowed) {
+  std::uint32_t word = 0;
 #pragma unroll
-    for (int w = 0; w < count / 32; ++w) {
-      even[w] = *reinterpret_cast<const uint4*>(rows);
-      odd[w] = *reinterpret_cast<const uint4*>(rows + mask.query);
-      rows += 64 * mask.query;
-    }
+  for (int j = 0; j < 8; ++j) {
+    // Of the lane's first key: bits 0 and 16; of the second, 8 keys on: bits 8 and 24.
+    word = word << 1 | (__shfl_sync(~0u, own, 4 * j + (lane & 3)) >> (lane / 4) & 0x01010101u);
   }
-
-  __device__ __forceinline__ void forbid(int lane, AllowedPairs<count>& allowed) const {
-#pragma unroll
-    for (int w = 0; w < count / 32; ++w) {
-      const std::uint32_t own = bits_of_bytes(even[w]) | bits_of_bytes(odd[w]) << 16;
-      std::uint32_t word = 0;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        // Of the lane's first key: bits 0 and 16; of the second, 8 keys on: bits 8 and 24.
-        word = word << 1 | (__shfl_sync(~0u, own, 4 * j + (lane & 3)) >> (lane / 4) & 0x01010101u);
-      }
-      allowed.words[w] &= word;
-    }
-    allowed.all = false;
-  }
-};
-
-// The same from any place of a mask: the bytes of allowed pairs, of a few columns at a time.
-template <int count>
-__device__ __forceinline__ void forbid_by_bytes(const Matrix& mask, const BackwardPairs& pairs,
-                                                AllowedPairs<count>& allowed) {
-  const auto* column = static_cast<const std::uint8_t*>(mask.data) + pairs.batch * mask.batch + pairs.head * mask.head +
-                       pairs.first_query * mask.query + pairs.first_key * mask.key;
-#pragma unroll
-  for (int w = 0; w < count / 32; ++w) {
-    std::uint32_t word = 0;
-#pragma unroll 1
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {  // 2 r + c
-        const std::uint32_t bit = 1u << (8 * (e % 2 * 2 + e / 2) + 7);
-        const bool may = (allowed.words[w] << j & bit) != 0;
-        const bool kept = may && column[e % 2 * mask.query + e / 2 * 8 * mask.key] != 0;
-        word |= kept ? bit >> j : 0;
-      }
-      column += 8 * mask.query;
-    }
-    allowed.words[w] = word;
-  }
+  allowed.words[0] &= word;
   allowed.all = false;
 }
 

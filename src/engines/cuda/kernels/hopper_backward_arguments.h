@@ -14,8 +14,8 @@ enum class HopperBackwardVariant : std::uint8_t {
   sloped,      // or ALiBi
   dropped,     // or dropout takes weights
   modified,    // or any of softcap, ALiBi and dropout together
-  bit_masked,  // a mask [B,H,Sq,Sk] whose rows can be read in pieces
-  biased,      // a bias [B,H,Sq,Sk] of the inputs' type whose rows can be
+  bit_masked,  // a mask [B,H,Sq,Sk] whose neighbouring keys are neighbours in memory
+  biased,      // a bias [B,H,Sq,Sk] of the inputs' type, the same
   masked,      // any mask or bias, an end of its own for each row, and all of the above
 };
 
@@ -72,6 +72,12 @@ struct HopperBackwardArguments : HopperArguments {
   Rows grad_out;
   Rows query_gradient, key_gradient, value_gradient;  // without data: not asked for
 
+  // Where there are few kv heads, the query heads of each are shared out to so many teams. What a team finds of dK and
+  // dV is one part, and parts are added up in their order (hopper_backward_parts.cu). For the kernel a team is a kv
+  // head.
+  int parts = 1;
+  float *key_parts = nullptr, *value_parts = nullptr;  // [B, Hkv * parts, Sk, D]
+
   TeamShape shape;
   int left, right;    // of the range rule, cut to 2^29
   int members;        // of the largest team; head dims above 128: key tiles of a head
@@ -81,9 +87,11 @@ struct HopperBackwardArguments : HopperArguments {
   float lse_unit;     // what lse is kept times: log2(e); 1 where scores are natural
   float inverse_cap;  // 0: no softcap
   bool own_ends;      // valid_lens [B,Sq]
-  // Neighbouring keys are neighbours there, and pieces of 16 bytes of a mask, or two elements of 16 bits of a bias, can
-  // be read at once.
-  bool mask_in_pieces, bias_in_pairs;
+  // Neighbouring keys are neighbours there, and pieces of 16 bytes of a mask or of a bias, or two elements of 16 bits
+  // of a bias, can be read at once.
+  bool mask_in_pieces, bias_in_chunks, bias_in_pairs;
+  // Where a matrix ends whose neighbouring keys are neighbours (hopper_backward_pieces.cuh); null: they are not.
+  const void *mask_end, *bias_end;
 
   std::int64_t tiles_a_head;  // query tiles of a head; packed: of all its sequences
   // For each query tile of each head, in the order of query_tile_index.

@@ -452,6 +452,10 @@ class HopperBackwardConsumer {
     for (int r = 0; r < 2; ++r) {
       const int key = post.key_tile * backward_keys + thread_ / 32 * 16 + lane() / 4 + 8 * r;
       const bool stored = key < post.key_count;
+      if (args_.parts > 1) {
+        store_parts(post, key, stored, r, scale, kept);
+        continue;
+      }
       const std::int64_t position = post.key_begin + key;
       if (args_.key_gradient.data != nullptr) {
         Half* row = static_cast<Half*>(args_.key_gradient.data) +
@@ -463,6 +467,20 @@ class HopperBackwardConsumer {
                     row_offset(args_.value_gradient, post.batch, post.kv_head, position);
         store_row(row, value_sums_, r, kept, lane() & 3, static_cast<int>(args_.value_dim), stored, false);
       }
+    }
+  }
+
+  // One of the two rows, of a team that has a part of the query heads.
+  __device__ __forceinline__ void store_parts(const BackwardPost& post, int key, bool stored, int r, float scale,
+                                              float kept) {
+    const std::int64_t row = (post.batch * args_.kv_heads + post.kv_head) * args_.key_len + key;
+    if (stored && args_.key_gradient.data != nullptr) {
+      store_part(args_.key_parts + row * args_.head_dim, key_sums_, r, scale, lane() & 3,
+                 static_cast<int>(args_.head_dim));
+    }
+    if (stored && args_.value_gradient.data != nullptr) {
+      store_part(args_.value_parts + row * args_.value_dim, value_sums_, r, kept, lane() & 3,
+                 static_cast<int>(args_.value_dim));
     }
   }
 

@@ -22,6 +22,9 @@ HopperBackwardKernel hopper_query_gradients_kernel(DType dtype, HopperBackwardVa
 // Before: lse and delta of each row in tiles, and counters at 0.
 cudaError_t launch_backward_rows(const HopperBackwardArguments& arguments, const Rows& out, DType dtype,
                                  HopperBackwardTile tile, cudaStream_t stream);
+// Between: parts of dK and dV, of so many teams for a kv head, are added up.
+cudaError_t launch_backward_parts(const HopperBackwardArguments& arguments, DType dtype, int parts,
+                                  cudaStream_t stream);
 // After: sums of dQ become its rows (where they are not already), and dV gets what it has from a dO that is not finite.
 cudaError_t launch_backward_finish(const HopperBackwardArguments& arguments, DType dtype, HopperBackwardTile tile,
                                    cudaStream_t stream);

@@ -94,10 +94,10 @@ class BackwardLoader {
     ptx::barrier_wait(shared_.of(offsetof(Memory, keys_empty)), keys_parity_ ^ 1);
     keys_parity_ ^= 1;
     ptx::barrier_expect_bytes(full, 2 * tile.key_bytes());
-    const int row = post.key_begin + post.key_tile * tile.keys;
-    copy_panels<tile.keys>(shared_.of(offsetof(Memory, keys)), &args_.key_map, args_.key_steps, row, post.kv_head,
+    const int row = post.key_begin + post.key_tile * tile.keys, kv_head = post.kv_head / args_.parts;
+    copy_panels<tile.keys>(shared_.of(offsetof(Memory, keys)), &args_.key_map, args_.key_steps, row, kv_head,
                            post.batch, full);
-    copy_panels<tile.keys>(shared_.of(offsetof(Memory, values)), &args_.value_map, args_.value_steps, row, post.kv_head,
+    copy_panels<tile.keys>(shared_.of(offsetof(Memory, values)), &args_.value_map, args_.value_steps, row, kv_head,
                            post.batch, full);
   }
 

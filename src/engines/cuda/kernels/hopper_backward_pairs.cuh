@@ -6,10 +6,10 @@
 
 #include "engines/cuda/dropout.cuh"
 #include "engines/cuda/elements.cuh"
+#include "engines/cuda/kernels/hopper_backward_pieces.cuh"
 #include "engines/cuda/kernels/hopper_backward_shared.cuh"
 #include "engines/cuda/kernels/hopper_finish.cuh"
 #include "engines/cuda/kernels/hopper_softmax.cuh"
-#include "engines/cuda/kernels/mask_bits.cuh"
 #include "engines/cuda/key_range.cuh"
 #include "engines/cuda/ptx/transpose.cuh"
 
@@ -146,13 +146,17 @@ __device__ __forceinline__ const T* warp_corner(const Matrix& matrix, const Back
          (pairs.first_query - 2 * (lane & 3)) * matrix.query + pairs.first_key - lane / 4;
 }
 
-// The same as forbid_by_mask for 64 queries, where rows of the mask can be read in pieces: each lane reads 16 keys of
-// two queries, and hands their bits to the lanes that have them.
-__device__ __forceinline__ void forbid_by_pieces(const Matrix& mask, const BackwardPairs& pairs, int lane,
-                                                 PairBits<32>& allowed) {
-  const auto* rows = warp_corner<std::uint8_t>(mask, pairs, lane) + 2 * lane * mask.query;
-  const uint4 even = *reinterpret_cast<const uint4*>(rows), odd = *reinterpret_cast<const uint4*>(rows + mask.query);
-  const std::uint32_t own = bits_of_bytes(even) | bits_of_bytes(odd) << 16;
+// A lane's pieces of 64 queries' rows of a mask: 16 keys of two queries.
+__device__ __forceinline__ void load_mask_pieces(const HopperBackwardArguments& args, const BackwardPairs& pairs,
+                                                 int lane, MaskPieces& pieces) {
+  const int first = pairs.first_query - 2 * (lane & 3) + 2 * lane;
+  pieces.load(args, warp_corner<std::uint8_t>(args.mask, pairs, lane) + 2 * lane * args.mask.query,
+              static_cast<int>(args.query_len) - first);
+}
+
+// The same as forbid_by_mask for 64 queries, where neighbouring keys are neighbours in memory: each lane hands the bits
+// of its pieces to the lanes that have them.
+__device__ __forceinline__ void forbid_by_pieces(std::uint32_t own, int lane, PairBits<32>& allowed) {
   std::uint32_t bits = 0;
 #pragma unroll
   for (int j = 0; j < 8; ++j) {

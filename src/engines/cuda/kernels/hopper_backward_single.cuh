@@ -167,19 +167,13 @@ __device__ __forceinline__ float weight_of(float score, float lse) { return ptx:
 template <class Half, int count>
 struct SingleModifier<Half, count, HopperBackwardVariant::bit_masked> : SingleBase<count> {
   __device__ __forceinline__ void load(const HopperBackwardArguments& args, const BackwardPost&, const WarpTile& tile) {
-    if (has_all(args, tile.pairs, tile.lane, 2 * count)) {
-      pieces.load(args.mask, tile.pairs, tile.lane);
-    }
+    load_mask_pieces(args, tile.pairs, tile.lane, pieces);
   }
 
   __device__ __forceinline__ void prepare(const HopperBackwardArguments& args, const BackwardPost& post,
                                           const WarpTile& tile, bool cut, AllowedPairs<count>& allowed) {
     this->begin_allowed(post, tile.pairs, cut, allowed);
-    if (has_all(args, tile.pairs, tile.lane, 2 * count)) {
-      pieces.forbid(tile.lane, allowed);
-    } else {
-      forbid_by_bytes(args.mask, tile.pairs, allowed);
-    }
+    forbid_by_pieces(pieces.bits(args), tile.lane, allowed);
   }
 
   __device__ __forceinline__ void weigh(const HopperBackwardArguments& args, const WarpTile&, const float4& lse, int k,
@@ -191,7 +185,7 @@ struct SingleModifier<Half, count, HopperBackwardVariant::bit_masked> : SingleBa
   }
 
  private:
-  MaskPieces<count> pieces;
+  MaskPieces pieces;
 };
 
 // Of the type of the inputs. It waits in shared memory as chunks of eight keys of one query, those of each 16 queries
@@ -200,11 +194,10 @@ template <class Half, int count>
 struct SingleModifier<Half, count, HopperBackwardVariant::biased> : SingleBase<count> {
   static constexpr bool stages = true;
 
-  __device__ __forceinline__ void load(const HopperBackwardArguments& args, const BackwardPost& post,
-                                       const WarpTile& tile) {
+  __device__ __forceinline__ void load(const HopperBackwardArguments& args, const BackwardPost&, const WarpTile& tile) {
     const int query = tile.lane / 2, half = tile.lane & 1;
     const Half* from = warp_corner<Half>(args.bias, tile.pairs, tile.lane) + query * args.bias.query + 8 * half;
-    if (has_all(args, tile.pairs, tile.lane, 2 * count)) {
+    if (args.bias_in_chunks && has_all(args, tile.pairs, tile.lane, 2 * count)) {
 #pragma unroll
       for (int k = 0; k < count / 8; ++k) {
         ptx::copy_16(tile.chunk(query, k, half), from, 16);
@@ -213,18 +206,17 @@ struct SingleModifier<Half, count, HopperBackwardVariant::biased> : SingleBase<c
       ptx::commit_copies();
       return;
     }
-    const int keys = post.key_count - (tile.pairs.first_key - tile.lane / 4 + 8 * half);
-    int queries = post.sequence.real_queries - (tile.pairs.first_query - 2 * (tile.lane & 3) + query);
-#pragma unroll 1
-    for (int k = 0; k < count / 8; ++k) {
-      std::uint32_t words[4] = {0, 0, 0, 0};
+    const MatrixMemory memory(args.bias, args.bias_end);
+    const int queries = static_cast<int>(args.query_len) - (tile.pairs.first_query - 2 * (tile.lane & 3) + query);
+    BiasPiece pieces[count / 8];
 #pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        words[e / 2] |= queries > 0 && e < keys ? std::uint32_t{from[e].bits} << (e % 2 * 16) : 0;
-      }
-      ptx::store_chunk(tile.chunk(query, k, half), {words[0], words[1], words[2], words[3]});
+    for (int k = 0; k < count / 8; ++k) {
+      pieces[k].load(memory, from, 16 * k < queries);
       from += 16 * args.bias.query;
-      queries -= 16;
+    }
+#pragma unroll
+    for (int k = 0; k < count / 8; ++k) {
+      ptx::store_chunk(tile.chunk(query, k, half), pieces[k].halves());
     }
   }
 

@@ -99,8 +99,10 @@ __device__ __forceinline__ void find_allowed(const HopperBackwardArguments& args
       forbid_by_ends(args, own, post.sequence.real_queries, post.key_count, allowed);
     }
     if (args.mask.data != nullptr) {
-      if (args.mask_in_pieces && whole) {
-        forbid_by_pieces(args.mask, own, lane, allowed);
+      if (args.mask_end != nullptr) {
+        MaskPieces pieces;
+        load_mask_pieces(args, own, lane, pieces);
+        forbid_by_pieces(pieces.bits(args), lane, allowed);
       } else {
         forbid_by_mask(args.mask, own, allowed);
       }

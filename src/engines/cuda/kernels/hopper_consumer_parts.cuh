@@ -214,13 +214,18 @@ class ConsumerParts {
   // ---- The end of a tile ----
 
   __device__ __forceinline__ void finish(const HopperWork& work) {
-    const bool finite = store_rows<Half, variant>(args_, work, tile_row_, quad_lane_, softmax_, out_);
+    bool finite;
+    if constexpr (Memory::splits) {
+      finite = store_partial(args_, work, tile_row_, quad_lane_, softmax_, out_);
+    } else {
+      finite = store_rows<Half, variant>(args_, work, tile_row_, quad_lane_, softmax_, out_);
+    }
     if constexpr (posted) {
       if (!careful_ && !finite) {
         memory_.posts[post_.slot].again = true;
       }
       if (poisoned_ != 0) {
-        repair<Half>(args_, memory_.posts[post_.slot], tile_row_ - lane_ / 4, tile.keys, lane_);
+        repair<Half, Memory::splits>(args_, memory_.posts[post_.slot], tile_row_ - lane_ / 4, tile.keys, lane_);
       }
     }
   }

@@ -53,6 +53,19 @@ __device__ __forceinline__ bool store_row(Half* row, const float (&out)[count], 
   return ((not_finite[0] | not_finite[1]) & 0x7FFF7FFFu) == 0;
 }
 
+// The same in f32, of what will be added to others.
+template <int count>
+__device__ __forceinline__ void store_part(float* row, const float (&out)[count], int i, float factor, int q,
+                                           int columns) {
+#pragma unroll
+  for (int j = 0; j < count / 4; ++j) {
+    if (8 * j + 2 * q < columns) {
+      *reinterpret_cast<float2*>(row + 8 * j + 2 * q) =
+          make_float2(out[4 * j + 2 * i] * factor, out[4 * j + 2 * i + 1] * factor);
+    }
+  }
+}
+
 __device__ __forceinline__ std::int64_t row_offset(const Rows& rows, std::int64_t b, std::int64_t h, std::int64_t row) {
   return b * rows.batch + h * rows.head + row * rows.row;
 }

@@ -15,6 +15,7 @@
 #include "engines/cuda/kernels/hopper_block.cuh"
 #include "engines/cuda/kernels/hopper_consumer.cuh"
 #include "engines/cuda/kernels/hopper_producer.cuh"
+#include "engines/cuda/kernels/hopper_unit_rows.cuh"
 
 namespace headway::cuda {
 
@@ -52,7 +53,12 @@ template <class Half, class Memory>
 class HopperGuard {
  public:
   __device__ __forceinline__ HopperGuard(const HopperArguments& args, Memory& memory, int warp, int lane)
-      : args_(args), memory_(memory), warp_(warp), lane_(lane), prepares_(Memory::masked && args.units.prepared) {}
+      : args_(args),
+        memory_(memory),
+        warp_(warp),
+        lane_(lane),
+        prepares_(Memory::masked && args.units.prepared),
+        rows_(args, memory, warp, lane) {}
 
   __device__ __forceinline__ void run() {
     PostPosition post;
@@ -95,6 +101,9 @@ class HopperGuard {
       prepare(work, n - 1);
       position.advance();
     }
+    if constexpr (Memory::masked) {
+      rows_.finish();
+    }
     check(work, work.blocks.first, position);
   }
 
@@ -108,10 +117,32 @@ class HopperGuard {
 
   __device__ __forceinline__ void prepare(const HopperWork& work, int n) {
     if constexpr (Memory::masked) {
-      if (prepares_) {
+      if (prepares_ && args_.units.source == UnitSource::rows) {
+        copy_rows(work, n);
+      } else if (prepares_) {
         prepare_units(args_, memory_, work, n, unit_, warp_, lane_);
+      }
+      if (prepares_) {
         unit_.advance(args_.units.each);
       }
+    }
+  }
+
+  // The units of all consumers at a block. The last one stays under way, unless somebody has to wait for it.
+  __device__ __forceinline__ void copy_rows(const HopperWork& work, int n) {
+    const bool forbids = args_.bias.data != nullptr && args_.mask.data != nullptr;
+#pragma unroll 1
+    for (int consumer = 0; consumer < Memory::tile.consumers; ++consumer) {
+      rows_.begin(work, n, consumer, unit_);
+      if (forbids) {
+        rows_.finish([&](std::uint8_t* unit) {
+          prepare_row<Memory::tile.keys>(args_, {work, unit_rows * consumer, n * Memory::tile.keys}, unit,
+                                         32 * warp_ + lane_);
+        });
+      }
+    }
+    if (work.careful) {
+      rows_.finish();
     }
   }
 
@@ -128,6 +159,7 @@ class HopperGuard {
   const bool prepares_;
   Position position_;  // of the tile's first keys
   UnitPosition unit_;
+  UnitRows<Memory> rows_;
   std::uint32_t careful_parity_ = 0;
 };
 

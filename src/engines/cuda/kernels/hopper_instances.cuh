@@ -24,6 +24,7 @@ HopperKernel hopper_instance(DType dtype, HopperVariant variant) {
   switch (variant) {
     case HopperVariant::ranged:
     case HopperVariant::ranged_short: return hopper_instance<head_dim, HopperVariant::ranged>(dtype);
+    case HopperVariant::split: return hopper_instance<head_dim, HopperVariant::split>(dtype);
     case HopperVariant::modified: return hopper_instance<head_dim, HopperVariant::modified>(dtype);
     case HopperVariant::masked: return hopper_instance<head_dim, HopperVariant::masked>(dtype);
     case HopperVariant::dropped: return hopper_instance<head_dim, HopperVariant::dropped>(dtype);

@@ -83,14 +83,14 @@ class HopperProducer {
   }
 
   __device__ __forceinline__ void load_units(const HopperWork& work, int n) {
-    if (Memory::masked && args_.masks_anywhere()) {
+    if (Memory::masked && args_.masks_anywhere() && args_.units.source != UnitSource::rows) {
       const UnitArguments& units = args_.units;
 #pragma unroll 1
       for (int consumer = 0; consumer < tile.consumers; ++consumer) {
         const int slot = unit_slot(units, consumer, unit_);
         const std::uint32_t full = ptx::shared_address(&memory_.unit_full[slot]);
         ptx::barrier_wait(ptx::shared_address(&memory_.unit_empty[slot]), unit_.parity ^ 1);
-        if (!units.mapped) {
+        if (units.source == UnitSource::elements) {
           ptx::barrier_arrive(full);
           continue;
         }

@@ -5,6 +5,7 @@
 #include "engines/cuda/kernels/hopper_finish.cuh"
 #include "engines/cuda/kernels/hopper_guard.cuh"
 #include "engines/cuda/kernels/hopper_matrix.cuh"
+#include "engines/cuda/kernels/hopper_partial.cuh"
 
 namespace headway::cuda {
 
@@ -22,13 +23,19 @@ __device__ __forceinline__ bool is_allowed(const HopperArguments& args, const Ho
          load_bias(args.bias, matrix_offset(args.bias, post.work, tile_row, key)) != minus_infinity;
 }
 
-// The 16 rows of a warp, from warp_row on. A lane owns columns lane, lane + 32, ... of the stored output.
-template <class Half, int rows>
+// The 16 rows of a warp, from warp_row on. A lane owns columns lane, lane + 32, ... of the stored output, or of the
+// sums of a split.
+template <class Half, bool splits, int rows>
 __device__ __forceinline__ void add_value(const HopperArguments& args, const HopperPost<rows>& post, int warp_row,
                                           int key, int column, float value) {
   const HopperWork& work = post.work;
   for (int row = warp_row; row < min(warp_row + 16, work.real_rows); ++row) {
-    if (is_allowed(args, post, row, key)) {
+    if (!is_allowed(args, post, row, key)) {
+      continue;
+    }
+    if constexpr (splits) {
+      args.split.sums[partial_row(args, work, row) * sum_width(args.value_dim) + column] += value;
+    } else {
       Half* out = static_cast<Half*>(args.out.data) + column +
                   row_offset(args.out, work.batch, work.head, work.query_begin + work.row + row);
       *out = element<Half>(number<float>(*out) + value);
@@ -36,7 +43,7 @@ __device__ __forceinline__ void add_value(const HopperArguments& args, const Hop
   }
 }
 
-template <class Half, int rows>
+template <class Half, bool splits, int rows>
 __device__ __forceinline__ void repair(const HopperArguments& args, const HopperPost<rows>& post, int warp_row,
                                        int keys, int lane) {
   __syncwarp();  // the rows that the other lanes stored
@@ -54,7 +61,7 @@ __device__ __forceinline__ void repair(const HopperArguments& args, const Hopper
       for (int column = lane; column < args.value_dim; column += 32) {
         const float value = number<float>(values[key * args.value.row + column]);
         if (!isfinite(value)) {
-          add_value<Half>(args, post, warp_row, key, column, value);
+          add_value<Half, splits>(args, post, warp_row, key, column, value);
         }
       }
     }

@@ -147,6 +147,28 @@ __device__ __forceinline__ bool post_work(const HopperArguments& args, const Til
   return true;
 }
 
+// Leaves a post one part of its key blocks, by all lanes of a warp. The parts of a tile depend on its own blocks alone.
+template <int rows>
+__device__ __forceinline__ void narrow_to_split(const HopperArguments& args, int split, int lane,
+                                                HopperPost<rows>& post) {
+  __syncwarp();
+  const HopperBlocks all = post.work.blocks;
+  const auto splits = static_cast<int>(args.split.splits);
+  const int each = (all.last - all.first + splits - 1) / splits;
+  const int first = min(all.first + split * each, all.last), last = min(first + each, all.last);
+  __syncwarp();
+  if (lane < rows / 64) {  // a consumer sees nothing of it, or less
+    const int own_last = post.consumer_last[lane];
+    post.consumer_last[lane] = own_last > first ? min(own_last, last) : 0;
+  }
+  if (lane == 0) {
+    // A part without blocks has one that nobody sees.
+    post.work.blocks.first = first < last ? first : all.first;
+    post.work.blocks.last = first < last ? last : all.first + 1;
+    post.work.split = split;
+  }
+}
+
 // The tiles that one block of threads takes, one after another, for all lanes of a warp. The first needs no counter,
 // which may be cleared only now (hopper_forward.cpp).
 class TileSource {
@@ -200,8 +222,16 @@ __device__ __forceinline__ bool post_next(const HopperArguments& args, TileSourc
   constexpr HopperTile shape = Memory::tile;
 #pragma unroll 1
   for (int index = source.next(lane); index < args.tiles; index = source.next(lane)) {
-    const TileIndex tile = grouped_tile(args, index);
+    TileIndex tile = grouped_tile(args, index);
+    int split = 0;
+    if constexpr (Memory::splits) {
+      split = tile.query_tile % static_cast<int>(args.split.splits);
+      tile.query_tile /= static_cast<int>(args.split.splits);
+    }
     if (post_work<shape.rows(), shape.keys>(args, tile, sequences.of(tile.batch), lane, post)) {
+      if constexpr (Memory::splits) {
+        narrow_to_split(args, split, lane, post);
+      }
       return true;
     }
   }

@@ -30,6 +30,7 @@ struct HopperWork {
   int query_begin, key_begin;  // where the sequence lies on the S axes
   int stored_rows, real_rows;  // rows of the tile that exist, and those that are not padding
   int key_count, offset;
+  int split;     // which part of the keys
   bool careful;  // the second time: see hopper_guard.cuh
   HopperBlocks blocks;
 };
@@ -65,6 +66,7 @@ template <int head_dim, HopperVariant variant>
 struct alignas(tile_alignment) HopperMemory {
   static constexpr HopperTile tile = hopper_tile(head_dim, variant);
   static constexpr bool masked = is_masked(variant);
+  static constexpr bool splits = variant == HopperVariant::split;
   static constexpr int unit_slots = masked ? 4 * tile.consumers : 1;  // of bytes; of wider elements fewer fit
   static constexpr std::uint32_t unit_area = masked ? unit_slots * tile.unit_bytes(1) : 16;
 

@@ -2,8 +2,8 @@
 //
 // A unit is what one consumer needs for one block of keys: 64 rows of the bias or, without one, of the mask. The copy
 // engine brings it in boxes of 128 bytes a row, swizzled as the other tiles are (a mask of 64 keys has boxes of 64
-// bytes); a layout that it cannot read is copied by the guard. Each consumer has one to four places of its own. What a
-// unit holds when it is ready:
+// bytes). Rows that do not suit it are copied by the guard (hopper_unit_rows.cuh), and so is what has no rows, element
+// by element. Each consumer has one to four places of its own. What a unit holds when it is ready:
 // - a bias, as it lies in memory, with -inf where a mask forbids;
 // - a mask, as it lies in memory: the consumer turns bytes into bits while its products are on their way.
 #pragma once
@@ -46,8 +46,6 @@ __device__ __forceinline__ std::uint32_t chunk_offset(int row, int chunk) {
   const std::uint32_t linear = row * row_bytes + chunk * 16;
   return linear ^ (linear >> 3 & (row_bytes - 16));
 }
-
-// ---- Bytes of a mask to bits ----
 
 // ---- What the copy engine cannot read ----
 
@@ -111,7 +109,7 @@ __device__ __forceinline__ void forbid_bias_row(const HopperArguments& args, con
 template <class Bits, int keys>
 __device__ __forceinline__ void prepare_bias_row(const HopperArguments& args, const UnitOrigin& origin,
                                                  std::uint8_t* unit, int row, Bits forbidden) {
-  if (!args.units.mapped) {
+  if (args.units.source == UnitSource::elements) {
     read_bias_row<Bits, keys>(args, origin, unit, row);
   }
   if (args.mask.data != nullptr) {

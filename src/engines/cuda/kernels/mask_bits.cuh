@@ -29,10 +29,17 @@ __device__ __forceinline__ std::uint32_t bits_of_bools(const uint4& bools) {
   return eight_bits(bools.x, bools.y, as_they_are) | eight_bits(bools.z, bools.w, as_they_are) << 8;
 }
 
-// Of 16 bytes, a bit for each that is not 0: their signs are gathered, 7 places too high.
+// A bit for each byte that is not 0: their signs are gathered, 7 places too high.
+__device__ __forceinline__ std::uint32_t high_bits_of_bytes(std::uint32_t low, std::uint32_t high) {
+  return eight_bits(low, high, [](std::uint32_t word) { return signs_where_set(word) & 0x80808080u; });
+}
+
+__device__ __forceinline__ std::uint32_t bits_of_eight_bytes(std::uint32_t low, std::uint32_t high) {
+  return high_bits_of_bytes(low, high) >> 7;
+}
+
 __device__ __forceinline__ std::uint32_t bits_of_bytes(const uint4& bytes) {
-  const auto signs = [](std::uint32_t word) { return signs_where_set(word) & 0x80808080u; };
-  return eight_bits(bytes.x, bytes.y, signs) >> 7 | eight_bits(bytes.z, bytes.w, signs) << 1;
+  return high_bits_of_bytes(bytes.x, bytes.y) >> 7 | high_bits_of_bytes(bytes.z, bytes.w) << 1;
 }
 
 }  // namespace headway::cuda

@@ -1,10 +1,11 @@
-// The splits of a row of decoding (decode.cuh), merged: a block for each row. Its threads find the highest score and
-// the sum of weights, then each adds four features of every so many splits, and at last those sums are added: the order
-// depends on the number of splits and features alone. A few kilobytes a row, all loads of a step under way together:
-// latency bounds it.
+// The splits of a row (of decode.cuh, or of hopper_partial.cuh), merged: a block for each row. Its threads find the
+// highest score and the sum of weights, then each adds four features of every so many splits, and at last those sums
+// are added: the order depends on the number of splits and features alone. A few kilobytes a row, all loads of a step
+// under way together: latency bounds it.
 #pragma once
 
 #include "engines/cuda/kernels/decode_arguments.h"
+#include "engines/cuda/kernels/plain_again.cuh"
 #include "engines/cuda/kernels/softmax.cuh"
 #include "engines/cuda/key_range.cuh"
 #include "engines/cuda/modifiers.cuh"
@@ -38,28 +39,32 @@ __device__ inline float over_block(float value, const Combine& combine) {
 
 // What the splits of one row left.
 struct SplitRow {
-  static constexpr int rows = 16;  // of a split
   const float* statistics;
   const float* sums;
-  std::int64_t splits, width;
+  std::int64_t splits, rows, width;  // rows: from one split to the next
+  float unit;                        // what makes a score natural
 
   __device__ float highest(std::int64_t split) const { return statistics[2 * split * rows]; }
   __device__ float total(std::int64_t split) const { return statistics[2 * split * rows + 1]; }
   __device__ float4 four(std::int64_t split, int quad) const {
     return reinterpret_cast<const float4*>(sums + split * rows * width)[quad];
   }
+  // Of a split without keys highest is -inf, and so this is 0.
+  __device__ float factor(std::int64_t split, float all_highest) const {
+    return exponential((highest(split) - reference(all_highest)) * unit);
+  }
 };
 
-// A split without keys has highest -inf, and so factor 0.
+// The highest score is not natural yet.
 __device__ inline RowSoftmax<float> merged_statistics(const SplitRow& row) {
-  RowSoftmax<float> own;  // of every so many splits
+  float highest = -infinity<float>(), total = 0;
   for (std::int64_t split = threadIdx.x; split < row.splits; split += merge_threads) {
-    const float highest = row.highest(split), total = row.total(split);
-    own.raise(highest);
-    own.total += total * exponential(highest - reference(own.highest));
+    highest = higher(highest, row.highest(split));
   }
-  const float highest = over_block(own.highest, [](float x, float y) { return higher(x, y); });
-  const float total = own.total * exponential(own.highest - reference(highest));
+  highest = over_block(highest, [](float x, float y) { return higher(x, y); });
+  for (std::int64_t split = threadIdx.x; split < row.splits; split += merge_threads) {
+    total += row.total(split) * row.factor(split, highest);
+  }
   return {highest, over_block(total, [](float x, float y) { return x + y; })};
 }
 
@@ -67,12 +72,11 @@ __device__ inline RowSoftmax<float> merged_statistics(const SplitRow& row) {
 __device__ inline int add_splits(const SplitRow& row, float highest, float* sums) {
   const int quads = static_cast<int>(row.width) / 4, groups = merge_threads / quads;
   const int group = static_cast<int>(threadIdx.x) / quads, quad = static_cast<int>(threadIdx.x) % quads;
-  const float base = reference(highest);
   if (group < groups) {
     float4 sum{};
 #pragma unroll 8
     for (std::int64_t split = group; split < row.splits; split += groups) {
-      const float factor = exponential(row.highest(split) - base);
+      const float factor = row.factor(split, highest);
       const float4 four = row.four(split, quad);
       sum.x += four.x * factor, sum.y += four.y * factor, sum.z += four.z * factor, sum.w += four.w * factor;
     }
@@ -83,7 +87,7 @@ __device__ inline int add_splits(const SplitRow& row, float highest, float* sums
 }
 
 template <class T>
-__device__ inline void merge_row(const DecodeArguments& args, std::int64_t b, std::int64_t h, std::int64_t i) {
+__device__ inline void merge_row(const MergeArguments& args, std::int64_t b, std::int64_t h, std::int64_t i) {
   __shared__ __align__(16) float sums[merge_threads * 4];
   const Sequence sequence = sequence_of(args, b);
   const float sink = sink_of<float>(args, h);
@@ -92,11 +96,15 @@ __device__ inline void merge_row(const DecodeArguments& args, std::int64_t b, st
     return;
   }
   const std::int64_t width = sum_width(args.value_dim), g = h / args.group;
-  const std::int64_t first = (b * args.kv_heads + g) * args.splits * SplitRow::rows + i * args.group + h % args.group;
-  const SplitRow splits{args.statistics + 2 * first, args.sums + first * width, args.splits, width};
-  const RowSoftmax<float> row = merged_statistics(splits);
+  const SplitArguments& split = args.split;
+  const std::int64_t first = (b * args.kv_heads + g) * split.splits * split.rows + i * args.group + h % args.group;
+  const SplitRow splits{
+      split.statistics + 2 * first, split.sums + first * width, split.splits, split.rows, width, split.unit};
+  RowSoftmax<float> row = merged_statistics(splits);
+  const float highest = row.highest;
+  row.highest *= split.unit;
   const RowEnd<float> end = close_row(row, sink, i >= sequence.real_queries);
-  const int groups = width == 0 ? 0 : add_splits(splits, row.highest, sums);
+  const int groups = width == 0 ? 0 : add_splits(splits, highest, sums);
   const std::int64_t at = sequence.query_begin + i;
   for (std::int64_t d = threadIdx.x; d < args.value_dim; d += merge_threads) {
     float sum = 0;
@@ -109,11 +117,17 @@ __device__ inline void merge_row(const DecodeArguments& args, std::int64_t b, st
   if (threadIdx.x == 0 && args.lse.data != nullptr) {
     head_of<float>(args.lse, b, h)[at * args.lse.row] = end.lse;
   }
+  if (needs_plain_row(args, row, row_range(args, sequence, b, i))) {
+    __syncthreads();  // the row is stored
+    if (threadIdx.x < 32) {
+      attend_plainly<T>(args, b, h, i, 0, args.value_dim);
+    }
+  }
 }
 
 // A block for each query, head and batch item, which lie along the grid's axes.
 template <class T>
-__global__ void __launch_bounds__(merge_threads) merge_splits(const __grid_constant__ DecodeArguments args) {
+__global__ void __launch_bounds__(merge_threads, 6) merge_splits(const __grid_constant__ MergeArguments args) {
   for (std::int64_t b = blockIdx.z; b < args.batch; b += gridDim.z) {
     for (std::int64_t h = blockIdx.y; h < args.heads; h += gridDim.y) {
       __syncthreads();  // the sums of the row before have been read

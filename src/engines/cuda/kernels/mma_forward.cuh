@@ -10,6 +10,7 @@
 #pragma once
 
 #include "engines/cuda/kernels/mma_scores.cuh"
+#include "engines/cuda/kernels/plain_again.cuh"
 #include "engines/cuda/kernels/softmax.cuh"
 
 namespace headway::cuda {
@@ -53,9 +54,26 @@ class MmaForward {
       }
     }
     store();
+    do_again();
   }
 
  private:
+  // Rows that the walk could not do, by the warp that has them.
+  __device__ void do_again() {
+    unsigned again[2];  // a lane for each row
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      again[half] =
+          0x11111111u & __ballot_sync(~0u, needs_plain_row(args_, rows_[half], ranges()[thread_.row_of(2 * half)]));
+    }
+#pragma unroll 1
+    for (unsigned left = again[0] | again[1] << 1; left != 0; left &= left - 1) {
+      const int bit = __ffs(static_cast<int>(left)) - 1;
+      const int r = __shfl_sync(~0u, thread_.row_of(0), bit & ~3) + (bit & 1) * (thread_.row_of(2) - thread_.row_of(0));
+      attend_plainly<T>(args_, b_, h_, first_ + r, 0, args_.value_dim);
+    }
+  }
+
   __device__ static KeyRange* ranges() {
     __shared__ KeyRange ranges[mma_rows];
     return ranges;

@@ -9,8 +9,29 @@ namespace {
 constexpr int warp = 32;
 constexpr int rows_a_block = delta_rows_a_tile;
 
+// Whether a row has no key to see. Under a mask or bias only its lse says so: it is the sink's then, or -inf.
+template <class Real>
+__device__ bool is_keyless(const Arguments& args, const Sequence& sequence, std::int64_t b, std::int64_t h,
+                           std::int64_t i, Real lse) {
+  const KeyRange keys = row_range(args, sequence, b, i);
+  const bool may_be_forbidden = args.mask.data != nullptr || args.bias.data != nullptr;
+  return keys.begin >= keys.end || (may_be_forbidden && lse == sink_of<Real>(args, h));
+}
+
+// 0, or NaN where a number of the row is not finite, for all lanes of a warp.
+template <class T>
+__device__ RealOf<T> warp_poison(const T* row, std::int64_t feature, std::int64_t width, int lane) {
+  using Real = RealOf<T>;
+  bool finite = true;
+  for (std::int64_t d = lane; d < width; d += warp) {
+    finite &= number<Real>(row[d * feature]) * Real(0) == Real(0);
+  }
+  return __all_sync(~0u, finite) != 0 ? Real(0) : infinity<Real>() - infinity<Real>();
+}
+
 // delta(i) = <grad_out(i), out(i)>, a warp for each row; both are read once. Where out is 0 the term is 0 whatever
-// grad_out holds: a row without keys has no gradient, not even NaN. Coarse rows are found on the way.
+// grad_out holds: a row without keys has no gradient, not even NaN. With sinks, whose gradient has nothing but delta,
+// what is not finite in another row's grad_out shows there. Coarse rows are found on the way.
 template <class T>
 __global__ void __launch_bounds__(warp* rows_a_block)
     row_deltas(const __grid_constant__ DeltaArguments args, std::int64_t row_tiles, std::int64_t tasks) {
@@ -25,8 +46,11 @@ __global__ void __launch_bounds__(warp* rows_a_block)
       const std::int64_t row = sequence.query_begin + i;
       const T* grad = head_of<T>(args.grad_out, b, h) + row * args.grad_out.row;
       const T* out = head_of<T>(args.out, b, h) + row * args.out.row;
-      const Real sum = warp_delta<T>(grad, args.grad_out.feature, out, args.out.feature, args.value_dim, lane);
+      Real sum = warp_delta<T>(grad, args.grad_out.feature, out, args.out.feature, args.value_dim, lane);
       const Real lse = head_of<Real>(args.lse, b, h)[row * args.lse.row];
+      if (args.sinks.data != nullptr && !is_keyless(args, sequence, b, h, i, lse)) {
+        sum += warp_poison(grad, args.grad_out.feature, args.value_dim, lane);
+      }
       coarse = is_coarse(lse);
       if (lane == 0) {
         head_of<Real>(args.delta, b, h)[row * args.delta.row] = sum;

@@ -90,7 +90,8 @@ class SimtBiasGradient {
     const int rows_summed = args_.sums[2] ? Shape::rows : 1, cols_summed = args_.sums[3] ? Shape::keys : 1;
     for (int task = static_cast<int>(threadIdx.x); task < rows * cols; task += Shape::threads) {
       const int r = task / cols, c = task % cols;
-      if (query + r >= args_.query_len || key + c >= args_.key_len) {
+      // A sum over an axis without elements is 0.
+      if ((!args_.sums[2] && query + r >= args_.query_len) || (!args_.sums[3] && key + c >= args_.key_len)) {
         continue;
       }
       Real sum = 0;

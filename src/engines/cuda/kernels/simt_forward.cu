@@ -1,3 +1,4 @@
+#include "engines/cuda/kernels/forward_kernels.h"
 #include "engines/cuda/kernels/simt_forward.cuh"
 #include "engines/cuda/kernels/simt_launch.cuh"
 
@@ -21,6 +22,10 @@ Launch chosen(const ForwardArguments& arguments) {
 }
 
 }  // namespace
+
+Launch simt_compensated_f64_launch(const ForwardArguments& arguments) {
+  return chosen<double, 64, SimtShape<double, 4>, Sums::compensated>(arguments);
+}
 
 Launch simt_compensated_launch(const ForwardArguments& arguments) {
   return arguments.value_dim <= 64 ? chosen<float, 64, SimtShape<float, 4>, Sums::compensated>(arguments)

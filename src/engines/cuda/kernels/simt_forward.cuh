@@ -13,6 +13,7 @@
 // that carry what rounding took from them; its registers allow half the rows, which few queries don't fill anyway.
 #pragma once
 
+#include "engines/cuda/kernels/plain_again.cuh"
 #include "engines/cuda/kernels/simt_scores.cuh"
 #include "engines/cuda/kernels/softmax.cuh"
 
@@ -64,6 +65,7 @@ class SimtForward {
       }
     }
     store();
+    do_again();
   }
 
  private:
@@ -72,6 +74,7 @@ class SimtForward {
     Sequence sequence;
     TileRange range;
     KeyRange rows[Shape::rows];
+    bool again[Shape::rows];
   };
   __device__ static Here& here() {
     __shared__ Here here;
@@ -86,6 +89,7 @@ class SimtForward {
 #pragma unroll
     for (int m = 0; m < M; ++m) {
       rows_[m] = {};
+      lost_total_[m] = 0;
 #pragma unroll
       for (int w = 0; w < W; ++w) {
         out_[m][w] = lost_[m][w] = 0;
@@ -168,7 +172,8 @@ class SimtForward {
         scores[m][n] = exponential(scores[m][n] - base);
         sum += scores[m][n];
       }
-      rows_[m].total += sum;  // of this thread's columns, until the end
+      lost_total_[m] *= factor;
+      add(sum, rows_[m].total, lost_total_[m]);  // of this thread's columns, until the end
 #pragma unroll
       for (int w = 0; w < W; ++w) {
         out_[m][w] *= factor;
@@ -214,13 +219,17 @@ class SimtForward {
       for (int m = 0; m < M; ++m) {
 #pragma unroll
         for (int w = 0; w < W; ++w) {
-          const Real term = part[m][w] - lost_[m][w], sum = out_[m][w] + term;
-          const Real lost = (sum - out_[m][w]) - term;
-          lost_[m][w] = lost == lost ? lost : Real(0);  // of infinite sums nothing is known
-          out_[m][w] = sum;
+          add(part[m][w], out_[m][w], lost_[m][w]);
         }
       }
     }
+  }
+
+  __device__ static void add(Real term, Real& sum, Real& lost) {
+    CompensatedSum<Real> compensated{sum, Kind == Sums::compensated ? lost : Real(0)};
+    compensated.add(term);
+    sum = Kind == Sums::compensated ? compensated.value : sum + term;
+    lost = compensated.lost;
   }
 
   __device__ void store() {
@@ -248,6 +257,26 @@ class SimtForward {
     }
   }
 
+  // Rows that the walk could not do, a warp for each.
+  __device__ void do_again() {
+    bool any = false;
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      const int r = thread_.row_of(m);
+      const bool again = needs_plain_row(args_, rows_[m], here().rows[r]);
+      here().again[r] = again;
+      any |= again;
+    }
+    if (__syncthreads_or(any) == 0) {
+      return;
+    }
+    for (int r = static_cast<int>(threadIdx.x) / 32; r < Shape::rows; r += Shape::threads / 32) {
+      if (here().again[r]) {
+        attend_plainly<T>(args_, b_, h_, first_ + r, feature_, smaller(feature_ + Width, args_.value_dim));
+      }
+    }
+  }
+
   const ForwardArguments& args_;
   SimtProduct<T, Shape> product_;
   Real* weights_;  // [keys][rows]
@@ -256,7 +285,7 @@ class SimtForward {
   std::int64_t b_, h_, g_, first_, feature_;
   RowSoftmax<Real> rows_[M];
   Real out_[M][W];
-  Real lost_[M][W];  // what rounding added to them; unused by running sums
+  Real lost_[M][W], lost_total_[M];  // what rounding added to them; unused by running sums
 };
 
 template <class T, int Width, class Shape, Sums Kind>

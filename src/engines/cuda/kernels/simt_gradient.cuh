@@ -140,7 +140,7 @@ class SimtGradient {
       for (int w = 0; w < W; ++w) {
         const std::int64_t d = feature_ + pairs_.thread.col_of(w);
         if (d < width_) {
-          target[d * gradient.feature] = element<T>(sums_[m][w] * scale);
+          target[d * gradient.feature] = element<T>((sums_[m][w] + Real(0)) * scale);
         }
       }
     }

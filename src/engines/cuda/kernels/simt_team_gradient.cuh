@@ -373,7 +373,7 @@ class SimtTeamGradient {
       for (int w = 0; w < W; ++w) {
         const std::int64_t d = thread_.col_of(w);
         if (d < width) {
-          target[d * gradient.feature] = sums_[m][w] * scale;
+          target[d * gradient.feature] = (sums_[m][w] + 0.0f) * scale;
         }
       }
     }

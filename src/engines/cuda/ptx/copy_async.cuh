@@ -13,6 +13,11 @@ __device__ inline void copy_16(std::uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
+// The same for the first `bytes` (0 to 4) of a word.
+__device__ inline void copy_word(std::uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
 // One element of 4 or 8 bytes, or a 0 of that size.
 template <int Bytes>
 __device__ inline void copy_element(std::uint32_t to, const void* from, bool any) {

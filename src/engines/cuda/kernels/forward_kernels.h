@@ -1,0 +1,16 @@
+// Forward kernels for calls that the usual ones of kernels.h would not do well enough.
+#pragma once
+
+#include "engines/cuda/kernels/kernels.h"
+
+namespace headway::cuda {
+
+// f64 with sums that do not drift; kernels.h has the one for f32.
+Launch simt_compensated_f64_launch(const ForwardArguments& arguments);
+
+// For scales far from 1, of every type.
+Launch plain_forward_launch(const ForwardArguments& arguments, DType dtype);
+cudaError_t launch_plain_forward(const Launch& launch, const ForwardArguments& arguments, DType dtype,
+                                 cudaStream_t stream);
+
+}  // namespace headway::cuda

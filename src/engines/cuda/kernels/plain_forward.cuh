@@ -1,0 +1,183 @@
+// Rows of the forward in plain arithmetic, by one warp each: those of which a fast kernel found at their end that its
+// sums say too little. Their scores are too large (plain_rows.cuh), or their products overflow on the way to finite
+// scores. Nothing of this is fast.
+#pragma once
+
+#include "engines/cuda/dropout.cuh"
+#include "engines/cuda/kernels/compensated_sum.cuh"
+#include "engines/cuda/kernels/plain_rows.cuh"
+#include "engines/cuda/ptx/hidden.cuh"
+
+namespace headway::cuda {
+
+// What may happen to scores: anything, or nothing but the scale (and there is no mask).
+enum class Changes : std::uint8_t { any, scale };
+
+// A scale in two factors: queries take in a power of two, which rounds nothing, of at most 1, so that products overflow
+// only if scores do.
+template <class Real>
+struct SplitScale {
+  Real of_queries, of_products;
+
+  __device__ __forceinline__ explicit SplitScale(double scale) {
+    int exponent;
+    frexp(scale, &exponent);
+    const int power = min(exponent - 1, 0);
+    of_queries = ldexp(Real(1), power);
+    of_products = bounded<Real>(ldexp(scale, -power));
+  }
+};
+
+// Row i of one head, and up to 256 of its value features from `first` on, by all lanes of a warp. `power`: queries are
+// multiplied by 2^power, which the caller has taken out of a scale far from 1 (plain_forward.cu).
+template <class T, Changes changes = Changes::any>
+class PlainRow {
+  using Real = RealOf<T>;
+
+ public:
+  static constexpr int features = 256;
+
+  __device__ __forceinline__ PlainRow(const ForwardArguments& args, std::int64_t b, std::int64_t h, std::int64_t i,
+                                      std::int64_t first, int lane, int power = 0)
+      : args_(args),
+        sequence_(sequence_of(args, b)),
+        modifiers_(args, sequence_, b, h),
+        scale_(args.scale),
+        powers_{ldexp(Real(1), power / 2), ldexp(Real(1), power - power / 2)},
+        b_(b),
+        h_(h),
+        i_(i),
+        first_(first),
+        lane_(lane) {}
+
+  __device__ __forceinline__ void attend() {
+    const KeyRange keys = row_range(args_, sequence_, b_, i_);
+#pragma unroll 1
+    for (std::int64_t j = keys.begin; j < keys.end; j += 32) {
+      add_keys(j, static_cast<int>(smaller(keys.end - j, 32)));
+      if (__any_sync(~0u, total_.value != total_.value) != 0) {
+        break;  // the row is NaN
+      }
+    }
+    Real total = total_.value;
+#pragma unroll 1
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+      total += __shfl_xor_sync(~0u, total, lanes);
+    }
+    // Scores that are all -inf although nothing forbids their keys come from infinite inputs.
+    if (total == 0 && keys.begin < keys.end && args_.mask.data == nullptr && args_.bias.data == nullptr) {
+      total = infinity<Real>() - infinity<Real>();
+    }
+    store(close_row(RowSoftmax<Real>{highest_, total}, sink_of<Real>(args_, h_), i_ >= sequence_.real_queries));
+  }
+
+ private:
+  static constexpr int each = features / 32;
+
+  __device__ __forceinline__ const T* row_of(const Rows& view, std::int64_t h, std::int64_t row) const {
+    return head_of<T>(view, b_, h) + row * view.row;
+  }
+  __device__ __forceinline__ const T* value_row(std::int64_t j) const {
+    return row_of(args_.value, h_ / args_.group, sequence_.key_begin + j);
+  }
+
+  // This lane's of the products with keys j to j + count, whose features lie across the lanes.
+  __device__ __forceinline__ Real product(std::int64_t j, int count, Real query_factor) const {
+    const T* query = row_of(args_.query, h_, sequence_.query_begin + i_);
+    const T* key = row_of(args_.key, h_ / args_.group, sequence_.key_begin + j);
+    Real own = 0;
+#pragma unroll 1
+    for (std::int64_t from = lane_; from - lane_ < args_.head_dim; from += features) {
+      Real factors[each];
+#pragma unroll
+      for (int x = 0; x < each; ++x) {
+        const std::int64_t d = from + 32 * x;
+        factors[x] = d < args_.head_dim
+                         ? number<Real>(query[d * args_.query.feature]) * powers_[0] * powers_[1] * query_factor
+                         : Real(0);
+      }
+#pragma unroll 1
+      for (int t = 0; t < count; ++t) {
+        Real sum = 0;
+#pragma unroll
+        for (int x = 0; x < each; ++x) {
+          const std::int64_t d = from + 32 * x;
+          if (d < args_.head_dim) {
+            sum = fma(factors[x], number<Real>(key[t * args_.key.row + d * args_.key.feature]), sum);
+          }
+        }
+#pragma unroll
+        for (int lanes = 16; lanes > 0; lanes /= 2) {
+          sum += __shfl_xor_sync(~0u, sum, lanes);
+        }
+        own += lane_ == t ? sum : Real(0);
+      }
+    }
+    return own;
+  }
+
+  // This lane's score of keys j to j + count; -inf where there is none, or mask or bias forbid it.
+  __device__ __forceinline__ Real score(std::int64_t j, int count) const {
+    if (changes == Changes::scale || modifiers_.only_scale()) {
+      const Real one = product(j, count, scale_.of_queries) * scale_.of_products;
+      return lane_ < count ? one : -infinity<Real>();
+    }
+    Real one[1] = {product(j, count, 1)};
+    modifiers_.apply(one, [&](int) { return Pair{i_, j + lane_, lane_ < count}; });
+    return one[0];
+  }
+
+  __device__ __forceinline__ void add_keys(std::int64_t j, int count) {
+    const Real one = score(j, count);
+    Real highest = one;
+#pragma unroll 1
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+      highest = higher(highest, __shfl_xor_sync(~0u, highest, lanes));
+    }
+    RowSoftmax<Real> row{highest_, 0};
+    const Real older = row.raise(highest);
+    highest_ = row.highest;
+    const Real weight = exponential(one - reference(highest_));
+    total_.multiply(older);
+    total_.add(weight);
+    const bool kept = !args_.dropout.active || is_kept(args_.dropout, b_, h_, i_, j + lane_);
+    Real sums[each] = {};
+    add_plain_rows<T>(
+        one != -infinity<Real>(), kept ? weight : Real(0), args_.value.feature, first_, args_.value_dim, lane_,
+        [&](int t) { return value_row(j + t); }, sums);
+#pragma unroll
+    for (int x = 0; x < each; ++x) {
+      sums_[x].multiply(older);
+      sums_[x].add(sums[x]);
+    }
+  }
+
+  __device__ __forceinline__ void store(const RowEnd<Real>& end) {
+    const std::int64_t position = sequence_.query_begin + i_;
+    const Real factor = end.factor * static_cast<Real>(args_.dropout.kept_scale);
+    T* out = head_of<T>(args_.out, b_, h_) + position * args_.out.row;
+#pragma unroll
+    for (int x = 0; x < each; ++x) {
+      const std::int64_t d = first_ + lane_ + 32 * x;
+      if (d < args_.value_dim) {
+        out[d * args_.out.feature] = element<T>(sums_[x].value * factor);
+      }
+    }
+    if (args_.lse.data != nullptr && first_ == 0 && lane_ == 0) {
+      head_of<Real>(args_.lse, b_, h_)[position * args_.lse.row] = end.lse;
+    }
+  }
+
+  const ForwardArguments& args_;
+  const Sequence sequence_;
+  const Modifiers<Real> modifiers_;
+  const SplitScale<Real> scale_;
+  const Real powers_[2];  // 2^power may be beyond the type's range
+  const std::int64_t b_, h_, i_, first_;
+  const int lane_;
+  Real highest_ = -infinity<Real>();
+  CompensatedSum<Real> total_;  // of this lane's keys
+  CompensatedSum<Real> sums_[each];
+};
+
+}  // namespace headway::cuda
