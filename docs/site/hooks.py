@@ -11,6 +11,7 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import headers
+import names
 
 ROOT = pathlib.Path(__file__).parents[2]
 FROM_THE_TOP = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -43,8 +44,11 @@ def is_outside(path: str) -> bool:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links between files of the repository become links inside the site."""
-    if "/" in page.file.src_uri:
-        return markdown  # the reference links to pages only
+    folder, _, name = page.file.src_uri.removesuffix(".md").rpartition("/")
+    if folder == "reference":
+        return names.with_every_name(name, markdown)
+    if folder:
+        return markdown  # links to pages only
     at_the_top = page.file.src_uri in FROM_THE_TOP.values()
     return LINK.sub(lambda link: link.group(1) + target_of(link.group(2), at_the_top), markdown)
 
