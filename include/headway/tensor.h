@@ -78,7 +78,7 @@ class BasicTensorView {
       BasicTensorView(T* data, Dims sizes, Dims strides)
       : BasicTensorView(data, dtype_of<std::remove_const_t<T>>, sizes, strides) {}
 
-  // A writable view converts to a read-only one.
+  // What may be written may be read.
   template <class Other>
   requires(!writable && !std::is_const_v<Other>)
       BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT(google-explicit-constructor)
