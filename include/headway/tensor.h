@@ -113,7 +113,7 @@ class BasicTensorView {
   BasicTensorView permute(const Dims& order) const;
   BasicTensorView select(int axis, std::int64_t index) const;                   // drops the axis
   BasicTensorView slice(int axis, std::int64_t begin, std::int64_t end) const;  // [begin, end)
-  BasicTensorView flip(int axis) const;                                         // in reverse order
+  BasicTensorView flip(int axis) const;                                         // reads backwards
   BasicTensorView unsqueeze(int axis) const;                                    // a new axis of size 1
   BasicTensorView unflatten(int axis, const Dims& sizes) const;                 // one axis into several
   BasicTensorView expand(const Dims& sizes) const;                              // NumPy broadcasting, stride 0
