@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "docs/site"))
 import headers
 
 HEADERS = headers.headers(ROOT)
-SPECIAL = {"cell", "begin", "end"}  # what range-for calls for its user
+NOT_CALLED_BY_USERS = re.compile(r"begin|end|(throw|require)_\w+")  # but by range-for, and by inline functions
 
 
 def public_names(header):
@@ -50,7 +50,7 @@ def public_names(header):
         parentheses += {"(": 1, ")": -1}.get(letter, 0)
         statement += letter
     types = set(re.findall(r"(?:struct|class) (\w+)", text))
-    return functions - types, members - types - SPECIAL
+    return functions - types, {name for name in members - types if not NOT_CALLED_BY_USERS.fullmatch(name)}
 
 
 def flattened(statement):
