@@ -53,7 +53,7 @@ struct Gradients {
   NamedTensors parameters;
 };
 
-// Where backward writes the gradients of a bias and of sinks that were given as options, for models that learn them.
+// Where backward writes the gradients of what came in through the options, for those who train them.
 struct OptionGradients {
   std::optional<TensorView> bias = {};   // the bias's own shape, any float type
   std::optional<TensorView> sinks = {};  // [heads], any float type

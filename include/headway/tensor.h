@@ -141,7 +141,7 @@ class BasicTensorView {
     require_elements(static_cast<std::size_t>(std::ranges::size(range)));
   }
 
-  // A writable view converts to a read-only one.
+  // What may be written may be read.
   template <class Other>
   requires(!writable && !std::is_const_v<Other>)
       BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT(google-explicit-constructor)

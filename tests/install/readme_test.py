@@ -2,6 +2,7 @@
 the output that is shown.
 
 A ```cpp block is a program, and the ```text block after it what it prints; it is built against the installed library.
+A ```cmake block is the end of a CMakeLists.txt, which must configure; a clone stands beside it where the text says so.
 In a ```console block a line `$ headway ...` is run with the installed command, in one folder a page. A line `...`
 stands for lines left out. Numbers may differ in the fourth digit, since the last bits of exp() differ between C
 libraries. What depends on the machine is not compared: times, and which engine and kernel it has for a call.
@@ -19,8 +20,8 @@ from script import arguments, fail, run
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-# Each page with its numbers of programs and of commands: what a mistyped fence hides would otherwise not be missed.
-PAGES = {"README.md": (1, 0), "docs/quickstart.md": (2, 2), "docs/cli.md": (0, 11)}
+# Each page with its numbers of programs, commands and recipes: what a mistyped fence hides would otherwise be missed.
+PAGES = {"README.md": (1, 0, 1), "docs/quickstart.md": (2, 2, 1), "docs/cli.md": (0, 11, 0)}
 
 
 def main():
@@ -29,7 +30,7 @@ def main():
         blocks = BLOCK.findall((args.source / page).read_text())
         found = check_page(args, page, blocks)
         if found != expected:
-            fail(f"{page}: expected {expected[0]} programs and {expected[1]} commands, found {found[0]} and {found[1]}")
+            fail(f"{page}: expected (programs, commands, CMake recipes) {expected}, found {found}")
         quickstart = (args.source / "examples/quickstart.cpp").read_text()
         if page == "docs/quickstart.md" and ("cpp", quickstart) not in blocks:
             fail(f"expected examples/quickstart.cpp as it stands in {page}")
@@ -40,7 +41,7 @@ def check_page(args, page, blocks):
     folder = args.scratch / "pages" / page
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    programs = commands = 0
+    programs = commands = recipes = 0
     for (kind, text), (next_kind, next_text) in zip(blocks, [*blocks[1:], ("", "")]):
         if kind == "cpp":
             if next_kind != "text":
@@ -49,33 +50,37 @@ def check_page(args, page, blocks):
             compare(page, "the program\n" + text, next_text, output_of_program(args, folder, text))
         elif kind == "console":
             commands += check_session(args, page, folder, text)
-    return programs, commands
+        elif kind == "cmake":
+            configure(args, folder / "recipe", text, "-DHEADWAY_CUDA=OFF")
+            recipes += 1
+    return programs, commands, recipes
+
+
+def configure(args, folder, recipe, *settings):
+    """Configures a project of one program that follows the recipe; returns its build folder."""
+    folder.mkdir(exist_ok=True)
+    if not (folder / "headway").exists():
+        (folder / "headway").symlink_to(args.source)
+    if not (folder / "main.cpp").exists():
+        (folder / "main.cpp").write_text("int main() {}\n")
+    (folder / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(readme LANGUAGES CXX)\nadd_executable(program main.cpp)\n"
+        + recipe
+    )
+    where = ("-S", folder, "-B", folder / "build", "-G", args.generator, f"-DCMAKE_CXX_COMPILER={args.cxx}")
+    prefix = args.scratch / "static/prefix"
+    run(args.cmake, *where, f"-DCMAKE_PREFIX_PATH={prefix}", *settings)
+    return folder / "build"
 
 
 def output_of_program(args, folder, text):
-    prefix = args.scratch / "static/prefix"
-    source = folder / "CMakeLists.txt"
-    (folder / "main.cpp").write_text(text)
-    source.write_text(
-        "cmake_minimum_required(VERSION 3.25)\nproject(readme LANGUAGES CXX)\n"
-        "find_package(headway REQUIRED)\nadd_executable(readme main.cpp)\n"
-        "target_link_libraries(readme PRIVATE headway::headway)\n"
-    )
-    build = folder / "build"
-    run(
-        args.cmake,
-        "-S",
-        folder,
-        "-B",
-        build,
-        "-G",
-        args.generator,
-        f"-DCMAKE_CXX_COMPILER={args.cxx}",
-        f"-DCMAKE_PREFIX_PATH={prefix}",
-        "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror",
-    )
+    project = folder / "program"
+    project.mkdir(exist_ok=True)
+    (project / "main.cpp").write_text(text)
+    recipe = "find_package(headway REQUIRED)\ntarget_link_libraries(program PRIVATE headway::headway)\n"
+    build = configure(args, project, recipe, "-DCMAKE_CXX_FLAGS=-Wall -Wextra -Werror")
     run(args.cmake, "--build", build)
-    return run(build / "readme", cwd=folder)
+    return run(build / "program", cwd=project)
 
 
 def check_session(args, page, folder, text):

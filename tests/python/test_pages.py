@@ -6,8 +6,8 @@ import pytest
 
 from pages import ROOT, output_of, programs_of, skip_without_what_it_needs
 
-PAGES = {"README.md": 2, "docs/quickstart.md": 2, "docs/view.md": 4}
-PROGRAMS = [(page, number) for page, count in PAGES.items() for number in range(count)]
+PAGES = ("README.md", "docs/quickstart.md", "docs/view.md")
+PROGRAMS = [(page, number) for page in PAGES for number in range(len(programs_of(page)))]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -28,8 +28,8 @@ def names_before(program):
     return {"model": torch.nn.Transformer(16, 2, 1, 1, 32, batch_first=True)}
 
 
-def test_every_program_of_a_page_is_run():
-    assert {page: len(programs_of(page)) for page in PAGES} == PAGES
+def test_each_page_has_programs():
+    assert all(len(programs_of(page)) >= 2 for page in PAGES)
 
 
 def test_the_readme_s_benchmark_rows_are_those_of_the_full_tables():

@@ -1,5 +1,7 @@
 """The site: every public function of C++ and Python is in it with an example, and it builds without a warning."""
 
+import contextlib
+import importlib
 import os
 import pathlib
 import re
@@ -15,7 +17,7 @@ sys.path.insert(0, str(ROOT / "docs/site"))
 import headers
 
 HEADERS = headers.headers(ROOT)
-SPECIAL = {"cell", "begin", "end"}  # what range-for calls for its user
+NOT_CALLED_BY_USERS = re.compile(r"begin|end|(throw|require)_\w+")  # but by range-for, and by inline functions
 
 
 def public_names(header):
@@ -48,7 +50,7 @@ def public_names(header):
         parentheses += {"(": 1, ")": -1}.get(letter, 0)
         statement += letter
     types = set(re.findall(r"(?:struct|class) (\w+)", text))
-    return functions - types, members - types - SPECIAL
+    return functions - types, {name for name in members - types if not NOT_CALLED_BY_USERS.fullmatch(name)}
 
 
 def flattened(statement):
@@ -80,13 +82,11 @@ def test_the_names_that_are_looked_for_are_those_of_the_headers():
 
 
 def python_names():
-    names = [f"headway.{name}" for name in headway.__all__ if name != "__version__"]
-    for module in ("torch", "jax", "flax", "convert"):
-        source = (ROOT / f"python/headway/{module}").with_suffix(".py")
-        source = source if source.exists() else ROOT / f"python/headway/{module}/__init__.py"
-        [listed] = re.findall(r"__all__ = \[(.*?)\]", source.read_text(), re.DOTALL)
-        names += [f"headway.{module}.{name}" for name in re.findall(r'"(\w+)"', listed)]
-    return names
+    modules = [headway]
+    for name in ("convert", "jax", "flax", "torch", "keras"):
+        with contextlib.suppress(ImportError):
+            modules.append(importlib.import_module(f"headway.{name}"))
+    return [f"{module.__name__}.{name}" for module in modules for name in module.__all__ if name != "__version__"]
 
 
 def test_the_site_builds_without_a_warning_and_has_every_public_name_of_python_with_an_example(tmp_path):
