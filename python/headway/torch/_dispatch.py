@@ -66,8 +66,8 @@ class _Attention(torch.autograd.Function):
         needed = ctx.needs_input_grad
         options = ctx.options if len(saved) == 6 else Options(*saved[6:], *ctx.options)
         # Recorded where a second derivative is asked for.
-        if not is_grad_enabled() and type(grad_out) in _PLAIN and grad_lse is None and grad_weights is None:
-            if not is_watched():
+        if grad_out is not None and grad_lse is None and grad_weights is None:
+            if type(grad_out) in _PLAIN and not is_grad_enabled() and not is_watched():
                 query, key, value, out, lse = saved[:5]
                 found = _core.backward(grad_out, None, query, key, value, out, lse, options, True, needed[3])
                 return (*found, None, None, None)
@@ -77,7 +77,7 @@ class _Attention(torch.autograd.Function):
 
 
 # Without Function.apply's Python, which is for torch.func: nothing of it comes here.
-_record = super(torch.autograd.Function, _Attention).apply
+_record: Any = super(torch.autograd.Function, _Attention).apply
 
 
 def is_watched() -> bool:

@@ -22,6 +22,7 @@ def attend_for_mean(query: Tensor, key: Tensor, value: Tensor, options: Options)
         assert weights is not None
         return out, weights.mean(dim=1)
     out, lse, _ = attend(query, key, value, options, return_lse=True)
+    assert lse is not None
     mean: Tensor = _MeanWeights.apply(query, key, options.bias, options.sinks, lse.detach(), options)  # type: ignore[no-untyped-call]
     return out, mean
 
@@ -42,7 +43,7 @@ class _MeanWeights(torch.autograd.Function):
         query, key, *tensors = ctx.saved_tensors
         options = Options(*tensors, *ctx.options)
         _, lse, weights = attend(query, key, key[..., :0], options, True, True)
-        assert weights is not None
+        assert lse is not None and weights is not None
         grad_weights = (grad_mean / query.shape[1]).unsqueeze(1).expand_as(weights)
         share = sink_share(lse, options.sinks)
         found = gradients_through_weights(grad_weights, None, query, key, share, weights, options)

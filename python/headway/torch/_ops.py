@@ -33,6 +33,7 @@ _is_compiling = torch.compiler.is_compiling
 def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Results:
     """(out, lse, weights); the weights are empty unless return_weights."""
     out, lse, weights = _core.forward(query, key, value, Options(*rest[:-1]), rest[-1])
+    assert lse is not None
     return out, lse, query.new_empty(0) if weights is None else weights
 
 

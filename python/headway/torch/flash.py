@@ -46,11 +46,11 @@ def flash_attn_func(
     (torch.Size([2, 5, 8, 64]), torch.Size([2, 5, 8, 64]))
     """
     slopes = alibi_slopes
-    if slopes is not None and slopes.dim() == 2 and isinstance(q, Tensor) and slopes.shape[0] == q.shape[0]:
-        if q.shape[0] != 1:
-            return _item_by_item(
-                q, k, v, slopes, dropout_p, softmax_scale, causal, window_size, softcap, return_attn_probs
-            )
+    if isinstance(slopes, Tensor) and isinstance(q, Tensor) and slopes.dim() == 2 and len(slopes) == len(q):
+        if len(q) != 1:
+            given: dict[str, Any] = {"dropout_p": dropout_p, "softmax_scale": softmax_scale, "causal": causal}
+            given |= {"window_size": window_size, "softcap": softcap, "return_attn_probs": return_attn_probs}
+            return _item_by_item(q, k, v, slopes, given)
         slopes = slopes[0]
     try:
         options = _options(dropout_p, softmax_scale, causal, window_size, softcap, slopes)
@@ -129,14 +129,13 @@ def _window(window_size: tuple[int, int]) -> Window | None:
     return None if left == -1 else left, None if right == -1 else right
 
 
-def _item_by_item(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, *options: Any) -> Any:
+def _item_by_item(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, options: dict[str, Any]) -> Any:
     """Slopes of (B, H): one call for each item of the batch."""
-    *rest, return_attn_probs = options
     found = [
-        flash_attn_func(q[b : b + 1], k[b : b + 1], v[b : b + 1], *rest, slopes[b], False, return_attn_probs)
+        flash_attn_func(q[b : b + 1], k[b : b + 1], v[b : b + 1], alibi_slopes=slopes[b], **options)
         for b in range(q.shape[0])
     ]
-    if not return_attn_probs:
+    if not options["return_attn_probs"]:
         return torch.cat(found)
     return torch.cat([out for out, _, _ in found]), torch.cat([lse for _, lse, _ in found]), None
 

@@ -71,13 +71,17 @@ def attention(
     if not _has_heads_third("attention", layout):
         return _attend(query, key, value, options, return_weights, return_lse, out)
     # (B, S, H, D) seen as (B, H, S, D): out lies in memory as the query does.
-    query, key, value = (x.transpose(1, 2) if x.dim() == 4 else x for x in (query, key, value))
-    place = out.transpose(1, 2) if out is not None and out.dim() == 4 else out
-    results = _attend(query, key, value, options, return_weights, return_lse, place)
-    found, *others = results if isinstance(results, tuple) else (results,)
-    if out is None:
-        out = found.transpose(1, 2) if found.dim() == 4 else found
-    return (out, *others) if others else out
+    place = None if out is None else _heads_second(out)
+    results = _attend(
+        _heads_second(query), _heads_second(key), _heads_second(value), options, return_weights, return_lse, place
+    )
+    if not return_weights and not return_lse:
+        return _heads_second(results) if out is None else out
+    return (_heads_second(results[0]) if out is None else out, *results[1:])
+
+
+def _heads_second(x: Tensor) -> Tensor:
+    return x.transpose(1, 2) if x.dim() == 4 else x
 
 
 def attention_varlen(

@@ -45,7 +45,12 @@ def activate() -> None:
 
 
 def deactivate() -> None:
-    """Gives torch its own kernels back; does nothing where another implementation or none is active."""
+    """Gives torch its own kernels back; does nothing where another implementation or none is active.
+
+    >>> import headway.torch
+    >>> headway.torch.activate()
+    >>> headway.torch.deactivate()
+    """
     attention: Any = torch.nn.attention
     if hasattr(attention, "current_flash_attention_impl") and attention.current_flash_attention_impl() == _NAME:
         attention.restore_flash_attention_impl()
@@ -55,7 +60,7 @@ class _Registration:
     """The kernels in torch's dispatcher, while torch keeps this object."""
 
     def __init__(self) -> None:
-        self._libraries = [torch.library.Library("aten", "IMPL") for _ in ("CPU", "CUDA")]
+        self._libraries: list[Any] = [torch.library.Library("aten", "IMPL") for _ in _KERNELS]  # type: ignore[no-untyped-call]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of kernels that are overridden, which is what is wanted
             for library, (device, kernels) in zip(self._libraries, _KERNELS.items()):

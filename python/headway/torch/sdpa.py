@@ -117,6 +117,8 @@ def _options(attn_mask: Tensor | None, dropout_p: float, is_causal: bool, scale:
 def _is_direct(query: torch.Size, key: torch.Size, value: torch.Size, enable_gqa: bool) -> bool:
     """Whether attention takes the tensors as they are: (B, H, length, width) or fewer axes, nothing to broadcast."""
     rank = len(query)
+    if query == key == value:
+        return rank == 4 or (2 <= rank <= 3 and not enable_gqa)
     if rank != len(key) or rank != len(value):
         return False
     if rank == 4:
