@@ -4,7 +4,7 @@ from_torch, to_torch   the state_dict of torch.nn.MultiheadAttention, packed or 
 from_keras, to_keras   the weights of keras.layers.MultiHeadAttention
 from_flax, to_flax     the parameters of flax.linen.MultiHeadDotProductAttention
 
-They take and give dicts of arrays: the framework itself is not imported. Arrays are copied.
+They take and give dicts of arrays: the framework itself is not imported. Arrays are copied; bfloat16 becomes float32.
 
 >>> import numpy as np, headway
 >>> rng = np.random.default_rng(0)
@@ -70,14 +70,14 @@ def from_torch(state_dict: Mapping[str, Any], num_heads: int, dropout: float = 0
         parameters |= {f"b_{part}": vector for part, vector in zip("qkv", np.split(packed, 3))}
         parameters["b_o"] = source.take("out_proj.bias", (width,))
     source.finish()
-    return _layer(width, num_heads, dropout, parameters)
+    return MultiHeadAttention._made(width, num_heads, dropout, parameters)
 
 
 def to_torch(layer: MultiHeadAttention) -> Weights:
     """The layer's weights as the state_dict of a torch.nn.MultiheadAttention, in NumPy arrays.
 
     Packed where query, key and value have one width, as torch has it; separate elsewhere. Load it with
-    module.load_state_dict({name: torch.from_numpy(array) for name, array in ...items()}).
+    module.load_state_dict({name: torch.fromto_numpy(array) for name, array in ...items()}).
 
     >>> import headway
     >>> sorted(headway.convert.to_torch(headway.MultiHeadAttention(8, 2)))
@@ -88,10 +88,10 @@ def to_torch(layer: MultiHeadAttention) -> Weights:
         weights: Weights = {"in_proj_weight": np.concatenate(matrices)}
     else:
         weights = {f"{part}_proj_weight": matrix.copy() for part, matrix in zip("qkv", matrices)}
-    if _has_bias(layer):
+    if "b_o" in layer._parameters():
         weights["in_proj_bias"] = np.concatenate([getattr(layer, f"b_{part}") for part in "qkv"])
     weights["out_proj.weight"] = layer.W_o.T.copy()
-    if _has_bias(layer):
+    if "b_o" in layer._parameters():
         weights["out_proj.bias"] = layer.b_o.copy()
     return weights
 
@@ -179,7 +179,7 @@ def _from_kernels(source: _Source, out: str, dropout: float) -> MultiHeadAttenti
         if has_bias:
             parameters[f"b_{part}"] = source.take(f"{name}/bias", (heads, depth)).reshape(width)
     source.finish()
-    return _layer(width, heads, dropout, parameters)
+    return MultiHeadAttention._made(width, heads, dropout, parameters)
 
 
 def _to_kernels(layer: MultiHeadAttention, out: str) -> Weights:
@@ -188,10 +188,10 @@ def _to_kernels(layer: MultiHeadAttention, out: str) -> Weights:
     for part, name in _PARTS.items():
         matrix = getattr(layer, f"W_{part}")
         weights[name] = {"kernel": matrix.reshape(len(matrix), *split).copy()}
-        if _has_bias(layer):
+        if "b_o" in layer._parameters():
             weights[name]["bias"] = getattr(layer, f"b_{part}").reshape(split).copy()
     weights[out] = {"kernel": layer.W_o.reshape(*split, layer.W_o.shape[1]).copy()}
-    if _has_bias(layer):
+    if "b_o" in layer._parameters():
         weights[out]["bias"] = layer.b_o.copy()
     return weights
 
@@ -215,7 +215,7 @@ class _Source:
             raise ValueError(
                 f"{self.operation}: {name} is missing, found {', '.join(sorted(self._arrays)) or 'nothing'}"
             )
-        array = _numpy(self._arrays.pop(name))
+        array = to_numpy(self._arrays.pop(name))
         fits = array.ndim == len(shape) and all(want in (None, size) for size, want in zip(array.shape, shape))
         if not fits or 0 in array.shape:
             self.refuse(name, array, shape)
@@ -232,11 +232,17 @@ class _Source:
             raise ValueError(f"{self.operation}: {', '.join(sorted(self._arrays))} has no place in MultiHeadAttention")
 
 
-def _numpy(array: Any) -> Any:
-    """Any framework's array as a NumPy array; parameters that record gradients included."""
+def to_numpy(array: Any) -> Any:
+    """Any framework's array as a NumPy array; parameters that record gradients included.
+
+    bfloat16, which NumPy has not, becomes float32: it holds the same numbers.
+    """
     if hasattr(array, "detach"):
         array = array.detach().cpu()
-    return np.asarray(array)
+        if str(array.dtype) == "torch.bfloat16":
+            array = array.float()
+    array = np.asarray(array)
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Weights:
@@ -249,18 +255,3 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Weights:
         else:
             result["/".join(path.split("/")[-2:])] = branch
     return result
-
-
-def _has_bias(layer: MultiHeadAttention) -> bool:
-    return layer._bias or any(np.any(getattr(layer, f"b_{part}")) for part in "qkvo")
-
-
-def _layer(width: int, heads: int, dropout: float, parameters: Weights) -> MultiHeadAttention:
-    """Biases that are not given are 0. What the constructor draws is put back: converting changes no other draw."""
-    drawn = np.random.get_state()
-    layer = MultiHeadAttention(width, heads, dropout, bias="b_o" in parameters)
-    np.random.set_state(drawn)
-    zeros = {f"b_{part}": np.zeros(width, parameters[f"W_{part}"].dtype) for part in "qkvo"}
-    for name, array in (zeros | parameters).items():
-        setattr(layer, name, np.ascontiguousarray(array))
-    return layer

@@ -130,14 +130,15 @@ def split_heads(X: Any, heads: int) -> Any:
     return X.reshape(batch, length, heads, width // heads).swapaxes(1, 2)
 
 
-def attend(query: Any, key: Any, value: Any, **options: Any) -> tuple[Any, Any]:
-    """Attention of (B, heads, S, d) arrays: the heads joined (B, Sq, heads * d), and lse (B, heads, Sq)."""
+def attend(query: Any, key: Any, value: Any, return_weights: bool = False, **options: Any) -> tuple[Any, ...]:
+    """Attention of (B, heads, S, d) arrays: the heads joined (B, Sq, heads * d), lse, and the weights if asked for."""
     batch, heads, length, _ = query.shape
     width = value.shape[-1]
+    asked: dict[str, Any] = {"return_lse": True, "return_weights": return_weights, **options}
     if not isinstance(query, np.ndarray):
-        out, lse = attention(query, key, value, return_lse=True, **options)
-        return out.swapaxes(1, 2).reshape(batch, length, heads * width), lse
-    # Written where it belongs, so that joining the heads moves nothing.
-    joined = np.empty((batch, length, heads, width), query.dtype)
-    _, lse = attention(query, key, value, out=joined.swapaxes(1, 2), return_lse=True, **options)
-    return joined.reshape(batch, length, heads * width), lse
+        out, *others = attention(query, key, value, **asked)
+        joined = out.swapaxes(1, 2)
+    else:  # written where it belongs, so that joining the heads moves nothing
+        joined = np.empty((batch, length, heads, width), query.dtype)
+        _, *others = attention(query, key, value, out=joined.swapaxes(1, 2), **asked)
+    return (joined.reshape(batch, length, heads * width), *reversed(others))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from headway import _headway
+from headway._errors import named
 from headway._headway import attention, attention_backward
 from headway.functions import attend, check_heads, renamed, same_type, split_heads
 
@@ -41,6 +44,9 @@ class MultiHeadAttention:
     >>> gradients = layer.backward(np.ones((2, 4, 100)))
     >>> gradients["W_q"].shape, gradients["keys"].shape
     ((100, 100), (2, 6, 100))
+
+    astype(np.float32) gives the layer whose parameters, and with float32 inputs whose computations, are float32; save
+    and load are for files, which the headway command reads and writes too.
     """
 
     def __init__(self, num_hiddens: int, num_heads: int, dropout: float = 0.0, bias: bool = False) -> None:
@@ -87,11 +93,23 @@ class MultiHeadAttention:
         """
         return attention(*same_type(Q, K, V), valid_lens=valid_lens)
 
-    def forward(self, queries: Any, keys: Any, values: Any, valid_lens: Any = None, training: bool = False) -> Any:
+    def forward(
+        self,
+        queries: Any,
+        keys: Any,
+        values: Any,
+        valid_lens: Any = None,
+        training: bool = False,
+        *,
+        mask: Any = None,
+        causal: bool | str = False,
+        return_weights: bool = False,
+    ) -> Any:
         """queries (B, Sq, num_hiddens), keys and values (B, Sk, num_hiddens) -> (B, Sq, num_hiddens).
 
-        valid_lens is None, (B,) or (B, Sq): how many of the keys count. Dropout acts in training; its seed is drawn
-        from np.random.
+        valid_lens is None, (B,) or (B, Sq): how many of the keys count. mask is True where a query may attend, and
+        broadcasts to (B, num_heads, Sq, Sk); causal is attention's. With return_weights, the weights (B, num_heads, Sq,
+        Sk), before dropout, come second. Dropout acts in training; its seed is drawn from np.random.
         """
         inputs = self._check_inputs(queries, keys, values)
         projected = (
@@ -99,16 +117,17 @@ class MultiHeadAttention:
             np.dot(inputs[1], self.W_k) + self.b_k,
             np.dot(inputs[2], self.W_v) + self.b_v,
         )
-        heads = tuple(split_heads(array, self.num_heads) for array in same_type(*projected))
-        options: dict[str, Any] = {"valid_lens": valid_lens}
+        q, k, v = (split_heads(array, self.num_heads) for array in same_type(*projected))
+        options: dict[str, Any] = {"valid_lens": valid_lens, "mask": mask, "causal": causal}
         if training and self.dropout > 0:
             options.update(dropout=self.dropout, seed=int(np.random.randint(2**63, dtype=np.int64)))
         try:
-            joined, lse = attend(*heads, **options)
+            joined, lse, *weights = attend(q, k, v, return_weights, **options)
         except Exception as error:
             raise renamed(error, "MultiHeadAttention", query="queries", key="keys", value="values") from None
-        self._last = _Forward(inputs, heads, joined, lse, options)
-        return np.dot(joined, self.W_o) + self.b_o
+        self._last = _Forward(inputs, (q, k, v), joined, lse, options)
+        out = np.dot(joined, self.W_o) + self.b_o
+        return (out, *weights) if return_weights else out
 
     __call__ = forward
 
@@ -136,6 +155,68 @@ class MultiHeadAttention:
             gradients.update(_linear_gradients(letter, source, getattr(self, f"W_{letter}"), joined))
             gradients[name] = gradients.pop("joined")
         return gradients
+
+    # ---- Types and files ----
+
+    def astype(self, dtype: Any) -> MultiHeadAttention:
+        """The same layer with parameters of another type.
+
+        >>> import numpy as np, headway
+        >>> layer = headway.MultiHeadAttention(8, 2).astype(np.float32)
+        >>> layer.forward(*[np.ones((1, 3, 8), np.float32)] * 3).dtype
+        dtype('float32')
+        """
+        kind = np.dtype(dtype)
+        if kind.kind != "f":
+            raise TypeError(f"MultiHeadAttention.astype: dtype is {kind}, expected floating")
+        return self._with({name: array.astype(kind) for name, array in self._parameters().items()})
+
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
+        """Writes the layer to a .safetensors file, which the headway command reads too. An existing file is an error.
+
+        The dropout, which belongs to training, is not in the file.
+        """
+        if self.num_hiddens != self.W_o.shape[1]:
+            raise ValueError(f"MultiHeadAttention.save: W_o has shape {self.W_o.shape}, expected square")
+        with named("MultiHeadAttention.save"):
+            _headway.save_layer(self._parameters(), self.num_heads, os.fsencode(path), bool(overwrite))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], dropout: float = 0.0) -> MultiHeadAttention:
+        """The layer in a file that save, or headway layer-init, wrote.
+
+        >>> import headway, tempfile
+        >>> layer = headway.MultiHeadAttention(8, 2, bias=True)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     layer.save(f"{folder}/layer.safetensors")
+        ...     again = headway.MultiHeadAttention.load(f"{folder}/layer.safetensors")
+        >>> again, bool((again.W_v == layer.W_v).all())
+        (MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.0, bias=True), True)
+        """
+        with named("MultiHeadAttention.load"):
+            parameters, heads = _headway.load_layer(os.fsencode(path))
+        width = parameters["W_o"].shape[1]
+        return cls._made(width, heads, dropout, parameters)
+
+    def _parameters(self) -> dict[str, Any]:
+        """By name; biases where the layer has some."""
+        biased = self._bias or any(np.any(getattr(self, f"b_{part}")) for part in "qkvo")
+        names = [f"{kind}_{part}" for kind in ("W", "b")[: 1 + biased] for part in "qkvo"]
+        return {name: getattr(self, name) for name in names}
+
+    def _with(self, parameters: dict[str, Any]) -> MultiHeadAttention:
+        return self._made(self.num_hiddens, self.num_heads, self.dropout, parameters)
+
+    @classmethod
+    def _made(cls, width: int, heads: int, dropout: float, parameters: dict[str, Any]) -> MultiHeadAttention:
+        """A layer with these parameters; biases that are not given are 0. It changes no other draw of np.random."""
+        drawn = np.random.get_state()
+        layer = cls(width, heads, dropout, bias="b_o" in parameters)
+        np.random.set_state(drawn)
+        zeros = {f"b_{part}": np.zeros(width, parameters[f"W_{part}"].dtype) for part in "qkvo"}
+        for name, array in (zeros | parameters).items():
+            setattr(layer, name, np.ascontiguousarray(array))
+        return layer
 
     def _check_inputs(self, queries: Any, keys: Any, values: Any) -> tuple[Any, Any, Any]:
         for name, array in zip(("queries", "keys", "values"), (queries, keys, values)):

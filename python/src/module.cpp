@@ -19,6 +19,7 @@ NB_MODULE(_headway, module) {
   add_plan(module);
   add_functions(module);
   add_analysis(module);
+  add_layer(module);
   add_threads(module);
   add_trace(module);
   add_view(module);

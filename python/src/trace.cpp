@@ -105,6 +105,7 @@ void add_trace(nb::module_& module) {
       .def_prop_ro("key_tokens", &part<Texts, &Trace::key_tokens>)
       .def("steps", &steps_of)
       .def("text", [](const TraceData& self) { return to_string(self.trace); })
+      .def("page", [](const TraceData& self) { return trace_page(self.trace); })
       .def("save", [](const TraceData& self, const nb::bytes& path, bool overwrite) {
         write_trace(std::string(path.c_str(), path.size()), self.trace, overwrite);
       });

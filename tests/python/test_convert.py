@@ -161,3 +161,17 @@ def test_what_does_not_fit_is_named():
         convert.from_keras({**weights, "query/bias": np.ones(12)})
     with pytest.raises(ValueError, match="from_keras: value/kernel is missing"):
         convert.from_keras({name: array for name, array in weights.items() if name != "value/kernel"})
+
+
+def test_bfloat16_becomes_float32_with_the_same_numbers():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    module = torch.nn.MultiheadAttention(8, 2, dtype=torch.bfloat16)
+    layer = headway.convert.from_torch(module.state_dict(), num_heads=2)
+    assert layer.W_q.dtype == layer.b_o.dtype == np.float32
+    np.testing.assert_array_equal(layer.W_k, module.in_proj_weight[8:16].detach().float().numpy().T)
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    params = headway.convert.to_flax(layer.astype(np.float32))
+    halved = {
+        name: {kind: array.astype(ml_dtypes.bfloat16) for kind, array in part.items()} for name, part in params.items()
+    }
+    np.testing.assert_array_equal(headway.convert.from_flax(halved).W_k, layer.W_k)

@@ -1,10 +1,14 @@
 """The functions and the layer of documents 000, 002 and 003, against the documents' own steps."""
 
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import headway
 from cases import DTYPES
+from headway.functions import split_heads
 
 
 def softmax(scores):
@@ -280,3 +284,77 @@ def test_a_float32_layer_stays_in_float32():
     X = np.ones((2, 3, 4), np.float32)
     assert layer.forward(X, X, X, None).dtype == np.float32
     assert all(gradient.dtype == np.float32 for gradient in layer.backward(X).values())
+
+
+# ---- The layer beyond its document ----
+
+
+def test_the_layer_takes_masks_and_causal_and_gives_weights():
+    layer, x = headway.MultiHeadAttention(8, 2, bias=True), np.random.rand(2, 5, 8)
+    seen = np.tri(5, dtype=bool)
+    out, weights = layer.forward(x, x, x, causal=True, return_weights=True)
+    masked, same = layer.forward(x, x, x, mask=seen, return_weights=True)
+    assert weights.shape == (2, 2, 5, 5)
+    np.testing.assert_array_equal(out, masked)
+    np.testing.assert_array_equal(weights, same)
+    q, k, v = (split_heads(x @ getattr(layer, f"W_{part}") + getattr(layer, f"b_{part}"), 2) for part in "qkv")
+    scores = np.where(seen, q @ k.swapaxes(-1, -2) / 2, -np.inf)
+    expected = np.exp(scores - scores.max(-1, keepdims=True))
+    expected /= expected.sum(-1, keepdims=True)
+    np.testing.assert_allclose(weights, expected, rtol=1e-12)
+    np.testing.assert_allclose(out, (expected @ v).swapaxes(1, 2).reshape(2, 5, 8) @ layer.W_o + layer.b_o, rtol=1e-12)
+    gradient = layer.backward(np.ones_like(out))["queries"]
+    layer.forward(x, x, x, mask=seen)
+    np.testing.assert_array_equal(layer.backward(np.ones_like(out))["queries"], gradient)
+    with pytest.raises(TypeError, match="^MultiHeadAttention: mask"):
+        layer.forward(x, x, x, mask=np.ones((5, 5), int))
+
+
+def test_the_layer_computes_in_the_type_that_it_is_given():
+    layer, x = headway.MultiHeadAttention(8, 2, dropout=0.25, bias=True), np.random.rand(1, 3, 8)
+    narrow = layer.astype(np.float32)
+    assert (narrow.W_q.dtype, layer.W_q.dtype, narrow.dropout) == (np.float32, np.float64, 0.25)
+    out = narrow.forward(*[x.astype(np.float32)] * 3)
+    assert out.dtype == np.float32
+    np.testing.assert_allclose(out, layer.forward(x, x, x), rtol=1e-5)
+    with pytest.raises(TypeError, match="MultiHeadAttention.astype: dtype is int64, expected floating"):
+        layer.astype(int)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_layer_comes_back_from_its_file(tmp_path, dtype, bias):
+    layer, path = headway.MultiHeadAttention(12, 3, bias=bias).astype(dtype), tmp_path / "layer.safetensors"
+    state = np.random.get_state()[1].copy()
+    layer.save(path)
+    again = headway.MultiHeadAttention.load(path, dropout=0.5)
+    assert repr(again) == f"MultiHeadAttention(num_hiddens=12, num_heads=3, dropout=0.5, bias={bias})"
+    for name in ("W_q", "W_k", "W_v", "W_o", "b_q", "b_k", "b_v", "b_o"):
+        assert getattr(again, name).dtype == dtype
+        np.testing.assert_array_equal(getattr(again, name), getattr(layer, name))
+    np.testing.assert_array_equal(np.random.get_state()[1], state)
+    with pytest.raises(OSError, match="^MultiHeadAttention.save: .*layer.safetensors: the file exists"):
+        layer.save(path)
+    layer.save(path, overwrite=True)
+    with pytest.raises(OSError, match="^MultiHeadAttention.load: .*none.safetensors: cannot open"):
+        headway.MultiHeadAttention.load(tmp_path / "none.safetensors")
+    (tmp_path / "bad.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0{}      ")
+    with pytest.raises(
+        OSError, match="^MultiHeadAttention.load: .*bad.safetensors: expected the metadata to say layer"
+    ):
+        headway.MultiHeadAttention.load(tmp_path / "bad.safetensors")
+
+
+def test_a_layer_of_the_command_is_read(tmp_path):
+    command = Path(headway.__file__).parents[1] / "bin" / "headway"
+    if not command.exists():
+        pytest.skip("the package was installed without its command")
+    for name, heads, fits in [("a", "2", True), ("b", "1", False)]:
+        arguments = ["--model-dim", "8", "--heads", "2", "--kv-heads", heads, "--dtype", "bf16", "--bias"]
+        subprocess.run([command, "layer-init", *arguments, "-o", tmp_path / f"{name}.safetensors"], check=True)
+        if fits:
+            layer = headway.MultiHeadAttention.load(tmp_path / "a.safetensors")
+            assert (layer.num_heads, layer.W_q.shape, layer.W_q.dtype, layer.b_q.shape) == (2, (8, 8), np.float32, (8,))
+        else:
+            with pytest.raises(ValueError, match="2 heads of 4 and 1 of keys and values, expected as many"):
+                headway.MultiHeadAttention.load(tmp_path / "b.safetensors")
