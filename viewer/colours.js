@@ -4,22 +4,26 @@ const stops = {
   light: [[255, 255, 255], [222, 235, 247], [158, 202, 225], [66, 146, 198], [8, 81, 156], [8, 35, 80]],
   dark: [[20, 23, 26], [48, 32, 84], [121, 40, 112], [201, 70, 82], [247, 151, 73], [252, 236, 170]],
 };
+// Where there is no weight at all, as masks leave it: no shade of the others.
+const maskedColour = {light: [228, 230, 226], dark: [44, 52, 50]};
+
+const packedColour = ([red, green, blue]) => (255 << 24) | (blue << 16) | (green << 8) | red;
 
 function paletteOf(theme) {
-  const table = new Uint32Array(256), chosen = stops[theme];
+  const table = new Uint32Array(257), chosen = stops[theme];
   for (let n = 0; n < 256; n++) {
     const place = (n / 255) * (chosen.length - 1), from = Math.min(Math.floor(place), chosen.length - 2);
-    const mixed = [0, 1, 2].map((c) => Math.round(chosen[from][c] + (chosen[from + 1][c] - chosen[from][c]) * (place - from)));
-    table[n] = (255 << 24) | (mixed[2] << 16) | (mixed[1] << 8) | mixed[0];
+    table[n] = packedColour([0, 1, 2].map((c) => Math.round(chosen[from][c] + (chosen[from + 1][c] - chosen[from][c]) * (place - from))));
   }
+  table[256] = packedColour(maskedColour[theme]);
   return table;
 }
 
-// From a weight to 0..255, given the largest one.
+// From a weight to 0..255, given the largest one; 256 for a weight of 0.
 function shadeOf(scale, highest) {
-  if (!(highest > 0)) return () => 0;
-  if (scale === "linear") return (p) => Math.min(255, Math.round((255 * p) / highest));
-  return (p) => (p > 0 ? Math.max(0, Math.min(255, Math.round(255 * (1 + Math.log10(p / highest) / 4)))) : 0);
+  if (!(highest > 0)) return () => 256;
+  if (scale === "linear") return (p) => (p > 0 ? Math.min(255, Math.round((255 * p) / highest)) : 256);
+  return (p) => (p > 0 ? Math.max(0, Math.min(255, Math.round(255 * (1 + Math.log10(p / highest) / 4)))) : 256);
 }
 
 // An image with one pixel for each number.
@@ -27,7 +31,7 @@ function imageOf(numbers, columns, rows, palette, scale, highest) {
   const canvas = new OffscreenCanvas(Math.max(columns, 1), Math.max(rows, 1));
   const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, canvas.height);
   const pixels = new Uint32Array(image.data.buffer), shade = shadeOf(scale, highest);
-  pixels.fill(palette[0]);
+  pixels.fill(palette[256]);
   for (let n = 0; n < numbers.length; n++) pixels[n] = palette[shade(numbers[n])];
   context.putImageData(image, 0, 0);
   return canvas;
@@ -42,17 +46,24 @@ function largest(numbers) {
 // What the colours mean, beside the head's name.
 function drawLegend() {
   const {context, width, height} = prepared(document.getElementById("legend")), tile = liveTile(state.head);
-  const bar = 96, middle = height / 2, palette = paletteOf(state.theme), highest = tile ? tileHighest(tile) : highestOf(state.head);
-  const style = getComputedStyle(document.documentElement), lowest = state.scale === "log" ? (highest / 1e4).toExponential(0) : "0";
+  const bar = 96, middle = height / 2, highest = tile ? tileHighest(tile) : highestOf(state.head);
+  const style = getComputedStyle(document.documentElement), soft = style.getPropertyValue("--soft");
+  const text = (what, x, align) => {
+    context.textAlign = align;
+    context.fillStyle = soft;
+    context.fillText(what, x, middle + 0.5);
+  };
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "middle";
-  context.fillStyle = style.getPropertyValue("--soft");
-  context.textAlign = "right";
-  context.fillText(lowest, width - bar - 56, middle);
-  context.textAlign = "left";
-  context.fillText(highest.toPrecision(3), width - 48, middle);
-  const shades = imageOf(Float32Array.from({length: bar}, (_, n) => n / (bar - 1)), bar, 1, palette, "linear", 1);
-  context.drawImage(shades, width - bar - 52, middle - 5, bar, 10);
   context.strokeStyle = style.getPropertyValue("--line");
-  context.strokeRect(width - bar - 52.5, middle - 5.5, bar + 1, 11);
+  text(state.scale === "log" ? (highest / 1e4).toExponential(0) : "0", 34, "right");
+  const shades = imageOf(Float32Array.from({length: bar}, (_, n) => (n + 0.5) / bar), bar, 1, paletteOf(state.theme), "linear", 1);
+  context.drawImage(shades, 39, middle - 5, bar, 10);
+  context.strokeRect(38.5, middle - 5.5, bar + 1, 11);
+  text(highest.toPrecision(3), 42 + bar, "left");
+  if (!(tile ? tile.max : headPart(arrays.max, state.head)).includes(0)) return;
+  context.fillStyle = `rgb(${maskedColour[state.theme]})`;
+  context.fillRect(width - 60, middle - 5, 12, 10);
+  context.strokeRect(width - 60.5, middle - 5.5, 13, 11);
+  text("masked", width - 43, "left");
 }

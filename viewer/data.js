@@ -33,6 +33,21 @@ function headPart(array, head) {
   return array.subarray(head * size, (head + 1) * size);
 }
 
+// What each key receives and the entropy of each row, in bins. Where every weight is here, both come from them.
+const profiles = new Map();
+function profileOf(name, head) {
+  if (!arrays.weights) return headPart(arrays[name], head);
+  if (!profiles.has(head)) {
+    const weights = headPart(arrays.weights, head), received = new Float32Array(data.keys), entropy = new Float32Array(data.queries);
+    weights.forEach((p, n) => {
+      received[n % data.keys] += p;
+      if (p > 0) entropy[Math.floor(n / data.keys)] -= p * Math.log(p);
+    });
+    profiles.set(head, {received, entropy});
+  }
+  return profiles.get(head)[name];
+}
+
 // The weight of one cell: exact where the file or the server holds it, null elsewhere.
 function exactWeight(head, i, j) {
   if (arrays.weights) return headPart(arrays.weights, head)[i * data.keys + j];

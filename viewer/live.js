@@ -18,16 +18,32 @@ function liveCell(head, i, j) {
 
 const liveRow = (head, i) => live.rows.get(`head=${head}&i=${i}`) ?? null;
 
-// Asks for what is wanted now, one question at a time: what was wanted meanwhile and no longer is, is never asked.
+const banner = document.getElementById("banner");
+function tell(text) {
+  banner.hidden = text === "";
+  if (banner.textContent !== text) banner.textContent = text;
+}
+
+// Asks for what is wanted now, one question at a time: what was wanted meanwhile and no longer is, is never asked. A
+// question without an answer is asked again when the page next wants something.
 function asker(path, take) {
   let asked = "", wanted = "", busy = false;
   async function ask() {
-    while (wanted !== asked) {
-      asked = wanted;
-      const answer = await fetch(`${path}?${asked}`).catch(() => null);
-      if (answer && answer.status === 200) take(asked, await answer.arrayBuffer());
+    try {
+      while (wanted !== asked) {
+        asked = wanted;
+        const answer = await fetch(`${path}?${asked}`);
+        if (answer.status !== 200) throw new Error(await answer.text());
+        take(asked, await answer.arrayBuffer());
+        tell("");
+      }
+    } catch {
+      asked = "";
+      tell("The server of this page does not answer: it has stopped, or the connection is gone. What is here stays; " +
+           "finer parts come back with the server.");
+    } finally {
+      busy = false;
     }
-    busy = false;
   }
   return (query) => {
     wanted = query;

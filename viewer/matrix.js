@@ -1,7 +1,6 @@
 // ---- One head: the matrix, zoomed from the whole down to single cells ----
 
 const matrix = document.getElementById("matrix");
-const margins = {left: data.queryTokens ? 92 : 52, bottom: data.keyTokens ? 70 : 26};
 const images = new Map();
 
 function headImage(head) {
@@ -42,11 +41,32 @@ function prepared(canvas) {
   return {context, width: box.width, height: box.height};
 }
 
-function plotArea() {
-  const box = matrix.getBoundingClientRect();
-  return {x: margins.left, y: 0, width: Math.max(1, box.width - margins.left), height: Math.max(1, box.height - margins.bottom)};
+// ---- Sizes ----
+
+// In CSS pixels: the labels beside and below the matrix, the matrix itself, and the entropies on its right.
+const sizes = {left: 0, bottom: 0, width: 1, height: 1, side: 64};
+
+// Cells are square, so that the diagonal is one, unless one side of the matrix is many times the other.
+function layOut() {
+  const detail = document.getElementById("detail"), room = detail.clientWidth, narrow = room < 560;
+  sizes.left = data.queryTokens ? (narrow ? 62 : 88) : 46;
+  sizes.bottom = data.keyTokens ? 66 : 24;
+  sizes.side = narrow ? 40 : 64;
+  const panel = room > 720 ? Math.max(270, Math.min(420, room * 0.36)) + 20 : 0;
+  const most = {width: Math.max(120, room - panel - sizes.left - sizes.side - 8),
+                height: narrow ? room : Math.max(260, Math.min(760, innerHeight - 330 - sizes.bottom))};
+  const ratio = data.keys / data.queries, cell = Math.min(most.width / data.keys, most.height / data.queries, 72);
+  const square = ratio <= 5 && ratio >= 0.2;
+  sizes.width = Math.floor(square ? cell * data.keys : Math.min(most.width, 72 * data.keys));
+  sizes.height = Math.floor(square ? cell * data.queries : Math.min(most.height, Math.max(28, 28 * data.queries)));
+  const size = (id, width, height) => Object.assign(document.getElementById(id).style, {width: `${width}px`, height: `${height}px`});
+  size("matrix", sizes.left + sizes.width, sizes.height + sizes.bottom);
+  size("key-profile", sizes.left + sizes.width, 40);
+  size("row-profile", sizes.side, sizes.height + sizes.bottom);
+  Object.assign(document.getElementById("key-title").style, {paddingLeft: `${sizes.left}px`, width: `${sizes.left + sizes.width}px`});
 }
 
+const plotArea = () => ({x: sizes.left, y: 0, width: sizes.width, height: sizes.height});
 const xOf = (area, j) => area.x + ((j - state.view.k0) / (state.view.k1 - state.view.k0)) * area.width;
 const yOf = (area, i) => area.y + ((i - state.view.r0) / (state.view.r1 - state.view.r0)) * area.height;
 
@@ -56,7 +76,7 @@ function drawPart(context, area, image, r0, r1, k0, k1) {
 }
 
 function drawMatrix() {
-  const {context, width, height} = prepared(matrix), area = plotArea(), style = getComputedStyle(document.documentElement);
+  const {context} = prepared(matrix), area = plotArea(), style = getComputedStyle(document.documentElement);
   context.save();
   context.beginPath();
   context.rect(area.x, area.y, area.width, area.height);
@@ -68,12 +88,25 @@ function drawMatrix() {
     drawPart(context, area, tileImage(tile), tile.r0, tile.r0 + tile.rows * tile.rowCell, tile.k0, tile.k0 + tile.columns * tile.keyCell);
   }
   drawNumbers(context, area);
-  context.strokeStyle = style.getPropertyValue("--cursor");
-  context.lineWidth = 2;
-  const cell = cellAt(state.head, state.cursor.i, state.cursor.j), x = xOf(area, cell.k0), y = yOf(area, cell.r0);
-  context.strokeRect(x, y, Math.max(2, xOf(area, cell.k1) - x), Math.max(2, yOf(area, cell.r1) - y));
+  drawCursor(context, area, style);
   context.restore();
-  drawAxes(context, area, width, height, style);
+  context.strokeStyle = style.getPropertyValue("--line");
+  context.strokeRect(area.x - 0.5, area.y + 0.5, area.width, area.height - 0.5);
+  drawAxes(context, area, style);
+  matrix.style.touchAction = isWhole() ? "pan-x pan-y" : "none";  // where there is nothing to move, a swipe scrolls the page
+}
+
+// The row as a frame, the cell inside it.
+function drawCursor(context, area, style) {
+  const cell = cellAt(state.head, state.cursor.i, state.cursor.j), x = xOf(area, cell.k0), y = yOf(area, cell.r0);
+  const height = Math.max(2, yOf(area, cell.r1) - y);
+  context.strokeStyle = style.getPropertyValue("--cursor");
+  context.lineWidth = state.pinned ? 1.5 : 1;
+  context.globalAlpha = state.pinned ? 1 : 0.6;
+  context.strokeRect(area.x + 0.5, y, area.width - 1, height);
+  context.globalAlpha = 1;
+  context.lineWidth = 2;
+  context.strokeRect(x, y, Math.max(2, xOf(area, cell.k1) - x), height);
 }
 
 // The weights themselves, where cells have room for them.
@@ -96,23 +129,44 @@ function drawNumbers(context, area) {
   }
 }
 
-function drawAxes(context, area, width, height, style) {
-  context.fillStyle = style.getPropertyValue("--soft");
-  context.font = "11px system-ui, sans-serif";
-  const label = (begin, end, pixels, least) => Math.max(1, Math.ceil(((end - begin) * least) / pixels));
-  const rowStep = label(state.view.r0, state.view.r1, area.height, 15), keyStep = label(state.view.k0, state.view.k1, area.width, 14);
+// ---- Labels ----
+
+// 1, 2, 5, 10, 20, ...: the first that is as large.
+function niceStep(least) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(1, least)));
+  return [1, 2, 5, 10].map((digit) => digit * power).find((step) => step >= least);
+}
+
+// Words where each has room for its own, else positions, far enough apart.
+function drawAxes(context, area, style) {
+  const {r0, r1, k0, k1} = state.view, {i: row, j: key} = state.cursor;
+  const soft = style.getPropertyValue("--soft"), ink = style.getPropertyValue("--ink");
+  const rowPixels = area.height / (r1 - r0), keyPixels = area.width / (k1 - k0);
+  const rowWords = data.queryTokens && rowPixels >= 10, keyWords = data.keyTokens && keyPixels >= 10;
+  const rowStep = rowWords ? 1 : niceStep(16 / rowPixels), keyStep = keyWords ? 1 : niceStep(34 / keyPixels);
+  const font = (strong) => `${strong ? "600 " : ""}11px system-ui, sans-serif`;
+  const places = (begin, end, step) => {
+    const found = [];
+    for (let n = Math.ceil(begin / step) * step; n < end; n += step) found.push(n);
+    return found;
+  };
   context.textAlign = "right";
   context.textBaseline = "middle";
-  for (let i = Math.ceil(state.view.r0 / rowStep) * rowStep; i < state.view.r1; i += rowStep) {
-    context.fillText(clipped(context, shown(queryToken(i)), area.x - 8), area.x - 5, Math.max(6, yOf(area, Math.min(i + 0.5, state.view.r1))));
+  for (const i of places(r0, r1, rowStep)) {
+    context.font = font(i === row);
+    context.fillStyle = i === row ? ink : soft;
+    const text = rowWords ? clipped(context, shown(queryToken(i)), area.x - 8) : String(i);
+    context.fillText(text, area.x - 5, Math.min(area.height - 5, Math.max(6, yOf(area, Math.min(i + 0.5, r1)))));
   }
-  for (let j = Math.ceil(state.view.k0 / keyStep) * keyStep; j < state.view.k1; j += keyStep) {
-    const x = xOf(area, Math.min(j + 0.5, state.view.k1)), y = area.height + 6;
+  for (const j of places(k0, k1, keyStep)) {
     context.save();
-    context.translate(x, y);
-    if (data.keyTokens) context.rotate(-Math.PI / 3);
-    context.textAlign = data.keyTokens ? "right" : "center";
-    if (data.keyTokens || keyStep === 1 || j % (keyStep * 4) === 0) context.fillText(clipped(context, shown(keyToken(j)), 74), 0, data.keyTokens ? 0 : 6);
+    context.font = font(j === key);
+    context.fillStyle = j === key ? ink : soft;
+    const half = keyWords ? 0 : context.measureText(String(j)).width / 2;  // numbers end where the matrix does
+    context.translate(Math.min(xOf(area, Math.min(j + 0.5, k1)), area.x + area.width - half), area.height + (keyWords ? 6 : 11));
+    if (keyWords) context.rotate(-Math.PI / 3);
+    context.textAlign = keyWords ? "right" : "center";
+    context.fillText(keyWords ? clipped(context, shown(keyToken(j)), 66) : String(j), 0, 0);
     context.restore();
   }
 }
@@ -129,7 +183,22 @@ function clipped(context, text, pixels) {
   return text.slice(0, low) + "\u2026";
 }
 
+// A file has cells of some size; looking closer shows nothing more, and a server would.
+function drawNote() {
+  const note = document.getElementById("note"), {r0, r1, k0, k1} = state.view;
+  const coarse = !data.live && !single;
+  const close = Math.min((k1 - k0) / data.keyCell, (r1 - r0) / data.rowCell) < 40;
+  note.hidden = !(coarse && close);
+  if (!note.hidden && !note.textContent) {
+    const code = document.createElement("code");
+    code.textContent = "headway.view(..., serve=True)";
+    note.append(`This file holds cells of ${data.rowCell} \u00d7 ${data.keyCell} weights and nothing finer. `, code, " shows every weight.");
+  }
+}
+
 // ---- Moving about ----
+
+const isWhole = () => state.view.r1 - state.view.r0 >= data.queries && state.view.k1 - state.view.k0 >= data.keys;
 
 // Scales the view about a point (in rows and keys); it stays inside the matrix and shows at least a few cells.
 function zoomBy(factor, i, j) {
@@ -158,10 +227,10 @@ function showAll() {
 }
 
 function placeAt(event) {
-  const box = matrix.getBoundingClientRect(), area = plotArea();
-  const row = state.view.r0 + ((event.clientY - box.top - area.y) / area.height) * (state.view.r1 - state.view.r0);
-  const key = state.view.k0 + ((event.clientX - box.left - area.x) / area.width) * (state.view.k1 - state.view.k0);
-  return {row, key, inside: row >= 0 && row < data.queries && key >= 0 && key < data.keys};
+  const box = matrix.getBoundingClientRect(), area = plotArea(), {r0, r1, k0, k1} = state.view;
+  const down = (event.clientY - box.top - area.y) / area.height, across = (event.clientX - box.left - area.x) / area.width;
+  const row = r0 + down * (r1 - r0), key = k0 + across * (k1 - k0);
+  return {row, key, inside: down >= 0 && down < 1 && across >= 0 && across < 1};
 }
 
 // The view follows a cursor that the keyboard moves out of it.

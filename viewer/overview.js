@@ -19,6 +19,15 @@ function makeOverview(choose) {
     headButtons.push({button, canvas, figure});
     (layerRows[head.layer] ??= []).push(index);
   });
+  overview.addEventListener("keydown", (event) => {
+    const step = {ArrowLeft: -1, ArrowRight: 1, ArrowUp: -1, ArrowDown: 1}[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+    const order = orderOfHeads(), place = (order.indexOf(state.head) + step + order.length) % order.length;
+    choose(order[place]);
+    headButtons[order[place]].button.focus();
+    event.preventDefault();
+    event.stopPropagation();
+  });
   const widest = Math.max(...layerRows.map((row) => row.length));
   overview.style.setProperty("--heads", widest);
   document.body.classList.toggle("layered", data.layers > 1);
@@ -56,11 +65,12 @@ function figureOf(index) {
   return `entropy ${head.entropy.toFixed(2)}`;
 }
 
+// One scale for all: a head whose weights are all small looks pale beside one with clear focus.
 function drawOverview() {
-  const palette = paletteOf(state.theme);
+  const palette = paletteOf(state.theme), highest = largest(arrays[state.value]);
   headButtons.forEach(({canvas}, index) => {
     const numbers = headPart(arrays[state.value], index);
-    const image = imageOf(numbers, data.mapKeys, data.mapRows, palette, state.scale, largest(numbers));
+    const image = imageOf(numbers, data.mapKeys, data.mapRows, palette, state.scale, highest);
     const size = Math.max(16, Math.round((canvas.clientWidth || 84) * (devicePixelRatio || 1)));
     canvas.width = canvas.height = size;
     const context = canvas.getContext("2d");
@@ -97,6 +107,7 @@ function arrangeOverview() {
   if (overview.contains(focused)) focused.focus({preventScroll: true});
   headButtons.forEach(({button, figure}, index) => {
     button.setAttribute("aria-pressed", String(index === state.head));
+    button.tabIndex = index === state.head ? 0 : -1;  // one stop for the Tab key; arrows go on from it
     figure.textContent = figureOf(index);
     button.title = `${data.heads[index].name}, ${figureOf(index)}`;
     button.setAttribute("aria-label", button.title);

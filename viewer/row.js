@@ -1,34 +1,54 @@
-// ---- The row under the cursor: its strongest keys, and profiles ----
+// ---- The row under the cursor: its strongest keys, the text, arcs ----
 
-const percent = (p) => (p >= 0.001 ? `${(100 * p).toFixed(p < 0.1 ? 2 : 1)} %` : p.toExponential(2));
+const percent = (p) => `${p >= 0.001 ? (100 * p).toFixed(p < 0.1 ? 2 : 1) : Number((100 * p).toPrecision(2))} %`;
 
-function describeCursor() {
-  const {i, j} = state.cursor, cell = cellAt(state.head, i, j);
-  const who = `query ${i}${data.queryTokens ? ` ${quoted(queryToken(i))}` : ""}`;
-  const whom = `key ${j}${data.keyTokens ? ` ${quoted(keyToken(j))}` : ""}`;
-  if (exactWeight(state.head, i, j) !== null) return `${who} \u2192 ${whom}: weight ${cell.max.toPrecision(7)}`;
-  if (cell.r1 - cell.r0 === 1 && cell.k1 - cell.k0 === 1) return `${who} \u2192 ${whom}: weight ${cell.max.toPrecision(3)}, in three digits`;
-  return `${who} \u2192 ${whom}: cell of rows ${cell.r0}\u2013${cell.r1 - 1} and keys ${cell.k0}\u2013${cell.k1 - 1}, ` +
+const nameOfQuery = (i) => `query ${i}${data.queryTokens ? ` ${quoted(queryToken(i))}` : ""}`;
+const nameOfKey = (j) => `key ${j}${data.keyTokens ? ` ${quoted(keyToken(j))}` : ""}`;
+
+function describe(i, j) {
+  const cell = cellAt(state.head, i, j), pair = `${nameOfQuery(i)} \u2192 ${nameOfKey(j)}`;
+  if (cell.max === 0) return `${pair}: masked, or a weight of 0`;
+  if (exactWeight(state.head, i, j) !== null) return `${pair}: weight ${cell.max.toPrecision(7)}`;
+  if (cell.r1 - cell.r0 === 1 && cell.k1 - cell.k0 === 1) return `${pair}: weight ${cell.max.toPrecision(3)}, in three digits`;
+  return `${pair}: cell of rows ${cell.r0}\u2013${cell.r1 - 1} and keys ${cell.k0}\u2013${cell.k1 - 1}, ` +
          `mean ${cell.mean.toPrecision(3)}, largest ${cell.max.toPrecision(3)}`;
 }
 
-function rowKeys() {
-  const listed = topOf(state.head, state.cursor.i);
-  if (listed.length) return listed.map(({key, weight}) => ({begin: key, end: key + 1, share: weight, name: shown(keyToken(key))}));
-  return topCellsOf(state.head, state.cursor.i).map((cell) => ({...cell, name: cell.end - cell.begin === 1 ? shown(keyToken(cell.begin)) : `keys ${cell.begin}\u2013${cell.end - 1}`}));
+// The strongest keys of a row as [begin, end) and their share: single keys, or where a file has none, cells.
+function rowEntries(head, i) {
+  const listed = topOf(head, i);
+  if (listed.length) return listed.map(({key, weight}) => ({begin: key, end: key + 1, share: weight}));
+  return topCellsOf(head, i);
 }
 
+const nameOfEntry = ({begin, end}) => (end - begin === 1 ? shown(keyToken(begin)) : `keys ${begin}\u2013${end - 1}`);
+
 function drawRow() {
-  document.getElementById("cursor").textContent = describeCursor();
-  const entries = rowKeys();
-  document.getElementById("row-keys").replaceChildren(...entries.map(({name, share}) => {
-    const chip = document.createElement("span"), bold = document.createElement("bdi");
-    bold.textContent = name;
-    chip.append(bold, ` ${percent(share)}`);
-    return chip;
-  }));
+  const {i, j} = state.cursor, pin = document.getElementById("pin"), all = rowEntries(state.head, i);
+  const entries = all.filter(({share}) => share >= all[0].share / 100);  // the others would be lines without a length
+  document.getElementById("cursor").textContent = describe(i, j);
+  pin.setAttribute("aria-pressed", String(state.pinned));
+  pin.textContent = state.pinned ? "Pinned" : "Pin";
+  pin.title = state.pinned ? "Let the row follow the pointer again (Esc)" : "Keep this row while the pointer moves (Enter, or a click)";
+  document.getElementById("row-keys").replaceChildren(...entries.map((entry) => rowKey(entry, entries[0].share)));
   drawArcs(entries);
   drawText(entries);
+}
+
+function rowKey(entry, most) {
+  const line = document.createElement("span"), name = document.createElement("bdi");
+  const bar = document.createElement("i"), number = document.createElement("b");
+  line.setAttribute("role", "listitem");
+  name.textContent = nameOfEntry(entry);
+  line.title = nameOfKey(entry.begin);
+  bar.className = "share";
+  bar.style.width = `${(100 * entry.share) / most}%`;
+  number.className = "percent";
+  number.style.fontWeight = "400";
+  number.textContent = percent(entry.share);
+  line.append(name, bar, number);
+  line.addEventListener("click", () => select(state.cursor.i, entry.begin));
+  return line;
 }
 
 // The words around the cursor, each shaded by the weight that the row gives it; pointing at a word goes to its row.
@@ -48,6 +68,10 @@ function drawText(entries) {
     element.style.background = strength > 4 ? `color-mix(in srgb, var(--arc) ${strength}%, transparent)` : "";
     element.classList.toggle("self", key === i);
   });
+  const own = words.elements[i - words.begin], inside = own.offsetTop - text.offsetTop - text.scrollTop;
+  if (!text.matches(":hover") && (inside < 0 || inside > text.clientHeight - own.offsetHeight)) {
+    text.scrollTop += inside - text.clientHeight / 2;
+  }
 }
 
 function fillText(i) {
@@ -55,82 +79,126 @@ function fillText(i) {
   const elements = Array.from({length: end - begin}, (_, n) => {
     const element = document.createElement("bdi");
     element.textContent = shown(keyToken(begin + n));
-    element.addEventListener("pointerenter", () => {
+    element.addEventListener("pointerenter", (event) => {
+      if (state.pinned || event.pointerType === "touch") return;
       state.cursor.i = begin + n;
       redraw();
     });
+    element.addEventListener("click", () => select(begin + n, state.cursor.j));
     return element;
   });
   words = {begin, elements};
   text.replaceChildren(...elements.flatMap((element) => [element, " "]));
 }
 
-// Arcs from the row's own word to those it attends to: over the words between them, or, where these are too many, over
-// the whole text with the names of the arcs' ends.
-function drawArcs(entries) {
-  const {context, width, height} = prepared(document.getElementById("arcs")), style = getComputedStyle(document.documentElement);
-  const self = Math.min(data.keys - 1, state.cursor.i + Math.max(0, data.keys - data.queries)), left = 26, ground = height - 46;
-  const most = Math.max(8, Math.floor((width - left) / 27)), low = Math.min(self, ...entries.map((entry) => entry.begin));
-  const high = Math.max(self + 1, ...entries.map((entry) => entry.end)), near = high - low <= most;
-  const begin = near ? Math.max(0, Math.min(Math.floor((low + high - most) / 2), data.keys - most)) : 0;
-  const end = near ? Math.min(data.keys, begin + most) : data.keys, step = (width - left - 8) / (end - begin);
-  const x = (j) => left + (j - begin) * step;
-  context.strokeStyle = style.getPropertyValue("--line");
-  context.beginPath();
-  context.moveTo(0, ground);
-  context.lineTo(width, ground);
-  context.stroke();
-  context.strokeStyle = style.getPropertyValue("--arc");
-  for (const {begin: from, end: to, share} of entries) {
-    const a = x(self + 0.5), b = x((from + to) / 2), rise = Math.min(ground - 6, 14 + Math.abs(a - b) * 0.45);
-    const part = share / entries[0].share;  // the strongest arc is full
-    context.lineWidth = 0.7 + 3 * part;
-    context.globalAlpha = 0.25 + 0.75 * part;
-    context.beginPath();
-    context.moveTo(a, ground);
-    context.quadraticCurveTo((a + b) / 2, ground - 2 * rise, b, ground);
-    context.stroke();
-  }
-  context.globalAlpha = 1;
-  const label = (place, text, colour) => {
-    context.save();
-    context.translate(place + 3, ground + 8);
-    context.rotate(-Math.PI / 4);
-    context.fillStyle = style.getPropertyValue(colour);
-    context.fillText(clipped(context, text, 58), 0, 0);
-    context.restore();
-  };
-  context.font = "11px system-ui, sans-serif";
-  context.textBaseline = "middle";
-  context.textAlign = "right";
-  const taken = [x(self + 0.5)];  // names stand apart
-  label(taken[0], shown(keyToken(self)), "--mark");
-  const others = near ? Array.from({length: end - begin}, (_, n) => ({place: x(begin + n + 0.5), text: shown(keyToken(begin + n))}))
-    : entries.map((entry) => ({place: x((entry.begin + entry.end) / 2), text: entry.end - entry.begin === 1 ? entry.name : String(entry.begin)}));
-  for (const {place, text} of others) {
-    if (taken.some((other) => Math.abs(other - place) < 13)) continue;
-    taken.push(place);
-    label(place, text, "--ink");
+// ---- Arcs ----
+
+// The places that an arc drawing of the row shows, in order: all keys where there is room, else the ends of the arcs with
+// as much around them as fits, and a gap wherever something is left out.
+function arcPlaces(entries, self, room) {
+  if (data.keys <= room) return Array.from({length: data.keys}, (_, n) => ({begin: n, end: n + 1}));
+  const ends = [...entries.map(({begin, end}) => ({begin, end})), {begin: self, end: self + 1}];
+  for (let around = 8; ; around--) {
+    const wanted = ends.flatMap(({begin, end}) => (end - begin > 1 ? [{begin, end}] : Array.from(
+      {length: 2 * around + 1}, (_, n) => ({begin: begin - around + n, end: begin - around + n + 1}))));
+    const inside = wanted.filter(({begin, end}) => begin >= 0 && end <= data.keys).sort((a, b) => a.begin - b.begin || a.end - b.end);
+    const places = [];
+    let reached = 0;
+    for (const place of inside) {
+      if (place.begin < reached) continue;
+      if (place.begin > reached) places.push({gap: true, begin: reached, end: place.begin});
+      places.push(place);
+      reached = place.end;
+    }
+    if (reached < data.keys) places.push({gap: true, begin: reached, end: data.keys});
+    if (places.length <= room || around === 0) return places;
   }
 }
 
-// Bars for a part of a profile: numbers over `size` places, of which [low, high) are seen.
-function drawProfile(canvas, numbers, size, low, high, sideways, inset) {
+// From the row's own word to those it attends to.
+function drawArcs(entries) {
+  const {context, width, height} = prepared(document.getElementById("arcs")), style = getComputedStyle(document.documentElement);
+  const self = Math.min(data.keys - 1, state.cursor.i + Math.max(0, data.keys - data.queries)), ground = height - 52, left = 30;
+  const places = arcPlaces(entries, self, Math.floor((width - left) / 26)), step = Math.min(64, (width - left - 10) / places.length);
+  const x = (key) => left + (places.findIndex(({begin, end}) => key >= begin && key < end) + 0.5) * step;
+  const colour = (name) => style.getPropertyValue(name);
+  context.strokeStyle = colour("--line");
+  context.lineWidth = 1;
+  context.beginPath();
+  context.moveTo(0, ground + 0.5);
+  context.lineTo(width, ground + 0.5);
+  context.stroke();
+  context.strokeStyle = context.fillStyle = colour("--arc");
+  const farthest = Math.max(1, ...entries.map(({begin}) => Math.abs(x(begin) - x(self))));
+  for (const {begin, share} of [...entries].reverse()) {
+    const a = x(self), b = x(begin), rise = 16 + (ground - 26) * Math.sqrt(Math.abs(a - b) / farthest);
+    const part = share / entries[0].share;  // the strongest arc is full
+    context.lineWidth = 0.8 + 3.2 * part;
+    context.globalAlpha = 0.25 + 0.75 * part;
+    context.beginPath();
+    if (a === b) {
+      context.arc(a, ground - 8, 6, 0, 2 * Math.PI);
+    } else {
+      context.moveTo(a, ground);
+      context.bezierCurveTo(a, ground - 1.3 * rise, b, ground - 1.3 * rise, b, ground);
+    }
+    context.stroke();
+  }
+  context.globalAlpha = 1;
+  drawArcNames(context, places, entries, self, ground, x, colour);
+}
+
+function drawArcNames(context, places, entries, self, ground, x, colour) {
+  const ends = new Set(entries.map(({begin}) => begin));
+  context.textBaseline = "middle";
+  for (const place of places) {
+    const {begin, gap} = place, strong = begin === self || ends.has(begin);
+    context.save();
+    context.translate(x(begin) + 3, ground + (gap ? 6 : 9));
+    context.font = `${strong && !gap ? "600 " : ""}11px system-ui, sans-serif`;
+    context.fillStyle = colour(gap ? "--soft" : begin === self ? "--mark" : strong ? "--ink" : "--soft");
+    context.textAlign = gap ? "center" : "right";
+    if (!gap) context.rotate(-Math.PI / 4);
+    context.fillText(gap ? "\u22ef" : clipped(context, nameOfEntry(place), 62), 0, 0);
+    context.restore();
+  }
+}
+
+// ---- Profiles along the sides ----
+
+// Bars for a part of a profile: numbers for `bin` places each, of which [low, high) are seen.
+function drawProfile(canvas, numbers, bin, low, high, sideways, begin, length) {
   const {context, width, height} = prepared(canvas), highest = largest(numbers);
-  context.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--mark");
+  const style = getComputedStyle(document.documentElement);
+  context.strokeStyle = style.getPropertyValue("--line");
+  context.beginPath();
+  context.moveTo(sideways ? 0.5 : begin, sideways ? begin : height - 0.5);
+  context.lineTo(sideways ? 0.5 : begin + length, sideways ? begin + length : height - 0.5);
+  context.stroke();
+  context.fillStyle = style.getPropertyValue("--mark");
   if (!(highest > 0)) return;
-  const length = (sideways ? height : width) - inset, bin = size / numbers.length;
   for (let n = Math.floor(low / bin); n < Math.min(numbers.length, Math.ceil(high / bin)); n++) {
-    const from = Math.max(0, ((n * bin - low) / (high - low)) * length), to = (((n + 1) * bin - low) / (high - low)) * length;
+    const from = Math.max(0, ((n * bin - low) / (high - low)) * length), to = Math.min(length, (((n + 1) * bin - low) / (high - low)) * length);
     const bar = (numbers[n] / highest) * ((sideways ? width : height) - 2);
     const thick = Math.max(0.6, to - from + (to - from < 3 ? 0.3 : -0.7));  // wide bars apart, narrow ones without seams
-    if (sideways) context.fillRect(0, from, bar, thick);
-    else context.fillRect(inset + from, height - bar, thick, bar);
+    if (sideways) context.fillRect(1, begin + from, bar, thick);
+    else context.fillRect(begin + from, height - 1 - bar, thick, bar);
   }
 }
 
 function drawProfiles() {
-  const view = state.view;
-  drawProfile(document.getElementById("key-profile"), headPart(arrays.received, state.head), data.keys, view.k0, view.k1, false, margins.left);
-  drawProfile(document.getElementById("row-profile"), headPart(arrays.entropy, state.head), data.queries, view.r0, view.r1, true, margins.bottom);
+  const {r0, r1, k0, k1} = state.view, {left, width, height} = sizes;
+  drawProfile(document.getElementById("key-profile"), profileOf("received", state.head), data.keyBin, k0, k1, false, left, width);
+  drawProfile(document.getElementById("row-profile"), profileOf("entropy", state.head), data.rowBin, r0, r1, true, 0, height);
+}
+
+// What a place of a profile stands for, in words.
+function describeProfile(name, at) {
+  const numbers = profileOf(name, state.head), bin = name === "received" ? data.keyBin : data.rowBin;
+  const size = name === "received" ? data.keys : data.queries, begin = Math.floor(at / bin) * bin;
+  const end = Math.min(begin + bin, size), number = numbers[Math.floor(at / bin)];
+  const whose = end - begin === 1 ? (name === "received" ? nameOfKey : nameOfQuery)(begin)
+    : `${name === "received" ? "keys" : "queries"} ${begin}\u2013${end - 1}, on average`;
+  return name === "received" ? `${whose}: receives ${number.toPrecision(3)} of the ${data.queries} rows' weight`
+    : `${whose}: entropy ${number.toPrecision(3)}; ${Math.log(data.keys).toPrecision(3)} would be all keys alike`;
 }

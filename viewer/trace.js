@@ -6,6 +6,8 @@ for (const step of data.steps) step.numbers = step.numbers.map(Number);  // "-In
 // What is given stands together on the first screen; then one screen for each step.
 const given = data.steps.filter((step) => step.kind === "given");
 const screens = [null, ...data.steps.filter((step) => step.kind !== "given")];
+// A step's number, as the text that print() shows has it; of what is given, "1, 2, 4".
+const numberOf = (step) => (step ? [step] : given).map((one) => data.steps.indexOf(one) + 1).join(", ");
 const items = Math.max(...data.steps.map((step) => step.items));
 const heads = Math.max(...data.steps.map((step) => step.heads));
 
@@ -25,7 +27,8 @@ function readLink() {
 
 function rememberLink() {
   const {screen: step, item, head, theme} = state;
-  history.replaceState(null, "", "#" + new URLSearchParams({step, item, head, theme}).toString());
+  const link = "#" + new URLSearchParams({step, item, head, theme}).toString();
+  if (location.protocol !== "about:") history.replaceState(null, "", link);  // inside a notebook the page has no address
 }
 
 // ---- Numbers and labels ----
@@ -182,7 +185,7 @@ function showScreen() {
   operands = [];
   result = null;
   state.cell = null;
-  set("step-name", step ? `${state.screen}. ${step.name}` : "What is given");
+  set("step-name", step ? `${numberOf(step)}. ${step.name}` : "What is given");
   set("formula", step ? step.formula : "");
   set("why", step ? step.why : "The numbers that everything below is computed from.");
   set("cell", "");
@@ -244,7 +247,7 @@ function moveTo(screen) {
 
 function makeSteps() {
   document.getElementById("steps").append(...screens.map((step, n) => {
-    const button = element("button", {type: "button"}, element("span", {className: "number", textContent: n || ""}),
+    const button = element("button", {type: "button"}, element("span", {className: "number", textContent: numberOf(step)}),
       element("span", {textContent: step ? step.name : "what is given"}),
       element("span", {className: "shape", textContent: step ? step.shape : ""}));
     button.dataset.screen = n;

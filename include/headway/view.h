@@ -61,8 +61,9 @@ class LiveView {
   // Where the page is, for a server that listens at `own_host`, "127.0.0.1:8000": its path is random.
   std::string address(std::string_view own_host) const;
 
-  // The answer to GET `target` with the header Host: `host`. Another host's name (a page elsewhere that reaches this
-  // machine by a name of its own), another path, or a part that is not there is refused. Safe from several threads.
+  // The answer to GET `target` with the header Host: `host`, which is own_host or this machine through any port
+  // (localhost, 127.0.0.1). Another host's name (a page elsewhere that reaches this machine by a name of its own),
+  // another path, or a part that is not there is refused, in words. Safe from several threads.
   ViewAnswer answer(std::string_view target, std::string_view host, std::string_view own_host) const;
 
  private:

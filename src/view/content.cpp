@@ -14,9 +14,12 @@
 namespace headway::view {
 namespace {
 
-// Bytes before packing. A page has either the matrix or the rest.
-constexpr std::int64_t matrix_bytes = 3'400'000, map_bytes = 3'200'000, top_bytes = 1'500'000;
+// Bytes of numbers that a page of 5 MB has room for, even if packing does not shrink them and base64 adds a third. What
+// is text in the page, three quarters of its size, is taken from them.
+constexpr std::int64_t number_bytes = 3'600'000, head_text_bytes = 190, most_token_bytes = 1'600'000;
+constexpr std::int64_t most_heads = 16'384;                 // of which each still gets a map of a few cells
 constexpr std::int64_t most_cells = 512, most_bins = 1024;  // along a map, of a profile
+constexpr std::int64_t cell_bytes = 4, bin_bytes = 2, top_entry_bytes = 8;
 
 void check_names(const char* operation, const char* what, const std::vector<std::string>& names, std::int64_t count) {
   if (!names.empty() && static_cast<std::int64_t>(names.size()) != count) {
@@ -36,10 +39,9 @@ void append(std::vector<std::int32_t>& integers, const Tensor& tensor) {
   copy(tensor.view(), TensorView(integers.data() + begin, tensor.sizes()));
 }
 
-// A profile [heads, size] in at most most_bins bins: the mean of each.
-void append_binned(std::vector<float>& bins, const Tensor& tensor) {
+// A profile [heads, size] in bins of `width` places: the mean of each.
+void append_binned(std::vector<float>& bins, const Tensor& tensor, std::int64_t width) {
   const std::int64_t heads = tensor.size(0) * tensor.size(1), size = tensor.size(2);
-  const std::int64_t width = std::max<std::int64_t>(ceil_div(size, most_bins), 1);
   for (std::int64_t head = 0; head < heads; ++head) {
     for (std::int64_t begin = 0; begin < size; begin += width) {
       const std::int64_t end = std::min(begin + width, size);
@@ -54,26 +56,42 @@ void append_binned(std::vector<float>& bins, const Tensor& tensor) {
 
 // What to ask of the analysis so that all heads fit.
 struct Room {
-  bool matrix;  // whole
+  bool matrix;                            // whole; the page finds the profiles in it
+  std::int64_t row_bin = 1, key_bin = 1;  // places of a profile that share a bin
   AnalysisRequest request;
 };
 
-Room room_for(std::int64_t heads, std::int64_t queries, std::int64_t keys) {
+std::int64_t text_bytes(const ViewRequest& request) {
+  std::int64_t bytes = 0;
+  for (const auto* tokens : {&request.key_tokens, &request.query_tokens}) {
+    for (const std::string& token : *tokens) {
+      bytes += static_cast<std::int64_t>(token.size()) + 3;
+    }
+  }
+  return std::min(bytes, most_token_bytes);  // longer texts make a larger page
+}
+
+Room room_for(std::int64_t heads, std::int64_t queries, std::int64_t keys, std::int64_t token_bytes) {
+  std::int64_t bytes = number_bytes - (heads * head_text_bytes + token_bytes) * 3 / 4;
   const double weights = static_cast<double>(heads) * static_cast<double>(queries) * static_cast<double>(keys);
-  Room room{.matrix = weights * 4 <= static_cast<double>(matrix_bytes), .request = {}};
+  Room room{.matrix = weights * 4 <= static_cast<double>(bytes), .request = {}};
   AnalysisRequest& request = room.request;
   if (room.matrix) {
     request.top = request.cells = 0;
     return room;
   }
-  while (request.top > 0 && heads * queries * request.top * 8 > top_bytes) {
+  const std::int64_t bins = std::clamp<std::int64_t>(bytes / 8 / (2 * bin_bytes * heads), 1, most_bins);
+  room.row_bin = ceil_div(queries, bins);
+  room.key_bin = ceil_div(keys, bins);
+  bytes -= (ceil_div(queries, room.row_bin) + ceil_div(keys, room.key_bin)) * heads * bin_bytes;
+  while (request.top > 0 && heads * queries * request.top * top_entry_bytes > bytes * 2 / 5) {
     request.top /= 2;
   }
-  const auto cells =
-      static_cast<std::int64_t>(std::sqrt(static_cast<double>(map_bytes) / (4.0 * static_cast<double>(heads))));
-  request.cells = std::clamp<std::int64_t>(cells, 8, most_cells);
+  bytes -= heads * queries * request.top * top_entry_bytes;
+  const double cells = std::sqrt(static_cast<double>(bytes) / static_cast<double>(cell_bytes * heads));
+  request.cells = std::clamp<std::int64_t>(static_cast<std::int64_t>(cells), 1, most_cells);
   const std::int64_t longest = std::max(queries, keys);
-  if (longest <= most_cells && weights * 2 <= static_cast<double>(map_bytes)) {
+  if (longest <= most_cells && weights * 2 <= static_cast<double>(bytes)) {
     request.cells = longest;  // single weights in three digits, for which mean and largest are one
   }
   return room;
@@ -153,6 +171,10 @@ std::vector<Problem> problems_of(const char* operation, std::span<const ViewLaye
     throw InvalidArgument(text(operation, ": there is nothing to show in ", heads, " heads of ", queries,
                                " queries and ", keys, " keys"));
   }
+  if (heads > most_heads) {
+    throw InvalidArgument(text(operation, ": there are ", heads, " heads, expected at most ", most_heads,
+                               " in one page: show some of the layers or items"));
+  }
   check_names(operation, "key_tokens", request.key_tokens, keys);
   check_names(operation, "query_tokens", request.query_tokens, queries);
   check_names(operation, "head_names", request.head_names, heads);
@@ -162,13 +184,15 @@ std::vector<Problem> problems_of(const char* operation, std::span<const ViewLaye
 Analyzed analyzed(std::span<const ViewLayer> layers, std::span<const Problem> problems, const ViewRequest& request,
                   FineMap& fine) {
   const std::int64_t heads = heads_in(problems), queries = problems[0].query_len, keys = problems[0].key_len;
-  const Room room = room_for(heads, queries, keys);
+  const Room room = room_for(heads, queries, keys, text_bytes(request));
   Analyzed result{.content = {.title = request.title,
                               .options = options_text(problems),
                               .queries = queries,
                               .keys = keys,
                               .key_tokens = request.key_tokens,
                               .layers = static_cast<std::int64_t>(layers.size()),
+                              .row_bin = room.row_bin,
+                              .key_bin = room.key_bin,
                               .top = room.request.top},
                   .lse = {}};
   Content& content = result.content;
@@ -182,8 +206,10 @@ Analyzed analyzed(std::span<const ViewLayer> layers, std::span<const Problem> pr
     const CellTaker taker = fine.empty() ? CellTaker{} : fine.taker(static_cast<std::int64_t>(content.heads.size()));
     Analysis found = analyze(problem, room.request, taker);
     append_heads(content, problems, n, found, request.head_names);
-    append_binned(content.entropy, found.entropy);
-    append_binned(content.received, found.received);
+    if (!room.matrix) {
+      append_binned(content.entropy, found.entropy, room.row_bin);
+      append_binned(content.received, found.received, room.key_bin);
+    }
     append(content.top_keys, found.top_keys);
     append(content.top_weights, found.top_weights);
     content.row_cell = found.row_cell;

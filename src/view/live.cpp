@@ -59,6 +59,23 @@ void append(std::string& body, const std::vector<T>& numbers) {
   body.append(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(T));
 }
 
+// Whether a request names this machine, through whatever port: that of a tunnel is another one. A page elsewhere that
+// reaches this machine by a name of its own is not among them.
+bool names_this_machine(std::string_view host, std::string_view own_host) {
+  if (host == own_host) {
+    return true;
+  }
+  const std::size_t colon = host.ends_with(']') ? host.npos : host.rfind(':');  // [::1] is a name without a port
+  const std::string_view name = host.substr(0, colon);
+  return name == "localhost" || name == "127.0.0.1" || name == "[::1]";
+}
+
+ViewAnswer refusal(int status, const char* reason) {
+  return {.status = status,
+          .headers = {{"Content-Type", "text/plain; charset=utf-8"}},
+          .body = text("headway: ", reason, "\n")};
+}
+
 std::vector<float> floats_of(const Tensor& tensor) {
   std::vector<float> floats(static_cast<std::size_t>(tensor.elements()));
   copy(tensor.view(), TensorView(floats.data(), tensor.sizes()));
@@ -142,7 +159,7 @@ struct LiveView::State {
       return begin && end && *begin >= 0 && *begin < *end && *end <= size;
     };
     if (!place || !inside(r0, r1, problems[0].query_len) || !inside(k0, k1, problems[0].key_len)) {
-      return {.status = 400};
+      return refusal(400, "there is no such part of a head");
     }
     const view::Tile tile = tile_of(*head, *place, {*r0, *r1, *k0, *k1});
     ViewAnswer answer;
@@ -161,7 +178,7 @@ struct LiveView::State {
     const auto head = number_in(query, "head"), i = number_in(query, "i");
     const auto place = head ? place_of(*head) : std::nullopt;
     if (!place || !i || *i < 0 || *i >= problems[0].query_len) {
-      return {.status = 400};
+      return refusal(400, "there is no such row of a head");
     }
     const std::int64_t keys = problems[0].key_len;
     const std::vector<float> weights = floats_of(computed(*place, {*i, *i + 1, 0, keys}, 1, 1).max);
@@ -185,11 +202,11 @@ struct LiveView::State {
   }
 
   ViewAnswer answer(std::string_view target, std::string_view host, std::string_view own_host) const {
-    if (host != own_host) {
-      return {.status = 403};
+    if (!names_this_machine(host, own_host)) {
+      return refusal(403, "this page is for this machine alone, under its own name: localhost");
     }
     if (!target.starts_with(path)) {
-      return {.status = 404};
+      return refusal(404, "the address is not complete: it is the one that was printed, to its end");
     }
     const std::string_view rest = target.substr(path.size());
     const std::string_view name = rest.substr(0, rest.find('?'));
@@ -197,7 +214,9 @@ struct LiveView::State {
     if (name.empty()) {
       return {.headers = {{"Content-Type", "text/html; charset=utf-8"}}, .body = page};
     }
-    return name == "tile" ? answer_tile(query) : name == "row" ? answer_row(query) : ViewAnswer{.status = 404};
+    return name == "tile"  ? answer_tile(query)
+           : name == "row" ? answer_row(query)
+                           : refusal(404, "there is nothing of this name");
   }
 
   std::vector<ViewLayer> layers;

@@ -20,10 +20,11 @@ struct Content {
   std::vector<std::string> key_tokens = {}, query_tokens = {};
   std::int64_t layers = 1;
   std::vector<Head> heads = {};
+  std::int64_t row_bin = 1, key_bin = 1;  // places that a number of a profile is the mean of
   std::int64_t row_cell = 1, key_cell = 1, map_rows = 0, map_keys = 0;
   std::int64_t top = 0;
   std::vector<float> map_mean = {}, map_max = {};  // in three digits; no maxima where a cell is one weight
-  std::vector<float> entropy = {}, received = {};  // profiles, in three digits
+  std::vector<float> entropy = {}, received = {};  // profiles, in three digits; none beside `weights`
   std::vector<std::int32_t> top_keys = {};
   std::vector<float> top_weights = {}, weights = {};  // as they are
 };
