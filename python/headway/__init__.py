@@ -10,13 +10,19 @@ view, plot_heads, plot_row            the same to look at: a page, and figures f
 multi_head_attention, self_attention, compute_qkv, MultiHeadAttention
                                       the functions and the layer of the tutorials, in NumPy
 convert                               weights from torch, Keras and Flax in that layer, and back
-headway.jax, headway.flax             the same inside JAX programs, and drop-ins; imported when asked for
+headway.torch                         PyTorch: attention with gradients, drop-ins, Hugging Face, record
+headway.jax, headway.flax             the same inside JAX programs, and drop-ins for Flax
+headway.keras                         a layer for Keras 3
+                                      (these four are imported when they are first used)
 
 >>> import numpy as np, headway
 >>> x = np.random.default_rng(0).standard_normal((2, 8, 128, 64), dtype=np.float32)
 >>> headway.attention(x, x, x, causal=True).shape
 (2, 8, 128, 64)
 """
+
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from headway import convert
 from headway._headway import (
@@ -32,6 +38,7 @@ from headway._headway import (
     mean_weights,
     weights_in,
 )
+from headway._page import Page
 from headway._plots import plot_heads, plot_row
 from headway._results import Analysis, Gradients
 from headway._server import ViewServer
@@ -41,10 +48,21 @@ from headway._view import view
 from headway.functions import compute_qkv, multi_head_attention, self_attention
 from headway.layer import MultiHeadAttention
 
+if _TYPE_CHECKING:
+    from types import ModuleType
+
+    from headway import flax as flax
+    from headway import jax as jax
+    from headway import keras as keras
+    from headway import torch as torch
+
+_FRAMEWORKS = ("flax", "jax", "keras", "torch")
+
 __all__ = [
     "Analysis",
     "Gradients",
     "MultiHeadAttention",
+    "Page",
     "Plan",
     "Trace",
     "TraceStep",
@@ -71,3 +89,14 @@ __all__ = [
     "view",
     "weights_in",
 ]
+
+
+def __getattr__(name: str) -> "ModuleType":
+    """headway.torch, headway.jax, headway.flax and headway.keras, imported when they are first used."""
+    if name in _FRAMEWORKS:
+        return _importlib.import_module(f"headway.{name}")
+    raise AttributeError(f"module 'headway' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FRAMEWORKS})

@@ -11,6 +11,7 @@ import numpy as np
 
 from headway import _headway
 from headway._results import Analysis
+from headway.convert import to_numpy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -75,6 +76,8 @@ def plot_heads(
         for spine in ax.spines.values():
             spine.set_color("#c8ccd0")
         ax.set_title(title or _title(layers, layer, n, head), fontsize=8 if columns <= 8 else 6)
+    if pyplot.get_backend().endswith("inline"):  # a notebook shows what a cell returns, and every open figure too
+        pyplot.close(figure)
     return figure
 
 
@@ -115,29 +118,28 @@ def plot_row(
     for name, given, limit in zip(("item", "head"), leading, part.shape):
         if not 0 <= given < limit:
             raise ValueError(f"plot_row: {name} is {given}, expected 0 to {int(limit) - 1}")
-    weights = _numpy(part[leading])[0]
-    if ax is None:
-        ax = pyplot.subplots(figsize=(8, 2.6), layout="constrained")[1]
+    weights = to_numpy(part[leading])[0]
+    axes: Any = ax if ax is not None else pyplot.subplots(figsize=(8, 2.6), layout="constrained")[1]
     shown = np.arange(len(weights))
     if tokens is not None and len(weights) > _MOST_BARS:
         shown = np.sort(np.argsort(-weights, kind="stable")[:_MOST_BARS])
     if tokens is None:
-        ax.fill_between(
+        axes.fill_between(
             begin + np.append(shown, len(weights)), np.append(weights, weights[-1:]), step="post", color=_COLOUR
         )
-        ax.set_xlim(begin, end)
-        ax.set_xlabel("key")
+        axes.set_xlim(begin, end)
+        axes.set_xlabel("key")
     else:
-        ax.bar(np.arange(len(shown)), weights[shown], color=_COLOUR, width=0.85)
-        ax.set_xticks(np.arange(len(shown)), [_label(tokens[begin + int(n)]) for n in shown], rotation=60, ha="right")
-        ax.set_xlim(-0.6, len(shown) - 0.4)
-    ax.set_ylim(bottom=0)
-    ax.set_ylabel("weight")
+        axes.bar(np.arange(len(shown)), weights[shown], color=_COLOUR, width=0.85)
+        axes.set_xticks(np.arange(len(shown)), [_label(tokens[begin + int(n)]) for n in shown], rotation=60, ha="right")
+        axes.set_xlim(-0.6, len(shown) - 0.4)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("weight")
     for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
+        axes.spines[side].set_visible(False)
     whose = f"row {row}" if tokens is None or queries != size else f"row {row}, {_label(tokens[row])!r}"
-    ax.set_title(whose if not leading else f"{whose}, head {head}" if len(leading) == 2 else f"{whose}, item {item}")
-    return ax
+    axes.set_title(whose if not leading else f"{whose}, head {head}" if len(leading) == 2 else f"{whose}, item {item}")
+    return axes
 
 
 def _matplotlib(function: str) -> tuple[Any, Any]:
@@ -148,16 +150,9 @@ def _matplotlib(function: str) -> tuple[Any, Any]:
     return pyplot, colors
 
 
-def _numpy(array: Any) -> Any:
-    """Of any library, on any device."""
-    if hasattr(array, "detach"):
-        array = array.detach().cpu()
-    return np.asarray(array)
-
-
 def _heads_of(array: Any, own_axes: int) -> list[Any]:
     """(.., R, C) -> one (R, C) for each head."""
-    numbers = _numpy(array)
+    numbers = to_numpy(array)
     leading = numbers.ndim - own_axes
     return list(numbers.reshape(math.prod(numbers.shape[:leading]), *numbers.shape[leading:]))
 

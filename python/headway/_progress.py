@@ -1,24 +1,78 @@
-"""The line on the terminal that shows how far a long call is."""
+"""How far a long call is: tqdm's bar, in notebooks too, or without tqdm a line on the terminal."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import math
 import sys
 import time
-from typing import TextIO
+from contextlib import suppress
+from typing import Any, Protocol, TextIO
 
 _QUIET_TIME = 0.3  # seconds: what is over sooner shows nothing
 _WIDTH = 30
 
 
-def bar_for(wanted: bool | None) -> Bar | None:
-    """A bar where one is wanted: None means on a terminal only."""
+class Progress(Protocol):
+    """Called with the share that is done, closed in the end."""
+
+    def __call__(self, share: float) -> None: ...
+    def close(self) -> None: ...
+
+
+def bar_for(wanted: bool | None) -> Progress | None:
+    """A bar where one is wanted: None means on a terminal and in a notebook."""
     if wanted is not None and not isinstance(wanted, bool):
         raise TypeError(f"progress is {wanted!r}, expected True, False or None")
     stream: TextIO | None = sys.stderr
-    if stream is None or wanted is False or (wanted is None and not stream.isatty()):
+    if stream is None or wanted is False or (wanted is None and not (stream.isatty() or _in_notebook())):
         return None
-    return Bar(stream)
+    return _tqdm(stream) or Bar(stream)
+
+
+def _in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this: its output can draw over itself, though it is no terminal."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
+def _tqdm(stream: TextIO) -> Progress | None:
+    """tqdm's bar, where it is installed; in a notebook its widget, where that can be drawn."""
+    names = ["tqdm.std"]
+    if _in_notebook() and importlib.util.find_spec("ipywidgets") is not None:
+        names.insert(0, "tqdm.notebook")
+    for name in names:
+        with suppress(ImportError):
+            return _TqdmBar(importlib.import_module(name).tqdm, stream)
+    return None
+
+
+class _TqdmBar:
+    """A bar of tqdm's, which appears only when the call takes a while."""
+
+    def __init__(self, kind: Any, stream: TextIO) -> None:
+        self._kind, self._stream = kind, stream
+        self._start = time.monotonic()
+        self._bar: Any = None
+
+    def __call__(self, share: float) -> None:
+        elapsed = time.monotonic() - self._start
+        if self._bar is None:
+            if elapsed < _QUIET_TIME or share <= 0:
+                return
+            self._bar = self._kind(
+                total=100, desc="headway", file=self._stream, leave=False,
+                bar_format="{desc} {percentage:3.0f} %|{bar}| {elapsed}<{remaining}",
+            )  # fmt: skip
+            self._bar.start_t -= elapsed
+        self._bar.update(min(100.0, 100 * share) - self._bar.n)
+
+    def close(self) -> None:
+        """Takes the bar away."""
+        if self._bar is not None:
+            self._bar.close()
 
 
 class Bar:

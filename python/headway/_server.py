@@ -8,17 +8,20 @@ import threading
 import weakref
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from headway._headway import LiveView
+from headway.functions import whole_number
+
+_serving: set[ViewServer] = set()  # servers that nobody keeps, headway.view(..., serve=True).url, serve all the same
 
 
 class ViewServer:
-    """The page that headway.view(..., serve=True) shows, until close(), the end of a with block, or its own end.
+    """The page that headway.view(..., serve=True) shows, until close(), the end of a with block, or of the program.
 
     Only this machine reaches it: it listens on the loopback address. The address has a random part, and whoever does
     not know it gets nothing; neither does a request in the name of another host, or for anything but the page and its
-    parts.
+    parts. From another machine, ssh -L 8000:localhost:8000 and port=8000 bring the page to http://localhost:8000/...
 
     >>> import numpy as np, headway
     >>> x = np.eye(4)
@@ -27,17 +30,22 @@ class ViewServer:
     True
     """
 
-    def __init__(self, view: LiveView) -> None:
-        self._server = _Server(view)
+    def __init__(self, view: LiveView, port: int = 0) -> None:
+        self._server = _Server(view, whole_number("view", "port", port))
         self.url: str = view.address(self._server.own_host)
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="headway.view", daemon=True
         )
         self._thread.start()
         self._end = weakref.finalize(self, _end, self._server, self._thread)
+        _serving.add(self)
 
     def close(self) -> None:
-        """Ends serving: waits for answers that are being computed, and closes every connection. Safe to call twice."""
+        """Ends serving: waits for answers that are being computed, and closes every connection. Safe to call twice.
+
+        Pages that are open stay, and say so when they need more.
+        """
+        _serving.discard(self)
         self._end()
 
     def wait(self) -> None:
@@ -82,8 +90,11 @@ def _end(server: _Server, thread: threading.Thread) -> None:
 
 
 class _Server(ThreadingHTTPServer):
-    def __init__(self, view: LiveView) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, view: LiveView, port: int) -> None:
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise OSError(f"view: cannot listen on port {port}: {error}") from None
         self.view = view
         self.open: dict[socket.socket, threading.Thread] = {}
         self.own_host = f"127.0.0.1:{self.server_address[1]}"
@@ -107,11 +118,11 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "headway", ""
     timeout = 60
-    server: _Server
 
     def do_GET(self) -> None:
         """The answer is the compiled part's."""
-        status, headers, body = self.server.view.answer(self.path, self.headers.get("Host", ""), self.server.own_host)
+        server = cast(_Server, self.server)
+        status, headers, body = server.view.answer(self.path, self.headers.get("Host", ""), server.own_host)
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)

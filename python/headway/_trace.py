@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headway import _headway
+from headway._errors import named
+from headway._page import Page, in_frame
 from headway.functions import same_type
 from headway.layer import MultiHeadAttention
 
@@ -187,68 +188,21 @@ class Trace:
     def __repr__(self) -> str:
         return f"<Trace: {len(self)} steps, result {self.result.shape}>"
 
-    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
-        """Writes a page to step through: one HTML file that needs nothing else.
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> Page:
+        """Writes a page to step through, one HTML file that needs nothing else, and returns its path.
 
         A file that exists is an error, unless overwrite says to replace it.
         """
-        self._data.save(os.fsencode(path), overwrite)
+        with named("Trace.save"):
+            self._data.save(os.fsencode(path), overwrite)
+        return Page(os.fsdecode(path))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: every step with its numbers as tables."""
-        parts = [f"<p><b>{escape(self._data.title)}</b> {escape(self._data.options)}</p>"]
-        for number, step in enumerate(self.steps, 1):
-            shape = escape(str(step.numbers.shape))
-            parts.append(
-                f"<p><b>{number}. {escape(step.name)}</b> {shape} <code>{escape(step.formula)}</code><br>"
-                f"{escape(step.why)}</p>"
-            )
-            if step.numbers.size:
-                parts.append(f'<div style="overflow-x:auto">{"".join(self._tables(step))}</div>')
-        return "\n".join(parts)
-
-    def _tables(self, step: TraceStep) -> Iterator[str]:
-        """A table for each batch item and head, the first eight of them."""
-        leading = [axis for axis in step.axes if axis in ("batch", "head")]
-        outer, inner = step.numbers.shape[: len(leading)], step.numbers.shape[len(leading) :]
-        names = step.axes[len(leading) :]
-        if len(names) == 1:  # a list: one number a row, or, for a projection's bias, a column
-            names, inner = ((*names, ""), (*inner, 1)) if names != ("out",) else (("", *names), (1, *inner))
-        rows, columns = names
-        matrices = step.numbers.reshape(*outer, *inner)
-        largest = float(np.max(np.abs(step.numbers), where=np.isfinite(step.numbers), initial=0.0))
-        for at in list(np.ndindex(outer))[:8]:
-            caption = ", ".join(f"{axis} {n}" for axis, n in zip(leading, at))
-            yield self._table(matrices[at], rows, columns, caption, largest)
-
-    def _table(self, matrix: Any, rows: str, columns: str, caption: str, largest: float) -> str:
-        head = "".join(f"<th>{escape(self._label(columns, j))}</th>" for j in range(matrix.shape[1]))
-        body = "".join(
-            f"<tr><th>{escape(self._label(rows, i))}</th>" + "".join(_cell(x, largest) for x in row) + "</tr>"
-            for i, row in enumerate(matrix.tolist())
-        )
-        return (
-            f'<table style="display:inline-table;margin-right:1.5em"><caption>{escape(caption)}</caption>'
-            f"<tr><th></th>{head}</tr>{body}</table>"
-        )
-
-    def _label(self, axis: str, n: int) -> str:
-        tokens = self._data.query_tokens if axis == "query" else self._data.key_tokens
-        if axis in ("query", "key", "token"):
-            return tokens[n] if tokens else f"{axis[0]}{n}"
-        return str(n) if axis else ""
+        """What a notebook shows: the page."""
+        return in_frame(self._data.page())
 
 
 def _step(parts: tuple[Any, ...]) -> TraceStep:
     name, symbol, formula, why, kind, axes, shape, numbers, sources, text = parts
     array = np.frombuffer(numbers, np.float64).reshape(shape)
     return TraceStep(name, symbol, formula, why, kind, tuple(axes), array, tuple(sources), text.rstrip("\n"))
-
-
-def _cell(number: float, largest: float) -> str:
-    """Blue above 0 and orange below, as on the page."""
-    if not np.isfinite(number):
-        return f'<td style="opacity:0.5">{number}</td>'
-    share = 0.5 * abs(number) / largest if largest else 0.0
-    colour = "31,111,235" if number > 0 else "217,72,15"
-    return f'<td style="background:rgba({colour},{share:.2f})">{number:.4g}</td>'

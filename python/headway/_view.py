@@ -3,76 +3,92 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from headway import _headway
+from headway._errors import named
+from headway._page import Page, in_frame, is_page
 from headway._server import ViewServer
+from headway._weights import layers_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from headway._headway import Options
 
+_DEFAULT_PATH = "attention.html"
+
 
 @overload
 def view(
-    query: Any,
-    key: Any,
+    query: Any = None,
+    key: Any = None,
     *,
+    weights: Any = None,
     tokens: Iterable[str] | None = None,
     query_tokens: Iterable[str] | None = None,
     head_names: Iterable[str] | None = None,
     title: str = "Attention",
-    path: str | os.PathLike[str] = "attention.html",
+    path: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     serve: Literal[False] = False,
+    port: int = 0,
     progress: bool | None = None,
     **options: Unpack[Options],
-) -> Path: ...
+) -> Page: ...
 @overload
 def view(
-    query: Any,
-    key: Any,
+    query: Any = None,
+    key: Any = None,
     *,
+    weights: Any = None,
     tokens: Iterable[str] | None = None,
     query_tokens: Iterable[str] | None = None,
     head_names: Iterable[str] | None = None,
     title: str = "Attention",
-    path: str | os.PathLike[str] = "attention.html",
+    path: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     serve: Literal[True],
+    port: int = 0,
     progress: bool | None = None,
     **options: Unpack[Options],
 ) -> ViewServer: ...
 def view(
-    query: Any,
-    key: Any,
+    query: Any = None,
+    key: Any = None,
     *,
+    weights: Any = None,
     tokens: Iterable[str] | None = None,
     query_tokens: Iterable[str] | None = None,
     head_names: Iterable[str] | None = None,
     title: str = "Attention",
-    path: str | os.PathLike[str] = "attention.html",
+    path: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     serve: bool = False,
+    port: int = 0,
     progress: bool | None = None,
     **options: Unpack[Options],
-) -> Path | ViewServer:
+) -> Page | ViewServer:
     """Writes a page that shows attention, in one HTML file that needs nothing else, and returns its path.
 
-    query (B, H, Sq, D), key (B, Hkv, Sk, D), or fewer axes; options as for attention. tokens has one text for each key,
-    and for each query where there are as many; query_tokens are for other queries. Whatever a token holds is shown,
-    never run. A small matrix is in the file whole; a large one as means and maxima of cells, so that the file stays
-    below 5 MB. An existing file is an error unless overwrite is True.
+    query (B, H, Sq, D), key (B, Hkv, Sk, D), or fewer axes; options as for attention. Or, in their place, weights that
+    are already there: (B, H, Sq, Sk) or fewer axes, or a list of them, one for each layer of a model. tokens has one
+    text for each key, and for each query where there are as many; query_tokens are for other queries. Whatever a token
+    holds is shown, never run. A small matrix is in the file whole; a large one as means and maxima of cells, so that
+    the file stays below 5 MB.
+
+    What returns is a path, which a notebook shows as the page itself. An existing file is an error unless overwrite is
+    True; where no path is given, attention.html is written, in place of an earlier page of that name.
 
     With serve=True nothing is written: the page comes from this machine, with every zoom level of every head computed
     when it is looked at, at any length. What returns has url, close() and, for scripts, wait(), which ends with Ctrl-C;
-    query and key must stay as they are meanwhile. Arrays on a CUDA device stay there, and the page's parts are computed
-    there.
+    query and key must stay as they are meanwhile. port is the one to listen on, any free one where it is 0. Arrays on a
+    CUDA device stay there, and the page's parts are computed there.
 
-    progress shows how far a long analysis is: None means on a terminal only. Ctrl-C leaves no file behind.
+    progress shows how far a long analysis is: None means on a terminal and in a notebook. Ctrl-C leaves no file behind.
 
     >>> import numpy as np, headway, tempfile
     >>> x = np.random.default_rng(0).standard_normal((2, 5, 8))
@@ -81,10 +97,22 @@ def view(
     ...     page.name, page.stat().st_size > 10_000
     ('cat.html', True)
     """
-    layer = _headway.view_layer(query, key, **options)
-    lengths = [int(array.shape[-2]) if len(array.shape) > 1 else 0 for array in (query, key)]
-    texts = Texts(title, tokens, query_tokens, head_names, *lengths)
-    return show([layer], texts, path, overwrite, serve, progress)
+    if weights is not None:
+        if query is not None or key is not None or options:
+            raise ValueError("view: weights is given, and so is what weights come from: expected one of the two")
+        layers, queries, keys = layers_of(weights)
+    else:
+        for name, array in (("query", query), ("key", key)):
+            if array is None:
+                raise TypeError(f"view: {name} is missing: expected query and key, or weights=")
+        with named("view"):
+            layers = [_headway.view_layer(query, key, **options)]
+        heads_third = options.get("layout") == "bshd" and len(query.shape) == 4
+        queries, keys = (
+            int(array.shape[-3 if heads_third else -2]) if len(array.shape) > 1 else 0 for array in (query, key)
+        )
+    texts = Texts(title, tokens, query_tokens, head_names, queries, keys)
+    return show(layers, texts, path, overwrite, serve, port, progress)
 
 
 class Texts:
@@ -104,6 +132,10 @@ class Texts:
         self.queries = _texts("query_tokens", query_tokens, queries)
         self.heads = _texts("head_names", head_names, None)
 
+    def all(self) -> tuple[str, list[str], list[str], list[str]]:
+        """In the compiled part's order."""
+        return self.title, self.keys, self.queries, self.heads
+
 
 def _texts(name: str, given: Iterable[str] | None, count: int | None) -> list[str]:
     if given is None:
@@ -121,15 +153,26 @@ def _texts(name: str, given: Iterable[str] | None, count: int | None) -> list[st
 def show(
     layers: Sequence[_headway.ViewLayer],
     texts: Texts,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None,
     overwrite: bool,
     serve: bool,
+    port: int,
     progress: bool | None,
-) -> Path | ViewServer:
+) -> Page | ViewServer:
     """The page of some layers: a file, or a server."""
-    words = (texts.title, texts.keys, texts.queries, texts.heads)
-    if serve:
-        return ViewServer(_headway.LiveView(list(layers), *words, progress))
-    target = Path(os.fsdecode(path))
-    _headway.write_view(list(layers), os.fsencode(target), *words, bool(overwrite), progress)
-    return target
+    with named("view"):
+        if serve:
+            return ViewServer(_headway.LiveView(list(layers), *texts.all(), progress), port)
+        target = Page(os.fsdecode(_DEFAULT_PATH if path is None else path))
+        replace = bool(overwrite) or (path is None and is_page(target))
+        _headway.write_view(list(layers), os.fsencode(target), *texts.all(), replace, progress)
+        return target
+
+
+def page_in_frame(layers: Sequence[_headway.ViewLayer], texts: Texts) -> str:
+    """The page of some layers as a notebook shows it; no file is left."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "page.html")
+        with named("view"):
+            _headway.write_view(list(layers), os.fsencode(path), *texts.all(), False, None)
+        return in_frame(path.read_text("utf-8"))

@@ -34,9 +34,15 @@ def open_page(browser):
     contexts, errors = [], []
 
     def opened(address, **how):
-        contexts.append(browser.new_context(viewport={"width": 1200, "height": 900}, **how))
+        contexts.append(browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **how}))
         page = contexts[-1].new_page()
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        # A request that fails is told by the page itself.
+        page.on(
+            "console",
+            lambda message: (
+                errors.append(message.text) if message.type == "error" and "net::ERR_" not in message.text else None
+            ),
+        )
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(str(address))
         page.wait_for_selector("html[data-ready]", timeout=20_000)
@@ -127,12 +133,13 @@ def test_zooming_to_a_cell_shows_the_exact_weight(open_page, sentence):
     page, expected = open_page(sentence[0]), sentence[1]
     page.click("#overview button >> nth=2")
     assert page.inner_text("#head-name") == "head 2"
-    for i, j in [(9, 1), (10, 10), (0, 0), (4, 7)]:
+    for i, j in [(9, 1), (10, 10), (0, 0), (7, 4)]:
         point_at(page, i, j)
         assert weight_shown(page) == pytest.approx(expected[2, i, j], rel=2e-6, abs=1e-12)
         assert f"query {i} " in cursor(page) and WORDS[j] in cursor(page)
-    x, y = page.evaluate("[matrix.getBoundingClientRect().left + 300, matrix.getBoundingClientRect().top + 200]")
-    page.mouse.move(x, y)
+    point_at(page, 4, 7)
+    assert cursor(page).endswith("masked, or a weight of 0")
+    point_at(page, 8, 2)
     before = page.evaluate("state.view.k1 - state.view.k0")
     page.mouse.wheel(0, -400)
     wait_until(page, f"state.view.k1 - state.view.k0 < {before}")
@@ -143,10 +150,13 @@ def test_zooming_to_a_cell_shows_the_exact_weight(open_page, sentence):
 
 def test_hovering_shows_the_strongest_keys_as_names_and_arcs(open_page, sentence):
     page, expected = open_page(sentence[0]), sentence[1]
+    page.click("#overview button >> nth=0")
     point_at(page, 0, 0)
     few = colours(page, "arcs")
     point_at(page, 9, 4)
-    best = np.argsort(-expected[0, 9], kind="stable")[:8]
+    best = [
+        j for j in np.argsort(-expected[0, 9], kind="stable")[:8] if expected[0, 9, j] >= expected[0, 9].max() / 100
+    ]
     assert page.locator("#row-keys bdi").all_inner_texts() == [WORDS[j] for j in best]
     assert page.inner_text("#row-keys span").endswith(f"{100 * expected[0, 9, best[0]]:.1f} %")
     assert colours(page, "arcs") > few + 100
@@ -157,9 +167,8 @@ def test_hovering_shows_the_strongest_keys_as_names_and_arcs(open_page, sentence
     assert page.inner_text("#text .self") == WORDS[7]
 
 
-def test_the_keyboard_does_everything(open_page, sentence):
-    page, expected = open_page(sentence[0]), sentence[1]
-    page.focus("#matrix")
+def test_the_keyboard_does_everything_on_a_fresh_page(open_page, sentence):
+    page, expected = open_page(sentence[0] + "#head=0&i=0&j=0"), sentence[1]
     for key in ["ArrowDown"] * 3 + ["ArrowRight"] * 2 + ["ArrowUp", "ArrowLeft"]:
         page.keyboard.press(key)
     wait_until(page, "!waiting")
@@ -174,13 +183,22 @@ def test_the_keyboard_does_everything(open_page, sentence):
     assert page.inner_text("#head-name") == "head 1"
     page.keyboard.press("[")
     assert page.inner_text("#head-name") == "head 0"
-    reached = set()
+    page.keyboard.press("Enter")
+    assert page.get_attribute("#pin", "aria-pressed") == "true" and page.evaluate("state.pinned")
+    page.keyboard.press("Escape")
+    assert not page.evaluate("state.pinned")
+    reached = []
     page.focus("#sort")
-    for _ in range(14):
-        reached.add(page.evaluate("document.activeElement.id || document.activeElement.getAttribute('aria-label')"))
+    for _ in range(10):
+        reached.append(page.evaluate("document.activeElement.id || document.activeElement.getAttribute('aria-label')"))
         page.keyboard.press("Tab")
-    assert {"sort", "value", "scale", "theme", "zoom-in", "copy-link", "matrix"} <= reached
-    assert any(name and name.startswith("head 2, entropy ") for name in reached)
+    assert {"sort", "scale", "theme", "zoom-in", "copy-link", "matrix"} <= set(reached)
+    (head,) = [name for name in reached if name.startswith("head ")]  # one stop for all heads, arrows inside
+    assert head.startswith("head 0, entropy ")
+    page.focus("#overview [tabindex='0']")
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text("#head-name") == "head 1"
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("head 1, entropy ")
 
 
 def test_everything_has_a_name_for_a_screen_reader(open_page, sentence):
@@ -206,7 +224,7 @@ def test_the_dark_is_dark(open_page, sentence):
 def test_a_link_restores_the_view(open_page, sentence):
     page = open_page(sentence[0])
     page.select_option("#sort", "entropy")
-    page.select_option("#scale", "linear")
+    page.select_option("#scale", "log")
     page.click("#overview button >> nth=1")
     point_at(page, 6, 2)
     page.click("#zoom-in")
@@ -218,6 +236,182 @@ def test_a_link_restores_the_view(open_page, sentence):
     assert cursor(other) == cursor(page)
     wrong = open_page(sentence[0] + "#head=99&sort=evil&r0=-5&r1=1e9&i=x&theme=%3Cscript%3E")
     assert wrong.evaluate("[state.head, state.sort, state.view.r0, state.view.r1]") == [2, "order", 0, 11]
+    for empty in ("r0=5&r1=5", "r0=11", "r0=8&r1=3", "k0=4&k1=4"):
+        page = open_page(f"{sentence[0]}#{empty}")
+        assert page.evaluate("Object.values(state.view)") == [0, 11, 0, 11]
+        assert "NaN" not in page.evaluate("linkText()")
+
+
+# ---- The first screen ----
+
+
+def focused_heads():
+    """Four heads over ten words: uniform, all on the first key, on the word before, and one that finds something."""
+    weights = np.full((4, 10, 10), 0.1)
+    weights[1] = 0.02 / 9
+    weights[1, :, 0] = 0.98
+    weights[2] = 0.05 / 9
+    weights[2, range(10), np.maximum(np.arange(10) - 1, 0)] = 0.95
+    weights[3] = 0.4 / 9
+    weights[3, range(10), [3, 4, 8, 1, 6, 9, 2, 3, 5, 7]] = 0.6
+    weights[3, 7] = 0.15 / 9
+    weights[3, 7, 3] = 0.85
+    return weights
+
+
+def test_the_page_opens_on_a_head_and_a_row_with_clear_focus(open_page, tmp_path):
+    tokens = [f"w{n}" for n in range(10)]
+    page = open_page(headway.view(weights=focused_heads(), tokens=tokens, path=tmp_path / "a.html").as_uri())
+    assert page.inner_text("#head-name") == "head 3"
+    assert page.evaluate("[state.cursor.i, state.cursor.j, state.scale, state.pinned]") == [7, 3, "linear", False]
+    assert page.inner_text("#row-keys bdi >> nth=0") == "w3"
+    darkest = page.evaluate("""(() => {
+        const {canvas} = headButtons[0], context = canvas.getContext("2d");
+        const image = context.getImageData(0, 0, canvas.width, canvas.height);
+        return Math.min(...image.data.filter((_, n) => n % 4 === 0));
+    })()""")
+    assert darkest > 180  # a diffuse head is pale beside the others
+
+
+def test_causal_attention_opens_where_there_is_something_to_see(open_page, tmp_path):
+    x = np.zeros((1, 1, 30, 2))
+    page = open_page(headway.view(x, x, path=tmp_path / "a.html", causal=True).as_uri())
+    assert page.evaluate("state.cursor.i") > 0 and page.locator("#row-keys span").count() == 8
+
+
+@pytest.mark.parametrize("sizes, square", [((40, 40), True), ((20, 60), True), ((1, 60), False)])
+def test_cells_are_square_unless_the_matrix_is_a_strip(open_page, tmp_path, sizes, square):
+    x = RANDOM.standard_normal((1, 1, 60, 4))
+    page = open_page(headway.view(x[:, :, : sizes[0]], x[:, :, : sizes[1]], path=tmp_path / "a.html").as_uri())
+    across, down = page.evaluate("[plotArea().width / data.keys, plotArea().height / data.queries]")
+    assert (abs(across / down - 1) < 0.05) == square
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def pixel(page, i, j):
+    """The colour in a corner of a cell, where no number is written."""
+    return page.evaluate(f"""(() => {{
+        const area = plotArea(), density = matrix.width / matrix.getBoundingClientRect().width;
+        const x = xOf(area, {j} + 0.15) * density, y = yOf(area, {i} + 0.85) * density;
+        return [...matrix.getContext("2d").getImageData(x, y, 1, 1).data].slice(0, 3);
+    }})()""")
+
+
+def test_masked_cells_look_like_no_weight(open_page, tmp_path):
+    weights = np.zeros((1, 3, 3))
+    weights[0] = [[1, 0, 0], [1 - 1e-6, 1e-6, 0], [0.5, 0.25, 0.25]]
+    page = open_page(headway.view(weights=weights, path=tmp_path / "a.html").as_uri() + "#i=2&j=0")
+    masked, tiny, strong = pixel(page, 0, 2), pixel(page, 1, 1), pixel(page, 0, 0)
+    assert masked == page.evaluate("maskedColour[state.theme]") and tiny == [255, 255, 255] and strong == [8, 35, 80]
+
+
+def test_a_click_pins_a_row_until_it_is_let_go(open_page, sentence):
+    page = open_page(sentence[0])
+    point_at(page, 8, 3)
+    page.mouse.down()
+    page.mouse.up()
+    assert page.evaluate("[state.pinned, state.cursor.i, state.cursor.j]") == [True, 8, 3]
+    before = cursor(page)
+    x, y = page.evaluate("(() => { const box = matrix.getBoundingClientRect(), area = plotArea();"
+                         " return [box.left + xOf(area, 1.5), box.top + yOf(area, 5.5)]; })()")  # fmt: skip
+    page.mouse.move(x, y)
+    wait_until(page, "!waiting && !tip.hidden")
+    assert cursor(page) == before and page.inner_text("#tip").startswith("query 5 ")
+    page.hover("#text bdi >> nth=2")
+    assert page.evaluate("state.cursor.i") == 8
+    page.click("#text bdi >> nth=2")
+    assert page.evaluate("[state.pinned, state.cursor.i]") == [True, 2]
+    page.click("#pin")
+    assert not page.evaluate("state.pinned")
+    point_at(page, 6, 1)
+
+
+def test_profiles_have_titles_and_say_what_they_show(open_page, sentence):
+    page, expected = open_page(sentence[0]), sentence[1]
+    assert page.inner_text("#key-title") == "received by each key" and page.inner_text("#row-title") == "entropy"
+    head = page.evaluate("state.head")
+    box = page.locator("#key-profile").bounding_box()
+    page.mouse.move(box["x"] + page.evaluate("xOf(plotArea(), 4.5)"), box["y"] + 30)
+    assert re.fullmatch(r"key 4 .*: receives (\S+) of the 11 rows' weight", page.inner_text("#tip"))
+    received = float(re.search(r"receives (\S+)", page.inner_text("#tip"))[1])
+    assert received == pytest.approx(expected[head, :, 4].sum(), rel=1e-2)
+    box = page.locator("#row-profile").bounding_box()
+    page.mouse.move(box["x"] + 5, box["y"] + page.evaluate("yOf(plotArea(), 9.5)"))
+    entropy = -np.sum(expected[head, 9, :10] * np.log(expected[head, 9, :10]))
+    assert float(re.search(r"entropy (\S+);", page.inner_text("#tip"))[1]) == pytest.approx(entropy, rel=1e-2)
+
+
+def test_arcs_to_far_keys_stay_apart(open_page, tmp_path):
+    weights = np.zeros((1, 2000, 2000), np.float32)
+    weights[0, :, 0] = 1
+    weights[0, 1990] = 0
+    weights[0, 1990, [3, 1980, 1984, 1988]] = 0.25
+    tokens = [f"word{n}" for n in range(2000)]
+    page = open_page(headway.view(weights=weights, tokens=tokens, path=tmp_path / "a.html").as_uri() + "#i=1990&j=3")
+    places = page.evaluate("arcPlaces(rowEntries(0, 1990), 1990, 30)")
+    shown = [place["begin"] for place in places if not place.get("gap")]
+    assert {3, 1980, 1984, 1988, 1990} <= set(shown) and len(places) <= 30
+    assert shown == sorted(set(shown)) and any(place.get("gap") for place in places)
+
+
+# ---- Touch ----
+
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
+
+
+def at(page, i, j):
+    """Where a cell is on the screen."""
+    return page.evaluate(f"""(() => {{
+        const box = matrix.getBoundingClientRect(), area = plotArea();
+        return [box.left + xOf(area, {j} + 0.5), box.top + yOf(area, {i} + 0.5)];
+    }})()""")
+
+
+def touch(session, kind, *points):
+    session.send(
+        "Input.dispatchTouchEvent",
+        {"type": kind, "touchPoints": [{"x": x, "y": y, "id": n} for n, (x, y) in enumerate(points)]},
+    )
+
+
+def test_a_phone_taps_scrolls_and_pinches(open_page, sentence):
+    page, expected = open_page(sentence[0], **PHONE), sentence[1]
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.locator("#matrix").scroll_into_view_if_needed()
+    page.touchscreen.tap(*at(page, 9, 3))
+    wait_until(page, "state.pinned && !waiting")
+    assert page.evaluate("[state.cursor.i, state.cursor.j]") == [9, 3]
+    assert weight_shown(page) == pytest.approx(expected[page.evaluate("state.head"), 9, 3], rel=2e-6)
+    page.evaluate("scrollTo(0, 0)")
+    session = page.context.new_cdp_session(page)
+    x, y = at(page, 5, 2)
+    touch(session, "touchStart", (x, y))
+    for step in range(1, 9):
+        touch(session, "touchMove", (x, y - 25 * step))
+        page.wait_for_timeout(16)
+    touch(session, "touchEnd")
+    wait_until(page, "scrollY > 40")  # a swipe over the matrix scrolls the page
+    assert page.evaluate("isWhole() && state.cursor.i") == 9
+    page.locator("#matrix").scroll_into_view_if_needed()
+    page.wait_for_timeout(100)
+    x, y = at(page, 6, 4)
+    touch(session, "touchStart", (x - 20, y), (x + 20, y))
+    for apart in range(30, 90, 10):
+        touch(session, "touchMove", (x - apart, y), (x + apart, y))
+        page.wait_for_timeout(16)
+    touch(session, "touchEnd")
+    wait_until(page, "state.view.k1 - state.view.k0 < 8")
+    assert page.evaluate("state.cursor.i") == 9 and page.evaluate("visualViewport.scale") == 1
+    before = page.evaluate("state.view.r0")
+    x, y = page.evaluate(
+        "(() => { const box = matrix.getBoundingClientRect(); return [box.left + 200, box.top + 120]; })()"
+    )
+    touch(session, "touchStart", (x, y))
+    for step in range(1, 6):
+        touch(session, "touchMove", (x, y - 15 * step))
+        page.wait_for_timeout(16)
+    touch(session, "touchEnd")
+    wait_until(page, f"state.view.r0 !== {before}")  # zoomed in, a finger moves the matrix
 
 
 HOSTILE = [
@@ -327,3 +521,36 @@ def test_a_server_shows_every_zoom_level_exactly(open_page):
         best = np.argsort(-row, kind="stable")[:8]
         wait_until(page, "liveRow(1, 3005) !== null && !waiting")
         assert page.locator("#row-keys bdi").all_inner_texts() == [str(j) for j in best]
+
+
+def test_a_file_says_where_finer_cells_are(open_page, tmp_path):
+    x = RANDOM.standard_normal((1, 8, 1500, 4)).astype(np.float32)
+    page = open_page(headway.view(x, x, path=tmp_path / "a.html").as_uri())
+    assert page.is_hidden("#note")
+    page.evaluate("zoomBy(0.02, 700, 700); redraw()")
+    wait_until(page, "!waiting")
+    assert page.inner_text("#note").endswith("headway.view(..., serve=True) shows every weight.")
+
+
+def test_a_page_whose_server_stops_says_so_and_goes_on_when_it_is_back(open_page, browser):
+    x = RANDOM.standard_normal((1, 1, 3000, 4)).astype(np.float32)
+    with headway.view(x, x, serve=True) as server:
+        page = open_page(server.url)
+        wait_until(page, "liveTile(0) !== null && liveRow(0, state.cursor.i) !== null")
+        page.context.set_offline(True)
+        page.evaluate("zoomBy(0.2, 700, 700); redraw()")
+        wait_until(page, "!banner.hidden")
+        assert "does not answer" in page.inner_text("#banner")
+        page.context.set_offline(False)
+        page.evaluate("zoomBy(0.8, 700, 700); redraw()")
+        wait_until(page, "banner.hidden && liveTile(0).rowCell < 3")
+
+
+def test_a_page_works_inside_a_notebook_s_frame(open_page, sentence, tmp_path):
+    page = headway.Page(sentence[0].removeprefix("file://"))
+    outer = tmp_path / "notebook.html"
+    outer.write_text(f"<!doctype html><meta charset=utf-8><title>n</title><html data-ready>{page._repr_html_()}</html>")
+    frame = open_page(outer.as_uri()).frames[1]
+    frame.wait_for_selector("html[data-ready]")
+    frame.click("#overview button >> nth=1")
+    assert frame.inner_text("#head-name") == "head 1" and not frame.is_visible("#copy-link")

@@ -88,3 +88,14 @@ def test_without_matplotlib_the_message_says_so(monkeypatch):
     x = np.eye(3)
     with pytest.raises(ImportError, match="plot_row needs matplotlib: pip install matplotlib"):
         headway.plot_row(x, x, 0)
+
+
+def test_a_notebook_shows_the_maps_once(monkeypatch):
+    from matplotlib import pyplot
+
+    monkeypatch.setattr(pyplot, "get_backend", lambda: "module://matplotlib_inline.backend_inline")
+    figure = headway.plot_heads(headway.analyze(np.eye(4), np.eye(4)))
+    assert figure.number not in pyplot.get_fignums()  # or the end of the cell would draw it again
+    monkeypatch.undo()
+    assert headway.plot_heads(headway.analyze(np.eye(4), np.eye(4))).number in pyplot.get_fignums()
+    pyplot.close("all")

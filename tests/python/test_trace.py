@@ -58,13 +58,12 @@ def test_torch_tensors_are_taken():
     np.testing.assert_allclose(headway.trace(x, x, x).result, headway.attention(x, x, x).double().numpy(), atol=0.05)
 
 
-def test_text_and_tables_show_every_step_and_keep_tokens_as_text():
+def test_text_and_notebook_show_every_step_and_keep_tokens_as_text():
     found = headway.trace(X, X, X, heads=2, tokens=["<script>alert(1)</script>", "cat"], title="A & B", causal=True)
-    text, html = str(found), found._repr_html_()
+    text, shown = str(found), found._repr_html_()
+    assert shown.startswith("<iframe srcdoc=") and shown.count("<") == 2
     for step in found:
-        assert step.name in text and step.name in html
-    assert "<script" not in html and "&lt;script&gt;" in html and "A &amp; B" in html
-    assert "-inf" in html and html.count("<table") == sum(2 if step.axes[0] == "head" else 1 for step in found)
+        assert step.name in text and step.name in shown
     assert repr(found) == "<Trace: 14 steps, result (2, 4)>"
     assert len(found) == 14 and found[0].name == "input" and found[-1] is found.steps[-1]
 

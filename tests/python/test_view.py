@@ -1,21 +1,29 @@
 """The page that shows attention: as a file, from a server, and what an interrupt leaves behind."""
 
+import base64
+import gc
+import html
 import http.client
 import json
 import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.parse
+import urllib.request
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import headway
+from headway._server import _serving
 
 RANDOM = np.random.default_rng(3)
 TOKENS = "the cat sat down .".split()
@@ -24,6 +32,10 @@ TOKENS = "the cat sat down .".split()
 def page_data(page):
     """What a page's script reads."""
     return json.loads(re.search(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)[1])
+
+
+def blob(data, name, dtype):
+    return np.frombuffer(zlib.decompress(base64.b64decode(data["blobs"][name])), dtype)
 
 
 def test_a_page_has_the_tokens_the_heads_and_the_options(tmp_path):
@@ -57,6 +69,70 @@ def test_an_existing_file_stays_unless_it_may_go(tmp_path):
     assert "<canvas" in path.read_text()
 
 
+def test_without_a_path_a_page_takes_the_place_of_the_last_one_and_of_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x = np.eye(3)
+    assert headway.view(x, x, title="first") == headway.view(x, x, title="second") == Path("attention.html")
+    assert page_data(Path("attention.html").read_text())["title"] == "second"
+    Path("attention.html").write_text("mine")
+    with pytest.raises(OSError, match="^view: attention.html: the file exists"):
+        headway.view(x, x)
+    assert Path("attention.html").read_text() == "mine"
+
+
+def test_a_page_is_a_path_that_a_notebook_shows_as_the_page(tmp_path):
+    x = np.eye(3)
+    page = headway.view(x, x, tokens=['"', "<b>", "&"], path=tmp_path / "a.html")
+    assert isinstance(page, Path) and page.stat().st_size > 10_000
+    shown = page._repr_html_()
+    assert shown.startswith("<iframe srcdoc=") and shown.count("<") == 2
+    assert html.unescape(re.search('srcdoc="(.*?)"', shown, re.DOTALL)[1]) == page.read_text()
+    (tmp_path / "b.html").write_text("mine")
+    assert page.with_name("b.html")._repr_html_() is None
+    assert page.parent._repr_html_() is None
+
+
+def test_weights_that_are_already_there_are_shown(tmp_path):
+    scores = RANDOM.standard_normal((1, 2, 4, 6))
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    weights[0, 1, 2] = 0
+    page = headway.view(weights=weights, tokens=list("abcdef"), query_tokens=list("wxyz"), path=tmp_path / "a.html")
+    data = page_data(page.read_text())
+    assert (data["queries"], data["keys"], data["layers"]) == (4, 6, 1)
+    np.testing.assert_allclose(blob(data, "weights", np.float32).reshape(1, 2, 4, 6), weights, rtol=1e-6, atol=1e-9)
+    layers = [weights[0], weights[0, :, ::-1].astype(np.float32)]
+    data = page_data(headway.view(weights=layers, path=tmp_path / "b.html").read_text())
+    assert data["layers"] == 2 and [head["name"] for head in data["heads"]][::3] == [
+        "layer 0, head 0",
+        "layer 1, head 1",
+    ]
+    for wrong, error, text in [
+        (weights[0, 0, 0], ValueError, r"view: weights has shape \(6,\), expected"),
+        (2 * weights, ValueError, r"view: the row \(0, 0, 0\) of weights sums to 2, expected 1"),
+        ([weights[0], -weights[0]], ValueError, r"view: weights\[1\] holds a negative number or NaN"),
+        ([], ValueError, "view: weights is an empty list"),
+        (np.array(["a"]), ValueError, "view: weights has shape"),
+    ]:
+        with pytest.raises(error, match=text):
+            headway.view(weights=wrong)
+    with pytest.raises(ValueError, match="view: weights is given, and so is what weights come from"):
+        headway.view(weights, weights=weights)
+    with pytest.raises(TypeError, match="view: key is missing: expected query and key, or weights="):
+        headway.view(weights)
+
+
+@pytest.mark.parametrize(
+    "heads, queries, keys", [(80 * 64, 200, 200), (16_384, 40, 40), (32, 163, 163), (16_384, 1, 1)]
+)
+def test_a_page_stays_below_5_mb_at_any_number_of_heads(tmp_path, heads, queries, keys):
+    x = RANDOM.standard_normal((1, heads, max(queries, keys), 4)).astype(np.float32)  # packing finds little in noise
+    page = headway.view(x[:, :, :queries], x[:, :, :keys], path=tmp_path / "a.html")
+    assert page.stat().st_size < 5_000_000
+    if heads == 16_384:
+        with pytest.raises(ValueError, match="^view: there are 16385 heads, expected at most 16384 in one page"):
+            headway.view(np.zeros((1, heads + 1, 2, 1)), np.zeros((1, heads + 1, 2, 1)))
+
+
 def test_errors_name_what_is_wrong(tmp_path):
     x, path = np.zeros((4, 2)), tmp_path / "a.html"
     for call, error, text in [
@@ -64,11 +140,15 @@ def test_errors_name_what_is_wrong(tmp_path):
         (lambda: headway.view(x, x, path=path, query_tokens="abcd"), TypeError, "view: query_tokens is a str"),
         (lambda: headway.view(x, x, path=path, tokens=["a", "b", 3, "d"]), TypeError, "entry 2 is a int"),
         (lambda: headway.view(x, x, path=path, head_names=["a", "b"]), ValueError, "head_names has 2"),
-        (lambda: headway.view(x, x, path=path, causl=True), TypeError, "'causal'"),
-        (lambda: headway.view(x, [[1.0]], path=path), TypeError, "key"),
-        (lambda: headway.view(x, np.zeros((4, 3)), path=path), ValueError, "head_dim"),
-        (lambda: headway.view(x, x[:0], path=path), ValueError, "nothing to show"),
-        (lambda: headway.view(x, x, path=tmp_path / "no" / "a.html"), OSError, "no"),
+        (lambda: headway.view(x, x, path=path, causl=True), TypeError, r"^view\(\) .*'causal'"),
+        (lambda: headway.view(x, [[1.0]], path=path), TypeError, "^view: key"),
+        (lambda: headway.view(x, np.zeros((4, 3)), path=path), ValueError, "^view: key has head_dim 3"),
+        (lambda: headway.view(x, x[:0], path=path), ValueError, "^view: there is nothing to show"),
+        (lambda: headway.view(x, x[:0], serve=True), ValueError, "^view: there is nothing to show"),
+        (lambda: headway.view(x, x, path=tmp_path / "no" / "a.html"), OSError, "^view: .*no/a.html"),
+        (lambda: headway.view(x, x, path=tmp_path / "a\x9b" / "a.html"), OSError, r"^view: .*a\\u009b/a.html"),
+        (lambda: headway.view(x, x, serve=True, port=-1), OSError, "^view: cannot listen on port -1"),
+        (lambda: headway.view(x, x, serve=True, port="8000"), TypeError, "^view: port is '8000', expected an integer"),
         (lambda: headway.view(x, x, path=path, progress=3), TypeError, "progress is 3"),
         (lambda: headway.view(x, x, serve=True, tokens=["a"]), ValueError, "tokens has 1"),
     ]:
@@ -138,8 +218,13 @@ def test_a_server_refuses_everything_else():
         assert client.status(path + "../../etc/passwd") == 404
         assert client.status("/../../../etc/passwd") == 404
         assert client.status(path, host="example.org") == 403
-        assert client.status(path, host="localhost:" + str(client.url.port)) == 403
+        assert client.status(path, host="localhost:" + str(client.url.port)) == 200
+        assert client.status(path, host="localhost:1234") == 200  # a tunnel's own port
+        assert client.status(path, host="localhost.example.org") == 403
         assert client.status(path + "tile?head=9&r0=0&r1=4&k0=0&k1=4") == 400
+        for refused in ("/", path + "tile?head=9", path + "row?head=9", path + "other"):
+            answer, body = client.ask(refused)
+            assert answer.headers["Content-Type"].startswith("text/plain") and body.startswith(b"headway: ")
         assert client.status(path, method="POST") == 501
         other = headway.view(x, x, serve=True)
         assert urllib.parse.urlsplit(other.url).path != path
@@ -147,6 +232,29 @@ def test_a_server_refuses_everything_else():
         other.close()
     with pytest.raises(OSError):
         client.ask(path)
+
+
+def test_a_server_that_nobody_keeps_serves_until_the_program_ends():
+    x = np.eye(4)
+    url = headway.view(x, x, serve=True).url
+    gc.collect()
+    with urllib.request.urlopen(url) as page:
+        assert page.status == 200
+    (server,) = [server for server in _serving if server.url == url]
+    server.close()
+    assert server not in _serving
+
+
+def test_a_server_listens_where_it_is_asked_to():
+    x = np.eye(4)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"^view: cannot listen on port {port}"):
+            headway.view(x, x, serve=True, port=port)
+    with headway.view(x, x, serve=True, port=port) as server:
+        assert f":{port}/" in server.url
+        with urllib.request.urlopen(server.url.replace("127.0.0.1", "localhost")) as page:
+            assert page.status == 200
 
 
 def test_a_server_is_a_link_in_a_notebook():
@@ -212,19 +320,25 @@ def read_terminal(terminal, until=None, seconds=30):
     return found
 
 
-def test_a_long_analysis_shows_one_line_of_progress_on_a_terminal():
+WITHOUT_TQDM = "import sys\nsys.modules['tqdm'] = None\n"
+
+
+@pytest.mark.parametrize("with_tqdm, left", [(True, "<"), (False, "s left")])
+def test_a_long_analysis_shows_one_line_of_progress_on_a_terminal(with_tqdm, left):
+    if with_tqdm:
+        pytest.importorskip("tqdm", reason="tqdm is not installed")
     ours, theirs = pty.openpty()
-    process = start(analyzing(5000), stderr=theirs)
+    process = start(("" if with_tqdm else WITHOUT_TQDM) + analyzing(5000), stderr=theirs)
     os.close(theirs)
     found = read_terminal(ours)
     os.close(ours)
     assert process.wait(timeout=20) == 0
-    assert " %  " in found and "s left" in found and "\n" not in found and found.endswith("\r")
+    assert " %" in found and left in found and "\n" not in found and found.endswith("\r")
 
 
 def test_a_long_analysis_is_quiet_in_a_pipe_unless_asked():
     for progress, shown in [("", False), (", progress=True", True)]:
-        process = start(analyzing(5000, progress), stderr=subprocess.PIPE)
+        process = start(WITHOUT_TQDM + analyzing(5000, progress), stderr=subprocess.PIPE)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0 and ("s left" in err) == shown and (shown or err == "")
 

@@ -25,4 +25,4 @@ def test_a_program_prints_what_the_guide_says(program, expected, tmp_path, monke
 
 
 def test_every_program_of_the_guide_is_run():
-    assert len(PROGRAMS) == GUIDE.read_text().count("```python") == 4
+    assert len(PROGRAMS) == GUIDE.read_text().count("```python") == 5
