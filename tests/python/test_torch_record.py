@@ -155,6 +155,112 @@ def test_every_step_of_a_generation_is_a_run(transformers):
     assert recording.analyze(run=-1)[0].received.shape == (1, 2, 5)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_generation_s_keys_are_kept_once(transformers):
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM._from_config(config).eval()
+    words, tokens = torch.tensor([[1, 2, 3]]), 100
+    with torch.no_grad(), headway.torch.record(model) as recording:
+        text = model.generate(words, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+    assert len(recording.runs) == tokens
+    memory = {x.data_ptr(): x for call in recording.calls for x in [call.key.untyped_storage()]}
+    kept = sum(storage.nbytes() for storage in memory.values())
+    assert kept < 5 * recording.calls[-1].key.nbytes * config.num_hidden_layers  # T * T / 2 would be 50 times as much
+    model.set_attn_implementation("eager")
+    for run in (1, 40, -1):
+        length = recording.layers(run)[1].key.shape[-2]
+        with torch.no_grad():
+            expected = model(text[:, :length], output_attentions=True).attentions[1][:, :, -1:]
+        torch.testing.assert_close(weights_of(recording.layers(run)[1]), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_keys_that_change_are_copied_and_masks_are_shared():
+    class Overwrites(nn.Module):
+        def forward(self, x, mask):
+            for _ in range(2):
+                headway.torch.attention(x, x, x, mask=mask)
+            return x
+
+    model, x, mask = Overwrites(), torch.randn(1, 2, 6, 4), torch.rand(6, 6) < 0.8
+    mask[:, 0] = True
+    first, before = x.clone(), mask.clone()
+    with headway.torch.record(model) as recording:
+        model(x, mask)
+        x[..., 2, :] = 0
+        mask[3:] = False
+        mask[:, 1] = True
+        model(x, mask)
+    one, two, three, _ = recording.calls
+    assert torch.equal(one.key, first) and torch.equal(three.key, x)
+    assert one.options["mask"] is two.options["mask"] and torch.equal(one.options["mask"], before)
+    assert torch.equal(three.options["mask"], mask)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_layer_that_one_forward_calls_again_stays_in_its_run(transformers):
+    config = transformers.AlbertConfig(
+        vocab_size=32, embedding_size=8, hidden_size=16, num_hidden_layers=4, num_attention_heads=2,
+        intermediate_size=16,
+    )  # fmt: skip
+    model = transformers.AlbertModel._from_config(config, attn_implementation="eager").eval()
+    words = torch.tensor([[1, 2, 3, 4]])
+    with torch.no_grad():
+        expected = model(words, output_attentions=True).attentions
+        with headway.torch.record(model) as recording:
+            model(words)
+            model(words)
+    assert repr(recording) == "<Recording: 8 calls in 2 runs of 4 layers>"
+    for run in (0, 1):
+        for call, weights in zip(recording.layers(run), expected):
+            torch.testing.assert_close(weights_of(call), weights, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["Bert", "GPT2", "Llama"])
+def test_output_attentions_gives_the_weights(transformers, kind):
+    sizes = {
+        "Bert": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16},
+        "GPT2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16},
+        "Llama": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+                  "intermediate_size": 16},
+    }[kind]  # fmt: skip
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{kind}Config")(vocab_size=32, pad_token_id=0, **sizes)
+    model = getattr(transformers, f"{kind}Model")._from_config(config, attn_implementation="eager").eval()
+    words = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 0, 0]])
+    with torch.no_grad():
+        expected = model(words, attention_mask=(words > 0).long(), output_attentions=True).attentions
+        headway.torch.register_with_transformers()
+        model.set_attn_implementation("headway")
+        found = model(words, attention_mask=(words > 0).long(), output_attentions=True).attentions
+        assert model(words).attentions is None
+    assert len(found) == len(expected) == 2
+    rows = (words > 0)[:, None, :, None]
+    for ours, theirs in zip(found, expected):
+        torch.testing.assert_close(ours * rows, theirs * rows, atol=1e-5, rtol=1e-4)
+
+
+def test_a_recording_is_shown_in_a_notebook_as_its_page():
+    model = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    with torch.no_grad(), headway.torch.record(model) as recording:
+        model(*3 * [torch.randn(1, 4, 8)])
+    assert recording._repr_html_().startswith("<iframe srcdoc=")
+    with headway.torch.record(model) as nothing:
+        pass
+    assert nothing._repr_html_() is None
+
+
+def test_a_recording_is_kept_where_it_is_asked_to():
+    model = nn.MultiheadAttention(8, 2)
+    with headway.torch.record(model, device="meta") as recording:
+        model(*3 * [torch.randn(4, 1, 8)])
+    assert recording.calls[0].query.device.type == recording.calls[0].key.device.type == "meta"
+
+
 def test_layers_of_one_length_are_chosen_where_there_are_several(tmp_path):
     model = nn.Transformer(
         16, 2, num_encoder_layers=1, num_decoder_layers=2, dim_feedforward=16, batch_first=True

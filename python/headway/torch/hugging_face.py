@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,12 +12,15 @@ from headway.torch._core import Options
 from headway.torch._dispatch import attend
 from headway.torch.functional import draw_seed
 
+_collector: Any = None
+
 
 def register_with_transformers(name: str = "headway") -> None:
     """Makes attn_implementation="headway" known to Hugging Face transformers.
 
     Then pass it to from_pretrained or from_config, or call model.set_attn_implementation("headway"). Padding, causal
     and sliding-window masks, grouped heads, sinks, soft caps, position biases and dropout all go through Headway.
+    model(..., output_attentions=True) gives the weights of each layer, in training before dropout.
 
     >>> import torch, headway.torch
     >>> headway.torch.register_with_transformers()
@@ -33,6 +37,9 @@ def register_with_transformers(name: str = "headway") -> None:
         raise ImportError(
             "register_with_transformers needs transformers 5 or later: pip install transformers"
         ) from error
+    global _collector
+    with suppress(ImportError, AttributeError):  # what models collect of their layers, by name, in transformers 5
+        from transformers.utils.output_capturing import _active_collector as _collector
     AttentionInterface.register(name, attention_forward)
     # The same masks as for torch's attention: bool (B, 1, Sq, Sk), True = attend, None where causal or nothing says it.
     AttentionMaskInterface.register(name, sdpa_mask)
@@ -52,8 +59,11 @@ def attention_forward(
     position_bias: Tensor | None = None,
     cache: Any = None,
     **others: Any,
-) -> tuple[Tensor, None]:
-    """What transformers calls: query (B, H, Sq, D), key and value (B, Hkv, Sk, D) -> (out (B, Sq, H, D), None)."""
+) -> tuple[Tensor, Tensor | None]:
+    """What transformers calls: query (B, H, Sq, D), key and value (B, Hkv, Sk, D) -> (out (B, Sq, H, D), weights).
+
+    The weights (B, H, Sq, Sk), before dropout, are None unless the model's caller asked for output_attentions.
+    """
     if cache is not None:
         raise NotImplementedError("headway: paged caches are not supported: use attn_implementation='sdpa'")
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
@@ -71,4 +81,16 @@ def attention_forward(
         options = options._replace(mask=attention_mask)
     elif attention_mask is not None:
         options = options._replace(bias=attention_mask if position_bias is None else attention_mask + position_bias)
-    return attend(query, key, value, options)[0].transpose(1, 2).contiguous(), None
+    out, _, weights = attend(query, key, value, options, return_weights=_wants_weights(module, others))
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def _wants_weights(module: nn.Module, others: dict[str, Any]) -> bool:
+    """Whether output_attentions was asked for: of the call, of the configuration, or of a model around this one."""
+    asked = others.get("output_attentions")
+    if asked is None:
+        asked = getattr(getattr(module, "config", None), "output_attentions", None)
+    if asked:
+        return True
+    collected = _collector.get() if _collector is not None else None
+    return collected is not None and any(name.endswith("attentions") for name in collected)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, overload
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from headway import _headway
+from headway._errors import named
+from headway._page import Page
 from headway._results import Analysis
 from headway._server import ViewServer
-from headway._view import Texts, show
+from headway._view import Texts, page_in_frame, show
 from headway.torch import sdpa
 from headway.torch._core import Options
 from headway.torch._dispatch import recorders
@@ -34,6 +37,7 @@ class Call:
     query: Tensor  # (B, H, Sq, D), or fewer axes
     key: Tensor  # (B, Hkv, Sk, D)
     options: dict[str, Any] = field(default_factory=dict)
+    forward: int = 0  # the number of the outermost call, of the model or of a part of it, that this one was in
 
     def item(self, number: int) -> Call:
         """The same for one item of the batch, which keeps its axis."""
@@ -50,7 +54,7 @@ class Call:
             if value is not None and value.dim() >= axes and value.shape[0] == batch:
                 options[name] = value[number : number + 1]
         part = slice(number, number + 1)
-        return Call(self.name, self.query[part], self.key[part], options)
+        return Call(self.name, self.query[part], self.key[part], options, self.forward)
 
 
 class Recording:
@@ -72,14 +76,17 @@ class Recording:
 
     @property
     def runs(self) -> list[list[Call]]:
-        """The calls of each run: a layer that comes again begins the next one, as each new token of a generation."""
+        """The calls of each run: a layer that another forward calls again begins the next one, as each new token does.
+
+        A layer that one forward calls several times, as models that share a layer do, stays in its run.
+        """
         runs: list[list[Call]] = []
-        seen: set[str] = set()
+        seen: dict[str, int] = {}
         for call in self.calls:
-            if not runs or call.name in seen:
+            if not runs or seen.get(call.name, call.forward) != call.forward:
                 runs.append([])
-                seen = set()
-            seen.add(call.name)
+                seen = {}
+            seen[call.name] = call.forward
             runs[-1].append(call)
         return runs
 
@@ -108,11 +115,12 @@ class Recording:
         run: int = 0,
         item: int = 0,
         layers: Iterable[int] | None = None,
-        path: str | os.PathLike[str] = "attention.html",
+        path: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
         serve: Literal[False] = False,
+        port: int = 0,
         progress: bool | None = None,
-    ) -> Path: ...
+    ) -> Page: ...
     @overload
     def view(
         self,
@@ -123,9 +131,10 @@ class Recording:
         run: int = 0,
         item: int = 0,
         layers: Iterable[int] | None = None,
-        path: str | os.PathLike[str] = "attention.html",
+        path: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
         serve: Literal[True],
+        port: int = 0,
         progress: bool | None = None,
     ) -> ViewServer: ...
     def view(
@@ -137,16 +146,30 @@ class Recording:
         run: int = 0,
         item: int = 0,
         layers: Iterable[int] | None = None,
-        path: str | os.PathLike[str] = "attention.html",
+        path: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
         serve: bool = False,
+        port: int = 0,
         progress: bool | None = None,
-    ) -> Path | ViewServer:
+    ) -> Page | ViewServer:
         """headway.view of all layers and heads in one page, for one item of the batch of one run.
 
         A page has one text along each side. Where layers have different lengths, as in a model with an encoder and a
         decoder, layers says which ones to show, by their number in the run.
         """
+        owned, texts = self._page(tokens, query_tokens, title, run, item, layers)
+        return show(owned, texts, path, overwrite, serve, port, progress)
+
+    def _page(
+        self,
+        tokens: Iterable[str] | None,
+        query_tokens: Iterable[str] | None,
+        title: str,
+        run: int,
+        item: int,
+        layers: Iterable[int] | None,
+    ) -> tuple[list[_headway.ViewLayer], Texts]:
+        """What a page of one run shows."""
         run_calls = self.layers(run)
         chosen = range(len(run_calls)) if layers is None else list(layers)
         for number in chosen:
@@ -160,23 +183,30 @@ class Recording:
             raise ValueError(
                 f"record: expected layers of one length, found {found or 'none'}: pass one group as layers"
             )
-        owned = [_headway.view_layer(call.query, call.key, **call.options) for call in calls.values()]
+        with named("view"):
+            owned = [_headway.view_layer(call.query, call.key, **call.options) for call in calls.values()]
         names = [
             f"layer {number}, head {head}"
             for number, call in calls.items()
             for head in range(call.query.shape[1] if call.query.dim() == 4 else 1)
         ]
-        texts = Texts(title, tokens, query_tokens, names, *next(iter(sizes.values())))
-        return show(owned, texts, path, overwrite, serve, progress)
+        return owned, Texts(title, tokens, query_tokens, names, *next(iter(sizes.values())))
 
     def __repr__(self) -> str:
         runs = self.runs
         layers = f" of {len(runs[0])} layers" if runs else ""
         return f"<Recording: {len(self.calls)} calls in {len(runs)} run{'' if len(runs) == 1 else 's'}{layers}>"
 
+    def _repr_html_(self) -> str | None:
+        """In a notebook, the page of the first run; None, which shows the line above, where no one page holds it."""
+        try:
+            return page_in_frame(*self._page(None, None, "Attention", 0, 0, None))
+        except ValueError:
+            return None
+
 
 @contextmanager
-def record(model: nn.Module) -> Iterator[Recording]:
+def record(model: nn.Module, *, device: torch.device | str | None = None) -> Iterator[Recording]:
     """Records the queries and keys of every attention layer of the model while it runs, and what masks them.
 
     Inside the with block the model runs as always; its attention is computed by Headway, and no weight is stored. Seen
@@ -184,7 +214,9 @@ def record(model: nn.Module) -> Iterator[Recording]:
     torch.nn.functional.scaled_dot_product_attention. Afterwards the model is what it was.
 
     Recording.analyze gives the statistics of each layer, Recording.view the page that shows all layers and heads.
-    Queries and keys are kept, in host memory: as much as the model's own for one run.
+    Queries and keys are kept, as much as the model's own for one run, on the device where the model runs, and are
+    analyzed there; device="cpu" keeps them in host memory. Of a generation, the keys of a cache that grows are kept
+    once.
 
     >>> import torch, headway.torch
     >>> model = torch.nn.MultiheadAttention(32, 4, batch_first=True).eval()
@@ -197,14 +229,15 @@ def record(model: nn.Module) -> Iterator[Recording]:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"record: model is a {type(model).__name__}, expected a torch.nn.Module")
-    recording, places = Recording(), _Places(model)
+    recording, places, kept = Recording(), _Places(model), _Kept(device)
 
     def take(query: Tensor, key: Tensor, options: Options) -> None:
         if options.packed:
             raise NotImplementedError("record: packed sequences (attention_varlen) cannot be recorded")
-        kept = options._replace(dropout=0.0, seed=None, engine=None).keywords()
-        kept = {name: value.detach().cpu() if isinstance(value, Tensor) else value for name, value in kept.items()}
-        recording.calls.append(Call(places.here(), _copy(query), _copy(key), kept))
+        name, forward = places.here(), places.forward()
+        keywords = options._replace(dropout=0.0, seed=None, engine=None).keywords()
+        own = {word: kept.option(x, forward) if isinstance(x, Tensor) else x for word, x in keywords.items()}
+        recording.calls.append(Call(name, kept.copy(query), kept.keys(name, key, forward), own, forward))
 
     with ExitStack() as stack:
         stack.enter_context(places)
@@ -216,9 +249,74 @@ def record(model: nn.Module) -> Iterator[Recording]:
         yield recording
 
 
-def _copy(x: Tensor) -> Tensor:
-    """In host memory, where it is analyzed; a cache that the next step overwrites does not change what was recorded."""
-    return x.detach().to("cpu", copy=True)
+class _Kept:
+    """Copies of what calls were given. What several calls have in common is copied once."""
+
+    def __init__(self, device: torch.device | str | None) -> None:
+        self._device = device
+        self._forward = -1
+        self._calls: Counter[str] = Counter()  # of each module, in this forward
+        self._keys: dict[tuple[str, int], _Keys] = {}  # by module and its number of the call
+        self._options: dict[int, tuple[Tensor, int, Tensor]] = {}  # of this forward: original, version, copy
+
+    def copy(self, x: Tensor) -> Tensor:
+        """A copy: a cache or a mask that the next step overwrites does not change what was recorded."""
+        return x.detach().to(self._device or x.device, copy=True)
+
+    def option(self, x: Tensor, forward: int) -> Tensor:
+        """A copy that all layers share which were given the same tensor, as masks are."""
+        self._enter(forward)
+        version = 0 if x.is_inference() else x._version
+        found = self._options.get(id(x))
+        if found is None or found[1] != version:
+            found = self._options[id(x)] = (x, version, self.copy(x))
+        return found[2]
+
+    def keys(self, name: str, key: Tensor, forward: int) -> Tensor:
+        """A copy that shares memory with that of the module's call in the forward before, as far as it has its keys."""
+        self._enter(forward)
+        number = self._calls[name]
+        self._calls[name] += 1
+        return self._keys.setdefault((name, number), _Keys()).take(key.detach().to(self._device or key.device))
+
+    def _enter(self, forward: int) -> None:
+        if forward != self._forward:
+            self._forward = forward
+            self._calls.clear()
+            self._options.clear()
+
+
+class _Keys:
+    """Keys of one module in one buffer with room for more: a generation of T tokens keeps T keys, not T * T / 2."""
+
+    def __init__(self) -> None:
+        self._buffer: Tensor | None = None  # (.., room, D)
+        self._length = 0
+
+    def take(self, key: Tensor) -> Tensor:
+        """The keys (.., Sk, D), as a view of the buffer."""
+        before, length = self._length, key.shape[-2]
+        if not self._begins(key):
+            self._buffer, before = torch.empty_like(key, memory_format=torch.contiguous_format), 0
+        assert self._buffer is not None
+        if self._buffer.shape[-2] < length:
+            grown = key.new_empty((*key.shape[:-2], length + length // 2 + 16, key.shape[-1]))
+            grown[..., :before, :] = self._buffer[..., :before, :]
+            self._buffer = grown
+        self._buffer[..., before:length, :] = key[..., before:, :]
+        self._length = length
+        return self._buffer[..., :length, :]
+
+    def _begins(self, key: Tensor) -> bool:
+        """Whether the key begins with what the buffer holds: no call that views it may see another key."""
+        buffer, length = self._buffer, self._length
+        if buffer is None or key.shape[-2] < length or (buffer.dtype, buffer.device) != (key.dtype, key.device):
+            return False
+        if (*buffer.shape[:-2], buffer.shape[-1]) != (*key.shape[:-2], key.shape[-1]):
+            return False
+        if buffer.is_inference() and not torch.is_inference_mode_enabled():  # torch lets nobody write to it
+            return False
+        return torch.equal(buffer[..., :length, :], key[..., :length, :])
 
 
 class _Places:
@@ -228,14 +326,26 @@ class _Places:
         self._model = model
         self._running: list[str] = []
         self._hooks: list[Any] = []
+        self._forwards = 0
 
     def here(self) -> str:
         return self._running[-1] if self._running else ""
 
+    def forward(self) -> int:
+        """The number of the outermost call that is running; a call outside of the model has one of its own."""
+        if not self._running:
+            self._forwards += 1
+        return self._forwards
+
     def __enter__(self) -> None:
         for name, module in self._model.named_modules():
-            self._hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self._running.append(name)))
+            self._hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self._entered(name)))
             self._hooks.append(module.register_forward_hook(self._left, always_call=True))
+
+    def _entered(self, name: str) -> None:
+        if not self._running:
+            self._forwards += 1
+        self._running.append(name)
 
     def _left(self, *_: Any) -> None:
         self._running.pop()
