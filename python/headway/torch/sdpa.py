@@ -20,6 +20,7 @@ from headway.torch._dispatch import (
     transforms_active,
 )
 from headway.torch._forward_mode import on as forward_mode_on
+from headway.torch._nested import nested_attention
 from headway.torch.functional import Causal, draw_seed, refuse_keywords, require_number, require_tensors
 
 is_grad_enabled = torch.is_grad_enabled
@@ -78,10 +79,12 @@ def scaled_dot_product_attention(
                 plain = _headway.plain_attention(query, key, value, causal=causal, scale=scale)
             if plain is not None:
                 return plain  # type: ignore[no-any-return]
-        except (ValueError, TypeError):
-            pass  # key or value requires grad, a tensor stored negated, or an error that the checks below name better
+        except (ValueError, TypeError, NotImplementedError):
+            pass  # key or value requires grad, a tensor stored negated, or an error that the way below names better
     if unknown:
         refuse_keywords(_NAME, scaled_dot_product_attention, unknown)
+    if isinstance(query, Tensor) and query.is_nested:
+        return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     _check(query, key, value, attn_mask, dropout_p, scale)
     call = _call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     try:
@@ -90,6 +93,29 @@ def scaled_dot_product_attention(
         raise renamed(error, _NAME, mask="attn_mask", bias="attn_mask") from None
     sizes = (*call.leading, *out.shape[-2:])
     return out if out.shape == sizes else out.reshape(sizes)
+
+
+def _nested(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """(B, H, j, D) tensors with a length for each item: nothing is padded, and items do not see each other."""
+    if attn_mask is not None:
+        raise NotImplementedError(f"{_NAME}: attn_mask is given with nested tensors, expected None")
+    jagged = query.layout == key.layout == torch.jagged and query.dim() == key.dim() == 4
+    hint = _grouped_hint(query, key) if jagged and not enable_gqa else ""
+    if hint:
+        raise ValueError(f"{_NAME}: query has {query.shape[1]} heads, key has {key.shape[1]}{hint}")
+    try:
+        return nested_attention(_NAME, query, key, value, dropout_p, is_causal, scale)
+    except Exception as error:
+        raise renamed(error, _NAME) if not str(error).startswith(_NAME) else error from None
 
 
 def seen(
@@ -147,7 +173,7 @@ def _check(
         require_number(_NAME, "scale", scale)
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.is_nested:
-            raise NotImplementedError(f"{_NAME}: {name} is nested: use headway.torch.attention_varlen")
+            raise NotImplementedError(f"{_NAME}: {name} is nested, and query is not: expected all three alike")
         if x.dim() < 2:
             raise ValueError(f"{_NAME}: {name} has shape {tuple(x.shape)}, expected (..., length, width)")
         if x.dtype != query.dtype:
@@ -190,7 +216,15 @@ def _leading(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tup
         return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
     except RuntimeError:
         found = ", ".join(f"{name} {tuple(x.shape)}" for name, x in (("query", query), ("key", key), ("value", value)))
-        raise ValueError(f"{_NAME}: the leading axes do not broadcast: {found}") from None
+        hint = "" if enable_gqa else _grouped_hint(query, key)
+        raise ValueError(f"{_NAME}: the leading axes do not broadcast: {found}{hint}") from None
+
+
+def _grouped_hint(query: Tensor, key: Tensor) -> str:
+    """Where the heads look like those of grouped attention, what that needs."""
+    heads, shared = (int(x.shape[-3]) if x.dim() > 2 else 1 for x in (query, key))
+    grouped = 0 < shared < heads and heads % shared == 0
+    return f"; heads that share keys and values, {heads} for {shared}, need enable_gqa=True" if grouped else ""
 
 
 def _same_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
