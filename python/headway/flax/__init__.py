@@ -1,9 +1,10 @@
-"""Attention modules for Flax (linen).
+"""Attention modules for Flax: linen here, NNX in headway.flax.nnx.
 
 MultiHeadDotProductAttention   a drop-in for flax.linen.MultiHeadDotProductAttention, with the same parameters
 dot_product_attention          the same for the function flax.linen.dot_product_attention; an attention_fn
 MultiHeadAttention             the module of the tutorials: MultiHeadAttention(num_hiddens, num_heads, dropout)
 DotProductAttention            its attention alone
+nnx                            a drop-in for flax.nnx.MultiHeadAttention, and its attention_fn
 
 >>> import jax, jax.numpy as jnp, headway.flax
 >>> layer = headway.flax.MultiHeadDotProductAttention(num_heads=8)
@@ -22,7 +23,8 @@ except ImportError as error:
         name=error.name,
     ) from error
 
+from headway.flax import nnx
 from headway.flax._drop_in import MultiHeadDotProductAttention, dot_product_attention
 from headway.flax._tutorial import DotProductAttention, MultiHeadAttention
 
-__all__ = ["DotProductAttention", "MultiHeadAttention", "MultiHeadDotProductAttention", "dot_product_attention"]
+__all__ = ["DotProductAttention", "MultiHeadAttention", "MultiHeadDotProductAttention", "dot_product_attention", "nnx"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
+from flax import nnx
 from flax.linen.dtypes import promote_dtype
 
 from headway._suggest import suggests_keywords
@@ -28,11 +29,12 @@ def dot_product_attention(
     deterministic: bool = False,
     dtype: Any = None,
     precision: Any = None,
-    module: nn.Module | None = None,
+    module: Any = None,
     force_fp32_for_softmax: bool = False,
     einsum_dot_general: Callable[..., Any] | None = None,
     qk_attn_weights_einsum: Callable[..., Any] | None = None,
     attn_weights_value_einsum: Callable[..., Any] | None = None,
+    is_causal: bool = False,
 ) -> Any:
     """A drop-in for flax.linen.dot_product_attention, with its arguments.
 
@@ -40,6 +42,9 @@ def dot_product_attention(
         query  (batch..., q_length, heads, depth); key and value  (batch..., kv_length, heads, depth)
         bias, mask  broadcast to (batch..., heads, q_length, kv_length); mask: True, or not 0, = attend
         result  (batch..., q_length, heads, value's depth)
+
+    is_causal, which flax.nnx passes, lets query i see the keys j <= i. module, where the weights are sown, may be a
+    module of linen or of nnx.
 
     One difference: a query that no key is left for gives 0, where the original gives the mean of all values.
 
@@ -59,20 +64,38 @@ def dot_product_attention(
                 "use flax.linen.dot_product_attention"
             )
     query, key, value = promote_dtype(query, key, value, dtype=dtype)
+    _check_heads(query, key, value)
+    drops = not deterministic and dropout_rate > 0
+    return attend(query, key, value, bias, mask, is_causal, dropout_rate if drops else 0.0, dropout_rng, module)
+
+
+def attend(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Any,
+    mask: Any,
+    is_causal: bool,
+    dropout: float,
+    dropout_rng: Any,
+    module: Any,
+) -> Array:
+    """Attention of arrays (batch..., length, heads, depth); a module that is given is told the weights."""
     _check_batch(query, key, value)
     batch = query.shape[:-3]
-    drops = not deterministic and dropout_rate > 0
     out, weights = attend_positions_first(
         "dot_product_attention",
         *(array.reshape(-1, *array.shape[-3:]) for array in (query, key, value)),
         mask=None if mask is None else _one_batch_axis("mask", jnp.asarray(mask).astype(bool), batch),
         bias=None if bias is None else _one_batch_axis("bias", jnp.asarray(bias), batch),
-        dropout=dropout_rate if drops else 0.0,
-        seed=dropout_rng if drops else None,
+        causal="top_left" if is_causal else False,
+        dropout=dropout,
+        seed=dropout_rng if dropout > 0 else None,
         return_weights=module is not None,
     )
     if module is not None:
-        module.sow("intermediates", "attention_weights", weights.reshape(*batch, *weights.shape[1:]))
+        kind: Any = "intermediates" if isinstance(module, nn.Module) else nnx.Intermediate
+        module.sow(kind, "attention_weights", weights.reshape(*batch, *weights.shape[1:]))
     return out.reshape(*batch, *out.shape[1:])
 
 
@@ -102,7 +125,11 @@ def _check_batch(query: Array, key: Array, value: Array) -> None:
                 f"dot_product_attention: {name} has shape {array.shape}, query has {query.shape}: "
                 "expected (batch..., length, heads, depth), and the same batch"
             )
-        if array.shape[-2] != query.shape[-2]:
+
+
+def _check_heads(query: Array, key: Array, value: Array) -> None:
+    for name, array in (("key", key), ("value", value)):
+        if min(query.ndim, array.ndim) >= 3 and array.shape[-2] != query.shape[-2]:
             raise ValueError(
                 f"dot_product_attention: {name} has {array.shape[-2]} heads, query has {query.shape[-2]}: "
                 "expected as many; headway.jax.dot_product_attention shares heads"
