@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from headway import _headway
 from headway._suggest import suggests_keywords
@@ -88,8 +89,8 @@ def attention(
         results.append(weights)
     if return_lse:
         results.append(lse)
-    squeezed = tuple(jnp.squeeze(result, without) if without else result for result in results)
-    return squeezed if len(squeezed) > 1 else squeezed[0]
+    squeezed: tuple[Any, ...] = tuple(jnp.squeeze(result, without) if without else result for result in results)
+    return squeezed if len(results) > 1 else squeezed[0]
 
 
 # ---- From arguments to a call ----
@@ -139,7 +140,7 @@ def _prepare(operation: str, layout: Layout, inputs: dict[str, Any], **given: An
     seed = given.pop("seed", None)
     options = _DEFAULTS | given
     for name, option in options.items():
-        if isinstance(option, jax.core.Tracer):
+        if isinstance(option, Tracer):
             raise TypeError(
                 f"{operation}: {name} is traced, expected a value that is known when the program is compiled"
                 + ("; to learn it, multiply the query by it and pass scale=1" if name == "scale" else "")

@@ -138,7 +138,9 @@ def _kept(static: Static, operands: Operands) -> Array:
     value = jnp.broadcast_to(jnp.eye(keys, dtype=jnp.float32), (*key.shape[:3], keys))
     zeros = {"query": jnp.zeros(query.shape, jnp.float32), "key": jnp.zeros(key.shape, jnp.float32)}
     drop = Static("BHSD", dropout=static.dropout)
-    return keys * attend(drop, {**zeros, "value": value, "seed": operands["seed"]})[0]
+    found: Any = attend(drop, {**zeros, "value": value, "seed": operands["seed"]})
+    kept: Array = keys * found[0]
+    return kept
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
@@ -175,7 +177,8 @@ def attend(static: Static, operands: Operands) -> tuple[Array, Array]:
 
 def _attend_forward(static: Static, operands: dict[str, Any]) -> tuple[tuple[Array, Array], Any]:
     arrays, wanted = _split(operands)
-    out, lse = attend(static, arrays)
+    found: Any = attend(static, arrays)
+    out, lse = found
     return (out, lse), (arrays, wanted, out, lse)
 
 
@@ -230,7 +233,7 @@ def attention_weights(static: Static, operands: Operands, lse: Array) -> Array:
 
 def _weights_forward(static: Static, operands: dict[str, Any], lse: Any) -> tuple[Array, Any]:
     arrays, wanted = _split(operands)
-    weights = attention_weights(static, arrays, lse.value)
+    weights: Any = attention_weights(static, arrays, lse.value)
     return weights, (arrays, wanted, lse.value, weights)
 
 
@@ -257,7 +260,8 @@ attention_weights.defvjp(_weights_forward, _weights_backward, symbolic_zeros=Tru
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def run(static: Static, with_weights: bool, operands: Operands) -> tuple[Array, Array | None, Array]:
     """out, weights where they are asked for, and lse."""
-    out, lse = attend(static, operands)
+    found: Any = attend(static, operands)
+    out, lse = found
     if not with_weights:
         return out, None, lse
     scored = {name: operand for name, operand in operands.items() if name not in ("value", "seed")}

@@ -19,8 +19,8 @@ def attention(static: Static, operands: Operands, keep: Array | None) -> Array:
     group = query.shape[1] // key.shape[1] if key.shape[1] else 1
     query, key, value = (array.astype(kind) for array in (query, *(jnp.repeat(x, group, 1) for x in (key, value))))
     allowed, distance = _pairs(static, operands, (*query.shape[:3], key.shape[2]))
-    if "bias" in operands:
-        bias = operands["bias"].astype(kind)
+    bias = operands["bias"].astype(kind) if "bias" in operands else None
+    if bias is not None:
         allowed = allowed & ~jnp.isneginf(bias)
     # What is stored in a key that nobody attends to must not show, and 0 times NaN would.
     seen = allowed.any(-2)[..., None]
@@ -30,7 +30,7 @@ def attention(static: Static, operands: Operands, keep: Array | None) -> Array:
     scores = scale * jnp.einsum("bhid,bhjd->bhij", query, key, precision=exact)
     if static.softcap is not None:
         scores = static.softcap * jnp.tanh(scores / static.softcap)
-    if "bias" in operands:
+    if bias is not None:
         scores = scores + jnp.where(jnp.isneginf(bias), 0, bias)
     if "alibi_slopes" in operands:
         scores = scores - operands["alibi_slopes"].astype(kind)[:, None, None] * distance[:, None]
