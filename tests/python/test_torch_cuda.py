@@ -353,19 +353,3 @@ def test_tensors_on_two_devices():
         ht.attention(there, here, here)
     with pytest.raises(ValueError, match="attention: mask is on cpu, query is on cuda:0"):
         ht.attention(there, there, there, mask=torch.ones(3, 3).bool())
-
-
-def test_a_model_on_the_gpu_is_recorded_and_analyzed_there(tmp_path):
-    torch.manual_seed(0)
-    model = torch.nn.MultiheadAttention(64, 4, batch_first=True).cuda().eval()
-    x = torch.randn(1, 40, 64, device="cuda")
-    with torch.no_grad(), ht.record(model) as recording:
-        _, weights = model(x, x, x, average_attn_weights=False)
-    (call,) = recording.calls
-    assert call.query.is_cuda and call.key.is_cuda
-    (found,) = recording.analyze(top=1)
-    torch.testing.assert_close(found.top_weights[..., 0], weights.amax(-1).cpu(), atol=1e-5, rtol=1e-4)
-    assert recording.view(path=tmp_path / "page.html").stat().st_size > 10_000
-    with torch.no_grad(), ht.record(model, device="cpu") as recording:
-        model(x, x, x)
-    assert not recording.calls[0].query.is_cuda

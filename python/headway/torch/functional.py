@@ -71,9 +71,8 @@ def attention(
     if not _has_heads_third("attention", layout):
         return _attend(query, key, value, options, return_weights, return_lse, out)
     # (B, S, H, D) seen as (B, H, S, D): out lies in memory as the query does.
-    query, key, value = (x.transpose(1, 2) if x.dim() == 4 else x for x in (query, key, value))
-    place = out.transpose(1, 2) if out is not None and out.dim() == 4 else out
-    results = _attend(query, key, value, options, return_weights, return_lse, place)
+    swapped = [x.transpose(1, 2) if x is not None and x.dim() == 4 else x for x in (query, key, value, out)]
+    results = _attend(*swapped[:3], options, return_weights, return_lse, swapped[3])
     found, *others = results if isinstance(results, tuple) else (results,)
     if out is None:
         out = found.transpose(1, 2) if found.dim() == 4 else found
