@@ -51,18 +51,18 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc]
         attention_mask: Any = None,
         training: bool | None = None,
         return_attention_scores: bool = False,
-        **others: Any,
+        use_causal_mask: bool = False,
     ) -> tuple[Any, Any]:
         """Query (B, T, N, H), key and value (B, S, N, H) -> (B, T, N, H), and the weights (B, N, T, S) if asked for."""
         if len(query.shape) != 4:
             return super()._compute_attention(  # type: ignore[no-any-return]
-                query, key, value, attention_mask, training, return_attention_scores, **others
+                query, key, value, attention_mask, training, return_attention_scores
             )
         options: dict[str, Any] = {"scale": self._inverse_sqrt_key_dim}
         if attention_mask is not None:
-            mask = keras.ops.cast(attention_mask, "bool")
+            mask: Any = keras.ops.cast(attention_mask, "bool")
             options["mask"] = keras.ops.expand_dims(mask, 1) if len(mask.shape) == 3 else mask
-        if others.get("use_causal_mask"):
+        if use_causal_mask:
             options["causal"] = "top_left"
         if training and self._dropout > 0:
             options |= {"dropout": float(self._dropout), "seed": _seed(self._dropout_layer.seed_generator.next())}
@@ -93,5 +93,6 @@ def _seed(drawn: Any) -> Any:
     """Two numbers of Keras's generator as a seed: for JAX a key, for others one number of 64 bits."""
     if keras.backend.backend() == "jax":
         return drawn
-    high, low = (int(number) for number in keras.ops.convert_to_numpy(drawn))
+    numbers: Any = keras.ops.convert_to_numpy(drawn)
+    high, low = map(int, numbers)
     return (high << 32 | low) % 2**64

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import inspect
+import json
 import pathlib
 import re
 import shutil
@@ -72,10 +73,40 @@ layer.forward(x, x, x, None, training=True)
 parts: dict[str, object] = layer.backward(x)
 found: headway.Analysis = headway.analyze(x, x, top=3, progress=False, causal=True)
 page: pathlib.Path = headway.view(x, x, tokens=["a", "b", "c"], path="page.html", scale=2.0)
-server: headway.ViewServer = headway.view(x, x, serve=True)
+shown: headway.Page = headway.view(weights=[x], overwrite=True)
+server: headway.ViewServer = headway.view(x, x, serve=True, port=8000)
+saved: headway.Page = headway.trace(x, x, x).save("trace.html")
+steps_found: headway.Trace = headway.trace(x, x, x, layer=layer)
+layer.astype(np.float32).save("layer.safetensors", overwrite=True)
+again: headway.MultiHeadAttention = headway.MultiHeadAttention.load("layer.safetensors")
+joined, shares = again(x, x, x, causal=True, mask=None, return_weights=True)
+state: dict[str, object] = headway.convert.to_torch(again)
+headway.attention_varlen_backward(x, x, x, x, x, lse, [0, 2], [0, 2])
+headway.weights_in(x, x, (0, 1), (0, 2))
+headway.mean_weights(x[None], x[None], lse)
+headway.plot_heads(found)
+headway.plot_row(x, x, 1)
+headway.self_attention(*headway.compute_qkv(x[0], x[0], x[0], x[0]))
+headway.multi_head_attention(x, x, x, 2)
 headway.set_threads(headway.get_threads())
 names: list[str] = headway.engines()
+version: str = headway.__version__
 """
+
+
+def test_the_typed_program_uses_every_public_name():
+    assert [name for name in headway.__all__ if f"headway.{name}" not in PROGRAM] == []
+
+
+def test_a_typed_program_passes_pyright(tmp_path):
+    pytest.importorskip("basedpyright", reason="basedpyright is not installed")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    paths = [str(pathlib.Path(headway.__file__).parents[1])]
+    settings = {"include": ["program.py"], "extraPaths": paths, "typeCheckingMode": "standard"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, "--level", "error"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
 
 
 def test_a_typed_program_passes_the_strictest_checks(tmp_path):

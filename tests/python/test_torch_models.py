@@ -205,3 +205,34 @@ def test_dropout_acts_in_training_only(transformers):
     run(0).sum().backward()
     model.eval()
     assert torch.equal(run(0), run(1))
+
+
+def test_export_keeps_a_module_s_numbers_at_other_lengths():
+    for made in (
+        lambda: headway.torch.MultiheadAttention(16, 4, batch_first=True),
+        lambda: headway.torch.tutorial.MultiHeadAttention(16, 4),
+    ):
+        torch.manual_seed(5)
+        model = made().eval()
+        x = torch.randn(2, 6, 16)
+        length = torch.export.Dim("length", min=2, max=64)
+        exported = torch.export.export(model, (x, x, x), dynamic_shapes=[{1: length}, {1: length}, {1: length}])
+        for size in (6, 11):
+            x = torch.randn(2, size, 16)
+            found, expected = exported.module()(x, x, x), model(x, x, x)
+            torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_inductor_on_the_cpu_keeps_a_module_s_numbers_and_gradients():
+    torch.manual_seed(6)
+    model = headway.torch.MultiheadAttention(16, 4, batch_first=True)
+    compiled, x = torch.compile(model, backend="inductor", fullgraph=True), torch.randn(2, 6, 16)
+    for run in (model, compiled):
+        model.zero_grad()
+        run(x, x, x, need_weights=False)[0].square().sum().backward()
+        gradients = [parameter.grad.clone() for parameter in model.parameters()]
+        if run is model:
+            expected = gradients
+    for found, wanted in zip(gradients, expected):
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)

@@ -394,3 +394,21 @@ def test_parts_of_a_projection_with_other_gradients():
     one, _, three = split(joined, 3, False)
     (one.sum() - 2 * three.sum()).backward()
     assert torch.equal(joined.grad[0, 0], torch.tensor([1.0] * 4 + [0.0] * 4 + [-2.0] * 4, dtype=torch.float64))
+
+
+def test_nested_tensors_are_items_of_their_own_lengths():
+    torch.manual_seed(4)
+    layer = headway.torch.MultiheadAttention(16, 4, batch_first=True, kdim=16).eval()
+    items = [torch.randn(length, 16, requires_grad=True) for length in (5, 1, 8)]
+    whole = torch.nested.as_nested_tensor(items, layout=torch.jagged)
+    out, weights = layer(whole, whole, whole, need_weights=False)
+    assert out.is_nested and weights is None
+    (out + whole).values().sum().backward()  # its lengths are those of the query, as a residual needs them to be
+    for item, found in zip(items, out.unbind()):
+        torch.testing.assert_close(found, layer(item, item, item, need_weights=False)[0], atol=1e-5, rtol=1e-5)
+        assert item.grad is not None
+    for how in ({}, {"need_weights": False, "attn_mask": torch.zeros(5, 5)}):
+        with pytest.raises(NotImplementedError, match="query is nested, expected batch_first=True, need_weights=False"):
+            layer(whole, whole, whole, **how)
+    with pytest.raises(NotImplementedError, match="key or value is nested, and query is not"):
+        layer(items[0], whole, whole)

@@ -10,6 +10,7 @@ from torch import nn  # noqa: E402
 
 import headway.torch  # noqa: E402
 from test_view import page_data  # noqa: E402
+from torch_support import no_cuda  # noqa: E402
 
 
 def weights_of(call):
@@ -331,3 +332,20 @@ def test_a_long_document_s_page_stays_small(minilm, tmp_path):
     assert len(tokens) == 512 and page.stat().st_size < 5_000_000
     data = page_data(page.read_text())
     assert data["queries"] == 512 and data["mapRows"] >= 64 and data["top"] > 0
+
+
+@pytest.mark.skipif(no_cuda() is not None, reason=str(no_cuda()))
+def test_a_model_on_the_gpu_is_recorded_and_analyzed_there(tmp_path):
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(64, 4, batch_first=True).cuda().eval()
+    x = torch.randn(1, 40, 64, device="cuda")
+    with torch.no_grad(), headway.torch.record(model) as recording:
+        _, weights = model(x, x, x, average_attn_weights=False)
+    (call,) = recording.calls
+    assert call.query.is_cuda and call.key.is_cuda
+    (found,) = recording.analyze(top=1)
+    torch.testing.assert_close(found.top_weights[..., 0], weights.amax(-1).cpu(), atol=1e-5, rtol=1e-4)
+    assert recording.view(path=tmp_path / "page.html").stat().st_size > 10_000
+    with torch.no_grad(), headway.torch.record(model, device="cpu") as recording:
+        model(x, x, x)
+    assert not recording.calls[0].query.is_cuda

@@ -246,10 +246,47 @@ def test_what_cannot_be_is_named(error, text, options):
         ours(**arguments)
 
 
-def test_nested_tensors_are_refused():
-    nested = torch.nested.nested_tensor([torch.ones(5, 8)], layout=torch.jagged)
-    with pytest.raises(NotImplementedError, match="query is nested: use headway.torch.attention_varlen"):
-        ours(nested, nested, nested)
+def nested(*lengths, heads=4, width=8, grad=False):
+    """A nested (B, H, j, D), and its items (H, length, D)."""
+    items = [torch.randn(length, heads, width, requires_grad=grad) for length in lengths]
+    whole = torch.nested.as_nested_tensor(items, layout=torch.jagged).transpose(1, 2)
+    return whole, items
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_nested_tensors_are_items_of_their_own_lengths(causal, kv_heads):
+    (q, q_items), (k, k_items), (v, v_items) = (
+        nested(5, 1, 9, heads=heads, grad=True) for heads in (4, kv_heads, kv_heads)
+    )
+    out = ours(q, k, v, is_causal=causal, enable_gqa=kv_heads < 4)
+    assert out.is_nested and out.shape[0] == 3 and out.shape[1] == 4
+    sum(item.square().sum() for item in out.unbind()).backward()
+    for n, item in enumerate(out.unbind()):
+        parts = [x[n].detach().requires_grad_() for x in (q_items, k_items, v_items)]
+        expected = F.scaled_dot_product_attention(
+            *(x.transpose(0, 1)[None] for x in parts), is_causal=causal, enable_gqa=True
+        )[0]
+        torch.testing.assert_close(item, expected, atol=1e-5, rtol=1e-5)
+        expected.square().sum().backward()
+        for mine, theirs in zip((q_items[n], k_items[n], v_items[n]), parts):
+            torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_that_cannot_be_packed_are_refused():
+    whole, _ = nested(5, 2)
+    few, _ = nested(5, 2, heads=2)
+    strided = torch.nested.nested_tensor([torch.ones(4, 5, 8)])
+    for arguments, error, text in [
+        ((whole, whole, torch.ones(1, 4, 5, 8)), NotImplementedError, "value is no nested tensor, and the others are"),
+        ((torch.ones(1, 4, 5, 8), whole, whole), NotImplementedError, "key is nested, and query is not"),
+        ((strided, strided, strided), NotImplementedError, "query is nested with the layout torch.strided"),
+        ((whole, whole, whole, torch.ones(5, 5)), NotImplementedError, "attn_mask is given with nested tensors"),
+        ((whole, few, few), ValueError, "need enable_gqa=True"),
+    ]:
+        with pytest.raises(error, match=f"^scaled_dot_product_attention: .*{text}"):
+            ours(*arguments)
 
 
 def test_results_lie_in_memory_as_the_query_does():

@@ -90,7 +90,7 @@ def attention(
     if return_lse:
         results.append(lse)
     squeezed: tuple[Any, ...] = tuple(jnp.squeeze(result, without) if without else result for result in results)
-    return squeezed if len(squeezed) > 1 else squeezed[0]
+    return squeezed if len(results) > 1 else squeezed[0]
 
 
 # ---- From arguments to a call ----
@@ -163,7 +163,7 @@ def _check(call: tuple[Any, ...]) -> None:
 
 
 def _check_call(call: tuple[Any, ...]) -> None:
-    """Lets the library itself check shapes, types and options, with arrays of one element in place of the real ones."""
+    """Has the library itself look at shapes, types and options; arrays of one element stand in for the real ones."""
     operation, layout, described, seed, options = call
     arrays: dict[str, Any] = {name: np.broadcast_to(np.zeros((), dtype), shape) for name, shape, dtype in described}
     if layout == "BSHD":
@@ -196,7 +196,7 @@ def _integers(lens: Any) -> Array:
     array = jnp.asarray(lens)
     if array.dtype in (jnp.int8, jnp.int16, jnp.uint8, jnp.uint16):
         return array.astype(jnp.int32)
-    if array.dtype in (jnp.uint32, jnp.uint64):  # larger than any length
+    if array.dtype in (jnp.uint32, jnp.uint64):  # what is past the type is past every length too
         return jnp.minimum(array, np.iinfo(np.int32).max).astype(jnp.int32)
     return array.astype(jnp.int32) if array.size == 0 else array  # an empty list is one of floats
 

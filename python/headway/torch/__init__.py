@@ -4,7 +4,7 @@ scaled_dot_product_attention        torch.nn.functional.scaled_dot_product_atten
 MultiheadAttention                  torch.nn.MultiheadAttention; parameters and state_dict are the same
 replace_attention                   swaps every torch.nn.MultiheadAttention inside a model, restore_attention undoes it
 register_with_transformers          attn_implementation="headway" for Hugging Face models
-MultiHeadAttention                  the tutorials' module, with nn.Linear W_q, W_k, W_v, W_o
+tutorial.MultiHeadAttention         the tutorials' module, with nn.Linear W_q, W_k, W_v, W_o; also without `tutorial`
 record                              what every attention layer of a model attends to, while it runs
 attention, attention_varlen         headway.attention and headway.attention_varlen with gradients
 activate, deactivate                torch's own scaled_dot_product_attention and varlen_attn, computed by Headway
@@ -29,12 +29,12 @@ except ImportError as error:
 from headway.torch.flash import flash_attn_func, flash_attn_varlen_func
 from headway.torch.functional import attention, attention_varlen
 from headway.torch.hugging_face import register_with_transformers
-from headway.torch.layer import MultiHeadAttention
 from headway.torch.multihead import MultiheadAttention
 from headway.torch.recording import Recording, record
 from headway.torch.route import activate, deactivate
 from headway.torch.sdpa import scaled_dot_product_attention
 from headway.torch.swap import replace_attention, restore_attention
+from headway.torch.tutorial import MultiHeadAttention
 
 # Torch's threads and ours would take the CPUs from each other: from now on calls run on torch's.
 _headway.share_openmp_threads(_os.path.join(_os.path.dirname(_torch.__file__), "lib", "libtorch_cpu.so"))

@@ -92,5 +92,7 @@ def _wants_weights(module: nn.Module, others: dict[str, Any]) -> bool:
         asked = getattr(getattr(module, "config", None), "output_attentions", None)
     if asked:
         return True
-    collected = _collector.get() if _collector is not None else None
+    if _collector is None or (torch.compiler.is_compiling() and not _collector.compiling):
+        return False  # a compiler cannot follow a context variable that nobody set for it
+    collected = _collector.get()
     return collected is not None and any(name.endswith("attentions") for name in collected)

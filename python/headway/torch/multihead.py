@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from headway.torch._core import Options
 from headway.torch._dispatch import attend, autocast_active, is_watched
 from headway.torch._mean_weights import attend_for_mean
+from headway.torch._nested import Packed
 from headway.torch._parts import split
 from headway.torch._weights import hide_unseen
-from headway.torch.functional import draw_seed, refuse_keywords, require_tensors
+from headway.torch.functional import attention_varlen, draw_seed, refuse_keywords, require_tensors
 
 _NAME = "MultiheadAttention"
 
@@ -98,6 +99,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         """
         if unknown:
             refuse_keywords(f"{_NAME}.forward", MultiheadAttention.forward, unknown)
+        if isinstance(query, Tensor) and query.is_nested:
+            masks_given = key_padding_mask is not None or attn_mask is not None
+            return self._forward_nested(query, key, value, need_weights, masks_given), None
         self._check(query, key, value, key_padding_mask, attn_mask, is_causal)
         batched = query.dim() == 3
         length_axis = 1 if self.batch_first or not batched else 0
@@ -123,6 +127,24 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not batched:
             out, weights = out.squeeze(0), None if weights is None else weights.squeeze(0)
         return out, weights
+
+    def _forward_nested(
+        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, masks_given: bool
+    ) -> Tensor:
+        """Nested (N, length, width) tensors, each item inside itself: nothing is padded."""
+        if not self.batch_first or need_weights or masks_given or self.bias_k is not None or self.add_zero_attn:
+            raise NotImplementedError(
+                f"{_NAME}: query is nested, expected batch_first=True, need_weights=False, no masks (lengths are the "
+                "tensor's own), and neither add_bias_kv nor add_zero_attn"
+            )
+        once = {id(x): Packed(_NAME, name, x) for name, x in (("value", value), ("key", key), ("query", query))}
+        packed = [once[id(x)] for x in (query, key, value)]
+        q, k, v = (
+            x.view(len(x), self.num_heads, self.head_dim) for x in self._project(*(part.rows for part in packed))
+        )
+        dropout = self.dropout if self.training else 0.0
+        joined: Tensor = attention_varlen(q, k, v, packed[0].begins, packed[1].begins, dropout=dropout)
+        return packed[0].like(F.linear(joined.flatten(-2), self.out_proj.weight, self.out_proj.bias))
 
     # ---- Projections ----
 
@@ -183,10 +205,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool,
     ) -> None:
         require_tensors(_NAME, ("query", query), ("key", key), ("value", value))
-        if query.is_nested or key.is_nested or value.is_nested:
-            raise NotImplementedError(
-                f"{_NAME}: nested tensors are not supported; for TransformerEncoder use headway.torch.replace_attention"
-            )
+        if key.is_nested or value.is_nested:
+            raise NotImplementedError(f"{_NAME}: key or value is nested, and query is not: expected all three alike")
         if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
             raise ValueError(
                 f"{_NAME}: query, key and value have shapes {tuple(query.shape)}, {tuple(key.shape)} and "

@@ -201,7 +201,7 @@ class Recording:
         """In a notebook, the page of the first run; None, which shows the line above, where no one page holds it."""
         try:
             return page_in_frame(*self._page(None, None, "Attention", 0, 0, None))
-        except ValueError:
+        except (ValueError, NotImplementedError):
             return None
 
 

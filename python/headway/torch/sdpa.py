@@ -10,6 +10,7 @@ from torch import Tensor
 from headway.functions import renamed
 from headway.torch._core import NO_OPTIONS, Options
 from headway.torch._dispatch import attend
+from headway.torch._nested import nested_attention
 from headway.torch.functional import draw_seed, refuse_keywords, require_number, require_tensors
 
 _NAME = "scaled_dot_product_attention"
@@ -49,6 +50,8 @@ def scaled_dot_product_attention(
     """
     if unknown:
         refuse_keywords(_NAME, scaled_dot_product_attention, unknown)
+    if isinstance(query, Tensor) and query.is_nested:
+        return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     leading = None
     try:
         options = _options(attn_mask, dropout_p, is_causal, scale)
@@ -62,6 +65,29 @@ def scaled_dot_product_attention(
         _check(query, key, value, attn_mask, dropout_p)  # names what is wrong in torch's words
         raise renamed(error, _NAME, mask="attn_mask", bias="attn_mask") from None
     return out if leading is None else out.reshape(*leading, *out.shape[-2:])
+
+
+def _nested(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """(B, H, j, D) tensors with a length for each item: nothing is padded, and items do not see each other."""
+    if attn_mask is not None:
+        raise NotImplementedError(f"{_NAME}: attn_mask is given with nested tensors, expected None")
+    jagged = query.layout == key.layout == torch.jagged and query.dim() == key.dim() == 4
+    hint = _grouped_hint(query, key) if jagged and not enable_gqa else ""
+    if hint:
+        raise ValueError(f"{_NAME}: query has {query.shape[1]} heads, key has {key.shape[1]}{hint}")
+    try:
+        return nested_attention(_NAME, query, key, value, dropout_p, is_causal, scale)
+    except Exception as error:
+        raise renamed(error, _NAME) if not str(error).startswith(_NAME) else error from None
 
 
 def seen(
@@ -135,7 +161,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
     require_number(_NAME, "dropout_p", dropout_p)
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.is_nested:
-            raise NotImplementedError(f"{_NAME}: {name} is nested: use headway.torch.attention_varlen")
+            raise NotImplementedError(f"{_NAME}: {name} is nested, and query is not: expected all three alike")
         if x.dim() < 2:
             raise ValueError(f"{_NAME}: {name} has shape {tuple(x.shape)}, expected (..., length, width)")
         if x.dtype != query.dtype:
@@ -185,7 +211,7 @@ def _leading(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tup
 
 def _grouped_hint(query: Tensor, key: Tensor) -> str:
     """Where the heads look like those of grouped attention, what that needs."""
-    heads, shared = (x.shape[-3] if x.dim() > 2 else 1 for x in (query, key))
+    heads, shared = (int(x.shape[-3]) if x.dim() > 2 else 1 for x in (query, key))
     grouped = 0 < shared < heads and heads % shared == 0
     return f"; heads that share keys and values, {heads} for {shared}, need enable_gqa=True" if grouped else ""
 

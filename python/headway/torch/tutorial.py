@@ -1,4 +1,4 @@
-"""The multi-head attention module that tutorials build."""
+"""The multi-head attention module that tutorials build; headway.torch.MultiheadAttention is torch's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MultiHeadAttention(nn.Module):
     It trains, moves between devices and types and has a state_dict, as modules do; no (seq_q, seq_k) matrix is stored.
 
     >>> import torch
-    >>> from headway.torch import MultiHeadAttention
+    >>> from headway.torch.tutorial import MultiHeadAttention
     >>> mha = MultiHeadAttention(d_model=32, num_heads=4)
     >>> Q, K = torch.randn(1, 3, 32), torch.randn(1, 7, 32)
     >>> mha(Q, K, K).shape
