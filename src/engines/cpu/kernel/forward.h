@@ -125,6 +125,10 @@ class Forward : protected ForwardTiles<S, In> {
     }
     std::int64_t begin = core.begin;
     // A row may still lack a reference, behind a mask or NaNs: what one row sees must not change how the others go on.
+    if (HasTiles<S> && !at_.panel_ranges[p].has_references) {
+      at_.panel_ranges[p].has_references = true;
+      this->template first_references<NV>(p, {core.begin, core.begin + tile_steps});
+    }
     if (!at_.panel_ranges[p].has_references) {
       at_.panel_ranges[p].has_references = true;
       begin = smaller(core.begin + first_keys, core.end);

@@ -32,6 +32,24 @@ class ForwardTiles : public ForwardTiny<S, In> {
   using typename Base::Scalar;
   using typename Base::Vector;
 
+  // References for rows that have none yet: the highest of their scores with a few keys.
+  template <int NV>
+  HEADWAY_NOINLINE void first_references(std::int64_t p, const Range& piece) {
+    Vector highest[NV];
+    HEADWAY_UNROLL
+    for (int n = 0; n < NV; ++n) {
+      highest[n] = S::set(-Base::infinity);
+    }
+    this->template raw_scores<NV>(p, 0, piece);
+    this->template raise_to_scores<NV>(0, piece, highest);
+    HEADWAY_UNROLL
+    for (int n = 0; n < NV; ++n) {
+      Scalar* at = at_.references + p * width + n * lanes;
+      const auto missing = S::equal(S::load(at), S::set(-Base::infinity));
+      S::store(at, S::select(missing, highest[n], S::load(at)));
+    }
+  }
+
   // A piece of whole tiles of keys, inside every row's range, against references that exist, for NV vectors from v on:
   // weights, sums and output. Returns false, with nothing changed, where a weight is out of reach.
   template <int NV>
@@ -41,14 +59,27 @@ class ForwardTiles : public ForwardTiny<S, In> {
     const int apart = static_cast<int>((chunk_pairs + products - 1) / products);
     Weighing<NV> weighing(*this, p, v, piece);
     alignas(64) Scalar raw[2][tile_steps * NV * lanes];
+    const TileRows<const std::uint32_t> queries{this->query_panel(p) + v * lanes, width, lanes};
+    const auto beside = [&]() HEADWAY_LAMBDA { weighing.some(apart); };
+    const bool resident = NV == 2 && steps == 2;
+    if (resident) {
+      ResidentTiles<S>::load(queries);
+    }
     int side = 0;
     for (std::int64_t key = piece.begin; key < piece.end; key += tile_steps, side ^= 1) {
-      Block<NV>::clear();
-      Block<NV>::template multiply<Operand>({this->key_operands(key), keys_.ld, tile_side * keys_.ld},
-                                            {this->query_panel(p) + v * lanes, width, lanes}, steps,
-                                            [&]() HEADWAY_LAMBDA { weighing.some(apart); });
-      weighing.rest();
-      Block<NV>::template store<Scalar>({raw[side], NV * lanes, tile_side * NV * lanes});
+      const TileRows<const std::uint32_t> keys{this->key_operands(key), keys_.ld, tile_side * keys_.ld};
+      const TileRows<Scalar> sums{raw[side], NV * lanes, tile_side * NV * lanes};
+      if (resident) {
+        ResidentTiles<S>::multiply(keys, sums, beside);
+        ResidentTiles<S>::multiply(TileRows<const std::uint32_t>{keys.tile(1), keys.ld, 0},
+                                   TileRows<Scalar>{sums.tile(1), sums.ld, 0}, beside);
+        weighing.rest();
+      } else {
+        Block<NV>::clear();
+        Block<NV>::multiply(keys, queries, steps, beside);
+        weighing.rest();
+        Block<NV>::store(sums);
+      }
       weighing.begin(raw[side]);
     }
     weighing.rest();
