@@ -61,6 +61,9 @@ class Forward : protected ForwardTiles<S, In> {
 
   HEADWAY_NOINLINE void run() {
     Range all{0, 0};
+    if constexpr (HasTiles<S>) {
+      this->look_ahead();
+    }
     for (std::int64_t p = 0; p < panels_; ++p) {
       this->start_panel(p);
       this->clear_output(p);

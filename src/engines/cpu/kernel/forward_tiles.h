@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "engines/cpu/kernel/ahead.h"
 #include "engines/cpu/kernel/forward_tiny.h"
 #include "engines/cpu/kernel/tile_exp2.h"
 #include "engines/cpu/kernel/tile_products.h"
@@ -15,6 +16,23 @@ namespace headway::cpu {
 namespace {
 
 constexpr std::int64_t weighed_keys = 256;
+
+// The next head's rows, a row of each matrix beside each product. Long sequences stay with their head for so long that
+// it does not matter.
+struct HeadAhead {
+  static constexpr std::int64_t most_keys = 512;
+  Ahead query, key, value;
+  std::int64_t rows = 0, done = 0;
+
+  HEADWAY_INLINE void fetch() {
+    if (done < rows) {
+      query.fetch<2>(done, 1);
+      key.fetch<2>(done, 1);
+      value.fetch<2>(done, 1);
+      ++done;
+    }
+  }
+};
 
 template <class S, class In>
 class ForwardTiles : public ForwardTiny<S, In> {
@@ -31,6 +49,16 @@ class ForwardTiles : public ForwardTiny<S, In> {
   using typename Base::Operand;
   using typename Base::Scalar;
   using typename Base::Vector;
+
+  // Before the first panel.
+  void look_ahead() {
+    if (args_.ranges.keys <= HeadAhead::most_keys) {
+      ahead_.key = ahead_of<In>(args_.next_key, args_.key, args_.ranges.keys, args_.head_dim);
+      ahead_.value = ahead_of<In>(args_.next_value, args_.value, args_.ranges.keys, args_.value_dim);
+      ahead_.query = ahead_of<In>(args_.next_query, args_.query, args_.row_end - args_.row_begin, args_.head_dim);
+      ahead_.rows = larger(ahead_.key.rows, ahead_.query.rows);
+    }
+  }
 
   // References for rows that have none yet: the highest of their scores with a few keys.
   template <int NV>
@@ -60,7 +88,11 @@ class ForwardTiles : public ForwardTiny<S, In> {
     Weighing<NV> weighing(*this, p, v, piece);
     alignas(64) Scalar raw[2][tile_steps * NV * lanes];
     const TileRows<const std::uint32_t> queries{this->query_panel(p) + v * lanes, width, lanes};
-    const auto beside = [&]() HEADWAY_LAMBDA { weighing.some(apart); };
+    HeadAhead ahead = ahead_;
+    const auto beside = [&]() HEADWAY_LAMBDA {
+      ahead.fetch();
+      weighing.some(apart);
+    };
     const bool resident = NV == 2 && steps == 2;
     if (resident) {
       ResidentTiles<S>::load(queries);
@@ -83,6 +115,7 @@ class ForwardTiles : public ForwardTiny<S, In> {
       weighing.begin(raw[side]);
     }
     weighing.rest();
+    ahead_.done = ahead.done;
     Vector decay[NV], totals[NV];
     bool in_reach = true;
     HEADWAY_UNROLL
@@ -102,6 +135,8 @@ class ForwardTiles : public ForwardTiny<S, In> {
   }
 
  private:
+  HeadAhead ahead_;
+
   using Exp = TileExp2<S>;
   static constexpr int chunk_pairs = tile_pairs;
   template <int NV>
