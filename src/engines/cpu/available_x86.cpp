@@ -23,9 +23,9 @@ bool is_intel() {
 // Tiles are 8 KB of registers more for each thread, which Linux grants a process that asks for them. Asking again is
 // allowed; refused are old kernels, other systems, and processes with a signal stack too small to save tiles on.
 bool amx_is_permitted() {
+#ifdef SYS_arch_prctl
   constexpr int request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr int tile_data = 18;               // XFEATURE_XTILEDATA
-#ifdef SYS_arch_prctl
   return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 #else
   return false;

@@ -58,6 +58,8 @@ struct GemmKernel {
   // Whether rows begin .. end of a matrix may go through products of pairs; null where the kernel has none.
   bool (*suits_pairs)(const ItemRows<const void>& matrix, std::int64_t begin, std::int64_t end, std::int64_t columns);
   int panel_columns;
+  int least_panels = 4;       // of a task, unless it takes fewer to have enough tasks
+  int tasks_of_a_thread = 6;  // that are enough
 };
 
 struct Kernels {

@@ -71,18 +71,31 @@ class Product {
     }
     if (kernel_.suits_pairs != nullptr) {
       args_.exact_products = !right_suits_pairs() || (args_.left_transposed && !suits_pairs(args_.left, args_.rows));
+      if (!args_.left_transposed) {
+        find_paired_rows();
+      }
     }
     run_tasks();
   }
 
  private:
   void find_zero_rows() {
-    auto* found = static_cast<std::uint8_t*>(zero_rows_.at_least(args_.depth));
+    auto* found = static_cast<std::uint8_t*>(row_marks_.at_least(args_.depth));
     parallel_for(ceil_div(args_.depth, scanned_rows), threads_, [&](std::int64_t task, int) {
       const std::int64_t begin = task * scanned_rows;
       kernel_.find_zero_rows(args_, begin, std::min(begin + scanned_rows, args_.depth), found);
     });
     args_.skipped = found;
+  }
+
+  void find_paired_rows() {
+    auto* found = static_cast<std::uint8_t*>(row_marks_.at_least(args_.rows));
+    parallel_for(ceil_div(args_.rows, scanned_rows), threads_, [&](std::int64_t task, int) {
+      for (std::int64_t r = task * scanned_rows; r < std::min((task + 1) * scanned_rows, args_.rows); ++r) {
+        found[r] = kernel_.suits_pairs(args_.left, r, r + 1, args_.depth);
+      }
+    });
+    args_.paired_rows = found;
   }
 
   // W^T is looked at as W, row by row.
@@ -91,15 +104,18 @@ class Product {
     if (right.row_stride != 1 || right.per_item < args_.depth) {
       return suits_pairs(right, args_.columns);
     }
-    return kernel_.suits_pairs({right.data, args_.columns, 0, right.column_stride, 1}, 0, args_.columns, args_.depth);
+    return suits_pairs({right.data, args_.columns, 0, right.column_stride, 1}, args_.columns, args_.depth);
+  }
+  bool suits_pairs(const ItemRows<const void>& matrix, std::int64_t columns) {
+    return suits_pairs(matrix, args_.depth, columns);
   }
 
-  // Whether the rows of a matrix [depth, columns] do.
-  bool suits_pairs(const ItemRows<const void>& matrix, std::int64_t columns) {
+  // Whether the rows of a matrix [rows, columns] do.
+  bool suits_pairs(const ItemRows<const void>& matrix, std::int64_t rows, std::int64_t columns) {
     std::atomic<bool> suits{true};
-    parallel_for(ceil_div(args_.depth, scanned_rows), threads_, [&](std::int64_t task, int) {
+    parallel_for(ceil_div(rows, scanned_rows), threads_, [&](std::int64_t task, int) {
       const std::int64_t begin = task * scanned_rows;
-      if (!kernel_.suits_pairs(matrix, begin, std::min(begin + scanned_rows, args_.depth), columns)) {
+      if (!kernel_.suits_pairs(matrix, begin, std::min(begin + scanned_rows, rows), columns)) {
         suits.store(false, std::memory_order_relaxed);
       }
     });
@@ -121,8 +137,8 @@ class Product {
                                                            : args_.columns;
     std::int64_t columns = ceil_div(std::min(most_columns, args_.columns), width) * width;
     const auto tasks = [&] { return ceil_div(args_.rows, rows) * ceil_div(args_.columns, columns); };
-    const std::int64_t wanted = threads_ == 1 ? 1 : 6 * threads_;
-    while (tasks() < wanted && columns > 4 * width) {
+    const std::int64_t wanted = threads_ == 1 ? 1 : kernel_.tasks_of_a_thread * threads_;
+    while (tasks() < wanted && columns > kernel_.least_panels * width) {
       columns = ceil_div(columns / 2, width) * width;
     }
     while (tasks() < wanted && rows > 64) {
@@ -151,7 +167,7 @@ class Product {
   const DType dtype_;
   const LinearCall& call_;
   const bool skip_zero_rows_;
-  CallScratch zero_rows_;
+  CallScratch row_marks_;
   int threads_ = 1;
 };
 

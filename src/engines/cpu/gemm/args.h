@@ -33,6 +33,8 @@ struct GemmArgs {
   bool exact_products = false;  // not through products of pairs, which take denormals for 0
   std::int64_t row_begin = 0, row_end = 0;
   std::int64_t column_begin = 0, column_end = 0;
+  // [rows] of a left that is not transposed: whether each suits products of pairs; null: not known yet
+  const std::uint8_t* paired_rows = nullptr;
 };
 
 }  // namespace headway::cpu

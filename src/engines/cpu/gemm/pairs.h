@@ -40,7 +40,11 @@ HEADWAY_NOINLINE bool rows_suit_pairs(const ItemRows<const void>& matrix, std::i
 template <class Pairs, class Plain>
 void run_gemm_pairs(const GemmArgs& args, void* scratch) {
   const auto pairs = [&](std::int64_t row) {
-    return !args.exact_products && (args.left_transposed || rows_suit_pairs(args.left, row, row + 1, args.depth));
+    if (args.exact_products || args.left_transposed) {
+      return !args.exact_products;
+    }
+    return args.paired_rows != nullptr ? args.paired_rows[row] != 0
+                                       : rows_suit_pairs(args.left, row, row + 1, args.depth);
   };
   for (std::int64_t begin = args.row_begin, end = begin; begin < args.row_end; begin = end) {
     const bool through_pairs = pairs(begin);

@@ -33,6 +33,8 @@ Kernels kernels_with_tiles(const char* name) {
   backward.gradients = run_with_tiles<Tiles, run_gradients_pairs<S, F32>, const BackwardArgs&, int, void*>;
   GemmKernel& gemm = kernels.gemm[bf16];
   gemm = gemm_pairs_kernel<S, F32>();
+  gemm.least_panels = 2;  // packing costs more beside products that are so fast, so tasks are few and have many rows
+  gemm.tasks_of_a_thread = 3;
   gemm.run = run_with_tiles<Tiles, run_gemm_pairs<S, F32>, const GemmArgs&, void*>;
   return kernels;
 }

@@ -61,6 +61,9 @@ class Forward : protected ForwardTiles<S, In> {
 
   HEADWAY_NOINLINE void run() {
     Range all{0, 0};
+    if constexpr (HasTiles<S>) {
+      this->look_ahead();
+    }
     for (std::int64_t p = 0; p < panels_; ++p) {
       this->start_panel(p);
       this->clear_output(p);
@@ -125,6 +128,10 @@ class Forward : protected ForwardTiles<S, In> {
     }
     std::int64_t begin = core.begin;
     // A row may still lack a reference, behind a mask or NaNs: what one row sees must not change how the others go on.
+    if (HasTiles<S> && !at_.panel_ranges[p].has_references) {
+      at_.panel_ranges[p].has_references = true;
+      this->template first_references<NV>(p, {core.begin, core.begin + tile_steps});
+    }
     if (!at_.panel_ranges[p].has_references) {
       at_.panel_ranges[p].has_references = true;
       begin = smaller(core.begin + first_keys, core.end);

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "engines/cpu/kernel/ahead.h"
 #include "engines/cpu/kernel/forward_tiny.h"
 #include "engines/cpu/kernel/tile_exp2.h"
 #include "engines/cpu/kernel/tile_products.h"
@@ -15,6 +16,23 @@ namespace headway::cpu {
 namespace {
 
 constexpr std::int64_t weighed_keys = 256;
+
+// The next head's rows, a row of each matrix beside each product. Long sequences stay with their head for so long that
+// it does not matter.
+struct HeadAhead {
+  static constexpr std::int64_t most_keys = 512;
+  Ahead query, key, value;
+  std::int64_t rows = 0, done = 0;
+
+  HEADWAY_INLINE void fetch() {
+    if (done < rows) {
+      query.fetch<2>(done, 1);
+      key.fetch<2>(done, 1);
+      value.fetch<2>(done, 1);
+      ++done;
+    }
+  }
+};
 
 template <class S, class In>
 class ForwardTiles : public ForwardTiny<S, In> {
@@ -32,6 +50,34 @@ class ForwardTiles : public ForwardTiny<S, In> {
   using typename Base::Scalar;
   using typename Base::Vector;
 
+  // Before the first panel.
+  void look_ahead() {
+    if (args_.ranges.keys <= HeadAhead::most_keys) {
+      ahead_.key = ahead_of<In>(args_.next_key, args_.key, args_.ranges.keys, args_.head_dim);
+      ahead_.value = ahead_of<In>(args_.next_value, args_.value, args_.ranges.keys, args_.value_dim);
+      ahead_.query = ahead_of<In>(args_.next_query, args_.query, args_.row_end - args_.row_begin, args_.head_dim);
+      ahead_.rows = larger(ahead_.key.rows, ahead_.query.rows);
+    }
+  }
+
+  // References for rows that have none yet: the highest of their scores with a few keys.
+  template <int NV>
+  HEADWAY_NOINLINE void first_references(std::int64_t p, const Range& piece) {
+    Vector highest[NV];
+    HEADWAY_UNROLL
+    for (int n = 0; n < NV; ++n) {
+      highest[n] = S::set(-Base::infinity);
+    }
+    this->template raw_scores<NV>(p, 0, piece);
+    this->template raise_to_scores<NV>(0, piece, highest);
+    HEADWAY_UNROLL
+    for (int n = 0; n < NV; ++n) {
+      Scalar* at = at_.references + p * width + n * lanes;
+      const auto missing = S::equal(S::load(at), S::set(-Base::infinity));
+      S::store(at, S::select(missing, highest[n], S::load(at)));
+    }
+  }
+
   // A piece of whole tiles of keys, inside every row's range, against references that exist, for NV vectors from v on:
   // weights, sums and output. Returns false, with nothing changed, where a weight is out of reach.
   template <int NV>
@@ -41,17 +87,35 @@ class ForwardTiles : public ForwardTiny<S, In> {
     const int apart = static_cast<int>((chunk_pairs + products - 1) / products);
     Weighing<NV> weighing(*this, p, v, piece);
     alignas(64) Scalar raw[2][tile_steps * NV * lanes];
+    const TileRows<const std::uint32_t> queries{this->query_panel(p) + v * lanes, width, lanes};
+    HeadAhead ahead = ahead_;
+    const auto beside = [&]() HEADWAY_LAMBDA {
+      ahead.fetch();
+      weighing.some(apart);
+    };
+    const bool resident = NV == 2 && steps == 2;
+    if (resident) {
+      ResidentTiles<S>::load(queries);
+    }
     int side = 0;
     for (std::int64_t key = piece.begin; key < piece.end; key += tile_steps, side ^= 1) {
-      Block<NV>::clear();
-      Block<NV>::template multiply<Operand>({this->key_operands(key), keys_.ld, tile_side * keys_.ld},
-                                            {this->query_panel(p) + v * lanes, width, lanes}, steps,
-                                            [&]() HEADWAY_LAMBDA { weighing.some(apart); });
-      weighing.rest();
-      Block<NV>::template store<Scalar>({raw[side], NV * lanes, tile_side * NV * lanes});
+      const TileRows<const std::uint32_t> keys{this->key_operands(key), keys_.ld, tile_side * keys_.ld};
+      const TileRows<Scalar> sums{raw[side], NV * lanes, tile_side * NV * lanes};
+      if (resident) {
+        ResidentTiles<S>::multiply(keys, sums, beside);
+        ResidentTiles<S>::multiply(TileRows<const std::uint32_t>{keys.tile(1), keys.ld, 0},
+                                   TileRows<Scalar>{sums.tile(1), sums.ld, 0}, beside);
+        weighing.rest();
+      } else {
+        Block<NV>::clear();
+        Block<NV>::multiply(keys, queries, steps, beside);
+        weighing.rest();
+        Block<NV>::store(sums);
+      }
       weighing.begin(raw[side]);
     }
     weighing.rest();
+    ahead_.done = ahead.done;
     Vector decay[NV], totals[NV];
     bool in_reach = true;
     HEADWAY_UNROLL
@@ -71,6 +135,8 @@ class ForwardTiles : public ForwardTiny<S, In> {
   }
 
  private:
+  HeadAhead ahead_;
+
   using Exp = TileExp2<S>;
   static constexpr int chunk_pairs = tile_pairs;
   template <int NV>
