@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "headway/cxx20.h"
 #include "headway/plan.h"
 #include "headway/tensor.h"
 

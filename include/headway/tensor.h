@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "headway/cxx20.h"
 #include "headway/dtype.h"
 #include "headway/error.h"
 
