@@ -40,8 +40,8 @@ xla::Error* error(const xla::CallFrame& frame, xla::Code code, const char* messa
   return frame.api->create_error(&request);
 }
 
-// True if XLA only wanted to know what this handler was written for. It expects its own minor version; that of JAX 0.5 and
-// 0.6, which ask without their API, is 1.
+// True if XLA only wanted to know what this handler was written for. It expects its own minor version; that of JAX 0.5
+// and 0.6, which ask without their API, is 1.
 bool describe(const xla::CallFrame& frame) {
   for (xla::Extension* extension = frame.extensions; extension != nullptr; extension = extension->next) {
     if (extension->kind == xla::metadata_extension) {
