@@ -3,6 +3,8 @@ add_library(headway_compile_options INTERFACE)
 # Of CUDA sources nvcc compiles most itself, and what it hands to the host compiler is full of its own code.
 target_compile_options(headway_compile_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion>
+  # libstdc++ 12's stable_sort calls what C++17 deprecates, and clang from 17 on says so.
+  $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-deprecated-declarations>
   # The contract forbids changing what the source says about floating point; contraction into FMA is used by name only.
   $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off>
   $<$<COMPILE_LANGUAGE:CUDA>:-fmad=false>

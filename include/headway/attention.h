@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "headway/cxx20.h"
 #include "headway/plan.h"
 #include "headway/tensor.h"
 

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <iosfwd>
 
+#include "headway/cxx20.h"
+
 #pragma GCC visibility push(default)
 namespace headway {
 

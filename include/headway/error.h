@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "headway/cxx20.h"
+
 #pragma GCC visibility push(default)
 namespace headway {
 

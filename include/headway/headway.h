@@ -3,6 +3,7 @@
 
 #include "headway/analysis.h"
 #include "headway/attention.h"
+#include "headway/cxx20.h"
 #include "headway/dtype.h"
 #include "headway/error.h"
 #include "headway/io.h"

@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 
+#include "headway/cxx20.h"
 #include "headway/tensor.h"
 
 #pragma GCC visibility push(default)

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "headway/attention.h"
+#include "headway/cxx20.h"
 #include "headway/io.h"
 #include "headway/tensor.h"
 

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "headway/cxx20.h"
 #include "headway/tensor.h"
 
 #pragma GCC visibility push(default)

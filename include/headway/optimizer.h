@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "headway/cxx20.h"
 #include "headway/io.h"
 #include "headway/layer.h"
 #include "headway/tensor.h"

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "headway/cxx20.h"
+
 #pragma GCC visibility push(default)
 namespace headway {
 

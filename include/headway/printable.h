@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "headway/cxx20.h"
+
 #pragma GCC visibility push(default)
 namespace headway {
 

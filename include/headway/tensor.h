@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "headway/cxx20.h"
 #include "headway/dtype.h"
 #include "headway/error.h"
 

@@ -1,6 +1,8 @@
 // How many threads the CPU engine uses. Results do not depend on it.
 #pragma once
 
+#include "headway/cxx20.h"
+
 #pragma GCC visibility push(default)
 namespace headway {
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "headway/attention.h"
+#include "headway/cxx20.h"
 #include "headway/tensor.h"
 
 #pragma GCC visibility push(default)

@@ -40,12 +40,14 @@ xla::Error* error(const xla::CallFrame& frame, xla::Code code, const char* messa
   return frame.api->create_error(&request);
 }
 
-// True if XLA only wanted to know what this handler was written for.
+// True if XLA only wanted to know what this handler was written for. It expects its own minor version; that of JAX 0.5
+// and 0.6, which ask without their API, is 1.
 bool describe(const xla::CallFrame& frame) {
   for (xla::Extension* extension = frame.extensions; extension != nullptr; extension = extension->next) {
     if (extension->kind == xla::metadata_extension) {
       xla::Metadata& metadata = *reinterpret_cast<xla::MetadataExtension*>(extension)->metadata;
-      metadata.version = {sizeof(xla::Version), nullptr, xla::api_major, frame.api->version.minor};
+      const int minor = frame.api == nullptr ? 1 : frame.api->version.minor;
+      metadata.version = {sizeof(xla::Version), nullptr, xla::api_major, minor};
       metadata.traits = 0;
       return true;
     }

@@ -5,11 +5,12 @@
 
 #include "core/problem.h"
 #include "core/range_rule.h"
+#include "core/shown.h"
 
 namespace headway {
 
 // What a Problem's options say about ranges, for every sequence alike.
-RangeRule range_rule(const Problem& problem);
+HEADWAY_SHOWN RangeRule range_rule(const Problem& problem);
 
 // Lengths that lie on a device are not read: the sequence then has the longest that they allow.
 Sequence sequence(const Problem& problem, std::int64_t batch_index);

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/shown.h"
+
 namespace headway {
 
 // A borrowed callable: void(std::int64_t task, int worker). `worker` is below the number of threads and no two tasks
@@ -30,6 +32,6 @@ class TaskFunction {
 
 // Runs tasks 0 .. count - 1, started in this order, on at most `threads` threads, the caller's among them. The first
 // exception of a task stops the tasks not yet started and is thrown here when those under way have ended.
-void parallel_for(std::int64_t count, int threads, TaskFunction task);
+HEADWAY_SHOWN void parallel_for(std::int64_t count, int threads, TaskFunction task);
 
 }  // namespace headway

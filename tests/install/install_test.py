@@ -1,13 +1,15 @@
 """Installs the library into a scratch prefix, and builds and runs outside/ against what was installed.
 
-    install_test.py install|find_package|pkg_config static|shared ...
+    install_test.py install|find_package|pkg_config|older_language static|shared ...
 
 The static library is this build's own, installed to another prefix than it was configured for. The shared one is built
-here, with folders that are not the usual ones, so that nothing can depend on those.
+here, with folders that are not the usual ones, so that nothing can depend on those, and with tests to be built, which
+must not change what it shows.
 """
 
 import os
 import shutil
+import subprocess
 
 from script import arguments, fail, run, skip
 
@@ -23,7 +25,8 @@ UNUSUAL_LIBDIR = "libraries/here"
 def main():
     args = arguments("step", "library")
     prefix = args.scratch / args.library / "prefix"
-    {"install": install, "find_package": find_package, "pkg_config": pkg_config}[args.step](args, prefix)
+    steps = (install, find_package, pkg_config, older_language)
+    {step.__name__: step for step in steps}[args.step](args, prefix)
 
 
 def install(args, prefix):
@@ -44,17 +47,17 @@ def install(args, prefix):
             "-DCMAKE_BUILD_TYPE=Release",  # with the same commands as the static one: ccache has its objects
             "-DHEADWAY_WARNINGS_AS_ERRORS=ON",
             "-DHEADWAY_BUILD_CLI=OFF",
-            "-DHEADWAY_BUILD_TESTS=OFF",
-            "-DHEADWAY_BUILD_EXAMPLES=OFF",
+            "-DHEADWAY_BUILD_TESTS=ON",
             "-DHEADWAY_CUDA=OFF",
             f"-DCMAKE_INSTALL_LIBDIR={UNUSUAL_LIBDIR}",
         )
-        run(args.cmake, "--build", build, "--parallel", "2")
+        run(args.cmake, "--build", build, "--parallel", "2", "--target", "headway")
     run(args.cmake, "--install", build, "--prefix", prefix)
     check_headers(args, prefix)
     check_visibility(prefix)
     if args.library == "shared":
         check_symbols(prefix)
+        check_soname(args, prefix)
 
 
 def check_visibility(prefix):
@@ -78,6 +81,17 @@ def check_symbols(prefix):
     inner = [name for name in names if "headway::cpu::" in name or "headway::reference::" in name]
     if inner:
         fail(f"the shared library shows {len(inner)} names of its engines, {inner[0]} among them")
+
+
+def check_soname(args, prefix):
+    """The name that a loader goes by changes with every version that may break a program."""
+    tool = shutil.which("readelf")
+    if not tool:
+        skip("there is no readelf here")
+    major, minor, _ = project_version(args).split(".")
+    expected = f"libheadway.so.0.{minor}" if major == "0" else f"libheadway.so.{major}"
+    if f"[{expected}]" not in run(tool, "--dynamic", libdir(prefix) / "libheadway.so"):
+        fail(f"expected the soname {expected}")
 
 
 def check_headers(args, prefix):
@@ -107,6 +121,10 @@ def find_package(args, prefix):
     )
     run(args.cmake, "--build", build)
     check_output(args, run(build / "outside"))
+    features = (build / "features.txt").read_text()
+    in_pc_file = next(libdir(prefix).glob("pkgconfig/headway.pc")).read_text().split("features=")[1].split("\n")[0]
+    if not features or features != in_pc_file:
+        fail(f"the CMake package says it has '{features}', the .pc file '{in_pc_file}'")
 
 
 def pkg_config(args, prefix):
@@ -122,6 +140,18 @@ def pkg_config(args, prefix):
         program = prefix.parent / "with_pkg_config"
         run(args.cxx, "-std=c++20", args.source / "tests/install/outside/main.cpp", *flags, "-o", program)
         check_output(args, run(program, env=environment))
+
+
+def older_language(args, prefix):
+    """A program in C++17 is told so in one line, whichever header it includes."""
+    program = prefix.parent / "older.cpp"
+    for header in sorted((prefix / "include/headway").glob("*.h")):
+        program.write_text(f"#include <headway/{header.name}>\nint main() {{ headway::Tensor tensor({{1}}); }}\n")
+        command = [args.cxx, "-std=c++17", f"-I{prefix}/include", "-fsyntax-only", program]
+        said = subprocess.run([str(part) for part in command], text=True, capture_output=True).stderr
+        errors = [line for line in said.splitlines() if "error: " in line]
+        if len(errors) != 2 or "Headway needs C++20: compile with -std=c++20" not in errors[0]:
+            fail(f"{header.name}: expected one error about C++20 and the end of the compilation, found\n{said}")
 
 
 def libdir(prefix):

@@ -3,11 +3,14 @@
 import importlib.metadata
 import inspect
 import json
+import os
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+from functools import partial
 
 import pytest
 
@@ -45,11 +48,70 @@ def test_the_version_is_the_library_s():
     assert headway.__version__ == importlib.metadata.version("headway")
 
 
-def test_the_command_is_installed_where_it_was_built():
-    command = shutil.which("headway", path=str(pathlib.Path(sys.executable).parent))
-    if command is None:
-        pytest.skip("built without CLI11")
-    assert headway.__version__ in subprocess.run([command, "--version"], capture_output=True, text=True).stdout
+def installed_script():
+    """The `headway` script of this installation: beside the packages (pip --target) or where Python has its scripts."""
+    folders = [pathlib.Path(headway.__file__).parents[1] / "bin", pathlib.Path(sysconfig.get_path("scripts"))]
+    return next((folder / "headway" for folder in folders if (folder / "headway").exists()), None)
+
+
+def test_the_command_runs_as_a_script_and_as_a_module():
+    script = installed_script()
+    assert script, "the package was installed without the headway command: a build with CLI11 has it"
+    environment = dict(os.environ, PYTHONPATH=str(pathlib.Path(headway.__file__).parents[1]))
+    for command in ([sys.executable, script], [sys.executable, "-m", "headway"]):
+        version = subprocess.run([*command, "--version"], env=environment, capture_output=True, text=True)
+        assert version.stdout.split() == ["headway", headway.__version__], version.stderr
+        wrong = subprocess.run([*command, "attend"], env=environment, capture_output=True, text=True)
+        assert wrong.returncode != 0
+        assert wrong.stderr
+
+
+def test_the_extension_and_the_command_load_one_library():
+    folder = pathlib.Path(headway.__file__).parent
+    (library,) = (folder / "lib").glob("libheadway.so*")
+    with open("/proc/self/maps") as maps:
+        loaded = {line.split(maxsplit=5)[5].strip() for line in maps if "libheadway" in line}
+    assert {pathlib.Path(file) for file in loaded} >= {library}
+    listed = subprocess.run(["ldd", folder / "bin" / "headway"], capture_output=True, text=True).stdout
+    (line,) = [line for line in listed.splitlines() if "libheadway" in line]
+    assert pathlib.Path(line.split("=>")[1].split("(")[0].strip()).resolve() == library.resolve()
+    # What the two share is in the library alone.
+    assert (folder / "bin" / "headway").stat().st_size < library.stat().st_size
+    (extension,) = folder.glob("_headway.*so")
+    assert extension.stat().st_size < library.stat().st_size
+
+
+ENGINES = """
+import sys, headway
+headway.engines()
+with open("/proc/self/maps") as maps:
+    print("libheadway_cuda.so" in maps.read())
+import numpy as np
+x = np.ones((1, 1, 1, 1), np.float32)
+print(str(headway.explain(x, x, x)).split("not on")[1].strip())
+"""
+
+
+def test_kernels_for_a_gpu_are_loaded_where_there_is_a_driver(tmp_path):
+    """A library called libcuda.so.1 with nothing in it is a driver without a GPU."""
+    if not (pathlib.Path(headway.__file__).parent / "lib" / "libheadway_cuda.so").exists():
+        pytest.skip("built without the CUDA engine")
+    if "cuda" in headway.engines():
+        pytest.skip("there is a GPU")
+    reason = "cuda: there is no CUDA device, or no driver for one"
+    run = partial(subprocess.run, [sys.executable, "-c", ENGINES], capture_output=True, text=True)
+    assert run().stdout.splitlines() == ["False", reason]
+    compiler = shutil.which("cc") or shutil.which("c++")
+    subprocess.run([compiler, "-shared", "-x", "c", "/dev/null", "-o", tmp_path / "libcuda.so.1"], check=True)
+    with_driver = run(env=dict(os.environ, LD_LIBRARY_PATH=str(tmp_path)))
+    assert with_driver.stdout.splitlines() == ["True", reason], with_driver.stderr
+
+
+def test_extras_name_the_lowest_versions():
+    required = importlib.metadata.requires("headway")
+    extras = {extra: text for text in required for extra in re.findall(r'extra == [\'"](\w+)', text)}
+    assert set(extras) == {"torch", "transformers", "jax", "flax", "view"}
+    assert all(">=" in text for text in required)
 
 
 PROGRAM = """

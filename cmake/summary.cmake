@@ -1,0 +1,12 @@
+# The last lines of a configuration: what this build has, and what it lacks for want of which package.
+set(has "engines reference, cpu")
+if(HEADWAY_WITH_CUDA)
+  string(APPEND has ", cuda")
+endif()
+message(STATUS "Headway ${PROJECT_VERSION}: ${has}; features ${HEADWAY_FEATURES}")
+foreach(part ${HEADWAY_LACKS})
+  message(STATUS "Headway is built without ${part}")
+endforeach()
+if(HEADWAY_LACKS AND NOT HEADWAY_FETCH)
+  message(STATUS "-DHEADWAY_FETCH=ON downloads what is missing")
+endif()

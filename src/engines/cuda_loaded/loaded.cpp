@@ -1,0 +1,128 @@
+// In libheadway: finds the library of the CUDA engine beside it, and calls it by its table.
+#include <dlfcn.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/absent_engine.h"
+#include "core/text.h"
+#include "engines/cuda_loaded/table.h"
+#include "headway/version.h"
+
+namespace headway {
+namespace {
+
+// The folder of the library, or of the program, that this code is in, with its last slash.
+std::string own_folder() {
+  Dl_info library{};
+  if (dladdr(reinterpret_cast<void*>(&own_folder), &library) == 0 || library.dli_fname == nullptr) {
+    return {};
+  }
+  const std::string_view file = library.dli_fname;
+  return std::string(file.substr(0, file.rfind('/') + 1));
+}
+
+struct Loaded {
+  const cuda::Table* table = nullptr;
+  std::string reason;  // why there is no table
+};
+
+// Never closed: tensors and streams may outlive every static object here.
+Loaded load() {
+  const std::string file = own_folder() + "libheadway_cuda.so";
+  void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    return {nullptr, text("its library could not be loaded: ", dlerror())};
+  }
+  const auto get_table = reinterpret_cast<decltype(&headway_cuda_table)>(dlsym(library, "headway_cuda_table"));
+  const cuda::Table* table = get_table == nullptr ? nullptr : get_table();
+  if (table == nullptr || std::string_view(table->version) != HEADWAY_VERSION) {
+    return {nullptr, text(file, " does not belong to Headway ", HEADWAY_VERSION)};
+  }
+  return {table, {}};
+}
+
+const Loaded& loaded() {
+  static const Loaded result = load();
+  return result;
+}
+
+bool has_driver() {
+  void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+  if (driver != nullptr) {
+    dlclose(driver);
+  }
+  return driver != nullptr;
+}
+
+const cuda::Table& table() {
+  if (loaded().table == nullptr) {
+    throw Unsupported(text("the CUDA engine: ", loaded().reason));
+  }
+  return *loaded().table;
+}
+
+}  // namespace
+
+const EngineBase& cuda_engine() {
+  static const bool driver = has_driver();
+  if (driver && loaded().table != nullptr) {
+    return loaded().table->engine();
+  }
+  static const AbsentEngine absent(Engine::cuda,
+                                   driver ? loaded().reason.c_str() : "there is no CUDA device, or no driver for one");
+  return absent;
+}
+
+void* take_device_memory(std::size_t bytes, Device device, void* stream) {
+  return table().take_memory(bytes, device, stream);
+}
+
+void give_back_device_memory(void* memory, Device device, void* stream) noexcept {
+  if (loaded().table != nullptr) {
+    loaded().table->give_back_memory(memory, device, stream);
+  }
+}
+
+void clear_device_memory(void* memory, std::size_t bytes, Device device, void* stream) {
+  table().clear_memory(memory, bytes, device, stream);
+}
+
+void copy_with_device(const ConstTensorView& from, const TensorView& to, void* stream) {
+  table().copy(from, to, stream);
+}
+
+void analyze_on_device(const Problem& problem, const AnalysisRequest& request, const CellTaker& taker,
+                       Analysis& result) {
+  table().analyze(problem, request, taker, result);
+}
+
+void weights_on_device(const Problem& problem, const Rectangle& rectangle, const std::optional<ConstTensorView>& lse,
+                       Tensor& weights) {
+  table().weights(problem, rectangle, lse, weights);
+}
+
+void map_on_device(const Problem& problem, std::int64_t batch, std::int64_t head, const Rectangle& rectangle,
+                   std::int64_t row_cell, std::int64_t key_cell, const ConstTensorView& lse, TileMap& map) {
+  table().map(problem, batch, head, rectangle, row_cell, key_cell, lse, map);
+}
+
+void mean_weights_on_device(const Problem& problem, const ConstTensorView& lse, const TensorView& mean) {
+  table().mean_weights(problem, lse, mean);
+}
+
+namespace cuda {
+
+void linear(ConstTensorView x, ConstTensorView weight, const std::optional<ConstTensorView>& bias, TensorView y,
+            const LinearCall& call) {
+  table().linear_map(x, weight, bias, y, call);
+}
+
+void linear_backward(ConstTensorView dy, ConstTensorView x, ConstTensorView weight, const LinearGradients& gradients,
+                     const LinearCall& call) {
+  table().linear_map_backward(dy, x, weight, gradients, call);
+}
+
+}  // namespace cuda
+}  // namespace headway
