@@ -7,6 +7,7 @@
 #include <ostream>
 
 #include "core/key_range.h"
+#include "core/out_of_memory.h"
 #include "core/text.h"
 
 namespace headway {
@@ -147,6 +148,8 @@ std::ostream& operator<<(std::ostream& stream, const Plan& plan) {
   return stream;
 }
 
-std::string to_string(const Plan& plan) { return text(plan); }
+std::string to_string(const Plan& plan) try { return text(plan); } catch (...) {
+  throw_own_error("to_string");
+}
 
 }  // namespace headway

@@ -123,6 +123,14 @@ void check_input_sizes(const Problem& problem) {
       invalid(problem, "expected sizes of at most 2^60, found shape ", view.sizes());
     }
   }
+  // Rows of width 0 take no memory, but are counted.
+  for (const ConstTensorView& view : {query, key}) {
+    std::int64_t rows = 0;
+    if (view.size(0) != 0 && (__builtin_mul_overflow(view.size(0), view.size(1), &rows) ||
+                              __builtin_mul_overflow(rows, std::max<std::int64_t>(view.size(2), 1), &rows))) {
+      invalid(problem, "expected fewer than 2^63 rows, found shape ", view.sizes());
+    }
+  }
   if (key.size(0) != query.size(0)) {
     invalid(problem, "key has batch ", key.size(0), ", query has ", query.size(0));
   }

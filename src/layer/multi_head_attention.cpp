@@ -162,10 +162,17 @@ void MultiHeadAttention::to(Device device, void* stream) try {
   throw_own_error("MultiHeadAttention::to");
 }
 
-std::vector<std::pair<std::string, TensorView>> MultiHeadAttention::parameters() { return state_->parameters.views(); }
+std::vector<std::pair<std::string, TensorView>> MultiHeadAttention::parameters() try {
+  return state_->parameters.views();
+} catch (...) {
+  throw_own_error("MultiHeadAttention::parameters");
+}
 
-std::vector<std::pair<std::string, ConstTensorView>> MultiHeadAttention::parameters() const {
-  return {state_->parameters.views().begin(), state_->parameters.views().end()};
+std::vector<std::pair<std::string, ConstTensorView>> MultiHeadAttention::parameters() const try {
+  const auto& views = state_->parameters.views();
+  return {views.begin(), views.end()};
+} catch (...) {
+  throw_own_error("MultiHeadAttention::parameters");
 }
 
 TensorView MultiHeadAttention::parameter(const std::string& name) { return state_->parameters.required(name); }

@@ -57,6 +57,14 @@ TEST(Errors, shapes_that_do_not_fit_are_named) {
   EXPECT_TRUE(spoiled([](Legal& c) { c.out = Tensor({6, 5, 4}); }).is<InvalidArgument>({"out"}));
 }
 
+TEST(Errors, more_rows_than_can_be_counted_are_refused_although_they_have_no_elements) {
+  const std::int64_t many = std::int64_t{1} << 40;
+  const ConstTensorView q(nullptr, DType::f32, {many, many, 1, 0}), k(nullptr, DType::f32, {many, many, 0, 0});
+  const TensorView out(nullptr, DType::f32, {many, many, 1, 0});
+  EXPECT_TRUE(
+      throws<InvalidArgument>("attention", {"2^63 rows", std::to_string(many)}, [&] { attention(q, k, k, out); }));
+}
+
 TEST(Errors, kv_heads_that_do_not_divide_the_heads_are_named) {
   Legal call;
   call.k = Tensor({2, 4, 7, 8});

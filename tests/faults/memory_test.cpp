@@ -161,6 +161,16 @@ TEST_F(RefusedMemory, in_a_layer_is_out_of_memory) {
                  const Tensor weight = copied_to(std::as_const(*made).parameter("W_q"), Device{});
                  return bytes_of(weight);
                }});
+  std::size_t names = 0;
+  refuse_each({"parameters", [&] { names = made->parameters().size() + std::as_const(*made).parameters().size(); },
+               [&] { return std::to_string(names); }});
+}
+
+TEST_F(RefusedMemory, in_the_text_of_a_plan_is_out_of_memory) {
+  const Tensor x = numbers({1, 2, 70, 32}, DType::f32);
+  const Plan plan = explain(x, x, x);
+  std::string text;
+  refuse_each({"to_string", [&] { text = to_string(plan); }, [&] { return text; }});
 }
 
 TEST_F(RefusedMemory, in_an_analysis_is_out_of_memory) {

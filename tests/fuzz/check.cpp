@@ -1,6 +1,7 @@
 // Forward, backward and scores against the oracle.
 #include "fuzz/check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <sstream>
@@ -30,6 +31,21 @@ Array gradient_as_padded(const Call& call, const Spec& spec, ConstTensorView gra
 std::optional<Failure> failure(const std::string& check_name, const std::optional<std::string>& found) {
   if (!found) return std::nullopt;
   return Failure{check_name, *found};
+}
+
+// Open (docs/reliability.md): where one product makes most of a score, every product that is added to it later rounds
+// it once more, and n such roundings come to about sqrt(n) units: what the bounds' multiple of L would have to be for
+// scores of that kind, as a multiple of what it is.
+Real open_growth(const Case& one) {
+  const auto uneven = [](Numbers numbers) { return numbers == Numbers::channel || numbers == Numbers::wide; };
+  const bool planted = std::any_of(one.plants.begin(), one.plants.end(), [](const Plant& plant) {
+    return plant.odd == Odd::large && (plant.place == Place::query || plant.place == Place::key);
+  });
+  if (!uneven(one.q) && !uneven(one.k) && !planted) return 1;
+  const bool half = one.type == DType::bf16 || one.type == DType::f16;
+  const auto width = static_cast<Real>(one.d);
+  const Real roundings = one.type == DType::bf16 ? width : std::min<Real>(width, 16 + width / 16);
+  return std::max<Real>(1, 2 * std::sqrt(roundings) / (half ? 8 : 4));
 }
 
 Expected expected(const Bounded& one, Kind kind, DType type, const std::function<Array(const Array&)>& called) {
@@ -130,10 +146,11 @@ Prepared::Prepared(const Case& one) : materials(one) {
     rejected = "scores past 1e38";
     return;
   }
+  const Real growth = open_growth(one);
+  for (Bounded* bounded : {&forward.lse, &forward.weights})
+    for (Real& weighted : bounded->weighted.values) weighted *= growth;
   const Real scale = std::abs(spec.scale), room = scale > 0 ? std::max<Real>(1, 1 / scale) : 1;
-  // Open (docs/reliability.md): the slope of a softcap whose inverse a float cannot hold.
-  const bool open = spec.type != DType::f64 && spec.softcap && *spec.softcap < 0x1p-126;
-  if (backward.largest * room <= largest_sum && !open) gradients = expected_gradients(backward, call);
+  if (backward.largest * room <= largest_sum) gradients = expected_gradients(backward, call);
   sight = Sight(spec);
   out = expected(forward.out, Kind::out, spec.type,
                  [&](const Array& array) { return as_called(call, array, call.out_sizes(), false); });

@@ -47,6 +47,23 @@ struct Eager {
 // Below it numbers lose bits: of the type that an engine computes in.
 Real smallest_normal(DType type) { return type == DType::f64 ? 0x1p-1022L : 0x1p-126L; }
 
+// The distance of a type's smallest numbers, and what storing a number in a half type costs on top of f32's arithmetic.
+Real quantum_of(DType type) {
+  switch (type) {
+    case DType::f64: return 0x1p-1074L;
+    case DType::f16: return 0x1p-24L;
+    case DType::bf16: return 0x1p-133L;
+    default: return 0x1p-149L;
+  }
+}
+Real unit_of(DType type) { return type == DType::f64 ? 0x1p-53L : 0x1p-24L; }
+Real half_unit_of(DType type) { return type == DType::f16 ? 0x1p-11L : type == DType::bf16 ? 0x1p-8L : 0; }
+
+// A size whose bound, 64 units and twice the half type's own, is half a quantum of the stored type.
+Real size_of_half_a_quantum(DType type) {
+  return quantum_of(type) / 2 / std::max(64 * unit_of(type), 2 * half_unit_of(type));
+}
+
 template <class Number>
 std::vector<Number> numbers(const Array& array) {
   return std::vector<Number>(array.values.begin(), array.values.end());
@@ -126,13 +143,17 @@ struct Score {
   Number magnitude = 0;  // L's: that + |bias| + |alibi|
 };
 
+constexpr Real largest_growth = 100;  // as an exponent
+
 // L with what becomes of it in a weight. A score that is off by x makes its weight wrong by a factor of exp(x): the
 // bounds' multiples of L say that while L is small beside 1/unit; beyond, rounding the score alone moves the weight by
 // more.
 Real grown(Real magnitude, DType type) {
-  const Real unit = type == DType::f64 ? 0x1p-53L : 0x1p-24L;
-  return std::expm1(std::min<Real>(8 * unit * magnitude, 100)) / (8 * unit);
+  const Real unit = unit_of(type);
+  return std::expm1(std::min<Real>(8 * unit * magnitude, largest_growth)) / (8 * unit);
 }
+// Whether rounding the scores may make any weight of any other.
+bool weights_are_lost(Real magnitude, DType type) { return 8 * unit_of(type) * magnitude > largest_growth; }
 
 // One row of the matrix.
 template <class Number>
@@ -140,6 +161,7 @@ struct Row {
   std::vector<std::int64_t> keys;  // the allowed ones
   std::vector<Number> p, keep;     // of each allowed key
   std::vector<Number> p_size;      // what p's relative error counts from: at least the smallest normal number
+  Number least_size = 0;           // of a weight that is stored
   std::vector<Number> tanh;        // of each allowed key, 0 without softcap
   Number lse = -std::numeric_limits<Number>::infinity();
   Number sink = 0;       // the sink's share of the row
@@ -160,7 +182,9 @@ class Work {
         k_(numbers<Number>(spec.k)),
         v_(numbers<Number>(spec.v)),
         scale_(static_cast<Number>(spec.scale)),
-        tiny_(static_cast<Number>(smallest_normal(spec.type))) {}
+        tiny_(static_cast<Number>(smallest_normal(spec.type))),
+        lost_(static_cast<Number>(smallest_normal(spec.type) / 64)),
+        lost_of_out_(static_cast<Number>(size_of_half_a_quantum(spec.type))) {}
 
   Score<Number> score(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
   Forward forward() const;
@@ -189,6 +213,8 @@ class Work {
   Arithmetic arithmetic_;
   std::vector<Number> q_, k_, v_;
   Number scale_, tiny_;
+  Number lost_;         // the size of a product below the normal numbers, which rounds by up to half a quantum
+  Number lost_of_out_;  // the same for an output that was saved
 };
 
 // The score of one allowed pair after each stage.
@@ -232,6 +258,7 @@ auto Work<Arithmetic>::row(std::int64_t b, std::int64_t h, std::int64_t i) const
   }
   if (row.keys.empty() && !sink) return row;
   row.grown = static_cast<Number>(grown(row.magnitude + std::abs(sink_score), spec_.type));  // a sink is a score too
+  if (weights_are_lost(row.magnitude + std::abs(sink_score), spec_.type)) row.least_size = 1;
   Number sum = sink ? std::exp(sink_score - largest) : 0;
   std::vector<Number>& p = row.p;
   for (Number one : s) sum += p.emplace_back(std::exp(one - largest));
@@ -239,7 +266,7 @@ auto Work<Arithmetic>::row(std::int64_t b, std::int64_t h, std::int64_t i) const
   if (sink) row.sink = std::exp(sink_score - largest) / sum;
   for (Number& one : p) {
     one = arithmetic_.store(one / sum);
-    row.p_size.push_back(one + tiny_);
+    row.p_size.push_back(one + std::max(tiny_, row.least_size));
   }
   return row;
 }
@@ -272,10 +299,11 @@ void Work<Arithmetic>::add_row(const Row<Number>& one, std::int64_t b, std::int6
   const std::int64_t number = (b * spec_.heads() + h) * spec_.q.size(2) + i, width = spec_.value_dim();
   for (std::size_t n = 0; n < one.keys.size(); ++n) {
     const std::int64_t j = one.keys[n];
-    to.weights.add(at(number * spec_.k.size(2) + j), one.p[n], one.p[n], one.grown, 1);
+    to.weights.add(at(number * spec_.k.size(2) + j), one.p[n], one.p[n] + one.least_size, one.grown, 1);
     if (one.keep[n] == 0) continue;
     const Number* v = v_.data() + v_at(b, kv_head(h), j);
-    to.out.add_vector(number * width, v, width, one.p[n] * one.keep[n], one.p_size[n] * one.keep[n], one.grown, 0);
+    to.out.add_vector(number * width, v, width, one.p[n] * one.keep[n], one.p_size[n] * one.keep[n], one.grown, 0,
+                      lost_ * one.keep[n]);
     for (std::int64_t d = 0; d < width; ++d) {
       Number& limit = to.out.limit[at(number * width + d)];
       limit = std::max(limit, one.keep[n] * std::abs(v[d]));
@@ -329,7 +357,12 @@ void Work<Arithmetic>::add_row_gradients(const Row<Number>& one, std::int64_t b,
     delta_size += one.p_size[n] * dp_size[n];
     largest_dp = std::max(largest_dp, dp_size[n]);
   }
+  // delta may come from a saved output: <dO, out>.
+  for (std::int64_t d = 0; d < value_width; ++d) delta_size += lost_ + lost_of_out_ * std::abs(grad_row[d]);
   const Number scale_size = std::abs(scale_);
+  // What a score lost below the normal numbers counts for the slope of a cap that is itself no larger.
+  const Number lost_slope =
+      spec_.softcap ? lost_ * static_cast<Number>(width) / static_cast<Number>(*spec_.softcap) : Number{0};
   for (std::size_t n = 0; n < one.keys.size(); ++n) {
     const std::int64_t j = one.keys[n];
     const Number ds = arithmetic_.store(one.p[n] * (dp[n] - delta));
@@ -339,7 +372,8 @@ void Work<Arithmetic>::add_row_gradients(const Row<Number>& one, std::int64_t b,
       to.dbias->add(at(index), ds, ds_size, one.grown, 2 * largest_dp);
     }
     const Number before_cap = arithmetic_.store(ds * (1 - one.tanh[n] * one.tanh[n]));
-    const Number size = ds_size * (1 + one.tanh[n] * one.tanh[n]) * scale_size, most = 2 * largest_dp * scale_size;
+    const Number size = ds_size * (1 + one.tanh[n] * one.tanh[n] + lost_slope) * scale_size,
+                 most = 2 * largest_dp * scale_size;
     const Number least = tiny_ * scale_size;  // a product of dS may lose bits before the scale multiplies it
     const Number *const q = q_.data() + q_row, *const k = k_.data() + k_at(b, g, j);
     to.dq.add_vector(q_row, k, width, before_cap * scale_, size, one.grown, most, least);
@@ -477,12 +511,8 @@ ScoreMatrices scores(const Spec& spec) {
 
 Array error_bound(const Bounded& exact, Kind kind, DType dtype, const Array* eager) {
   const bool half = dtype == DType::bf16 || dtype == DType::f16;
-  const Real unit = dtype == DType::f64 ? 0x1p-53L : 0x1p-24L;
-  const Real type_unit = !half || kind == Kind::lse ? 0 : dtype == DType::f16 ? 0x1p-11L : 0x1p-8L;
-  const Real quantum = dtype == DType::f64    ? 0x1p-1074L
-                       : dtype == DType::f16  ? 0x1p-24L
-                       : dtype == DType::bf16 ? 0x1p-133L
-                                              : 0x1p-149L;
+  const Real unit = unit_of(dtype), quantum = quantum_of(dtype);
+  const Real type_unit = kind == Kind::lse ? 0 : half_unit_of(dtype);
   // (units + slope * L) * unit
   const Real units = kind == Kind::weights || (kind == Kind::lse && !half) ? 32 : 64;
   // Gradients begin with an lse that may be off by (4 L + 2 |lse|) units itself.

@@ -14,6 +14,7 @@
 #include "engines/cpu/kernel/backward_panel.h"
 #include "engines/cpu/kernel/exp2.h"
 #include "engines/cpu/kernel/key_lanes.h"
+#include "engines/cpu/kernel/lane_sums.h"
 
 namespace headway::cpu {
 namespace {
@@ -106,7 +107,7 @@ class LargeRows {
         const int count = at_most(args_.head_dim - d, lanes);
         size = S::max(S::abs(load_row<S>(query, head_.query.column_stride, d, count)), size);
       }
-      row.query_size = highest_lane(size);
+      row.query_size = highest_lane<S>(size);
     }
     return any;
   }
@@ -121,15 +122,6 @@ class LargeRows {
     }
   }
 
-  static Scalar highest_lane(Vector x) {
-    alignas(64) Scalar elements[lanes];
-    S::store(elements, x);
-    Scalar highest = elements[0];
-    for (int l = 1; l < lanes; ++l) {
-      highest = elements[l] > highest ? elements[l] : highest;
-    }
-    return highest;
-  }
   static double sum_of_lanes(Vector x) {
     alignas(64) Scalar elements[lanes];
     S::store(elements, x);
@@ -161,9 +153,9 @@ class LargeRows {
       highest = S::max(S::select(allowed, score(tile, r, v), highest), highest);  // a NaN shows in the sum
       size = S::max(S::select(allowed, S::load(at_.key_sizes + v * lanes), size), size);
     });
-    const Scalar key_size = highest_lane(size) * row.query_size;
+    const Scalar key_size = highest_lane<S>(size) * row.query_size;
     row.score_size = key_size > row.score_size ? key_size : row.score_size;
-    raise(row, highest_lane(highest));
+    raise(row, highest_lane<S>(highest));
     const std::uint64_t kept = head_.dropout.active ? kept_word<S>(head_.dropout, tile.place.row_begin + r,
                                                                    tile.place.key_begin, tile.place.keys)
                                                     : ~std::uint64_t{0};

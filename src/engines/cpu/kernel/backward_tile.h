@@ -102,9 +102,11 @@ class TileGradients {
     }
     for (int r = 0; r < tile_.place.rows; r += 2) {
       for (int v = 0; v < S::panel_vectors; v += 2) {
-        store_pairs<true>(r, v, rounded(tile_.weights, r, v), rounded(tile_.weights, r + 1, v));
+        tile_.pairs.template store<true>(r, v, tile_.rounded(tile_.weights, r, v),
+                                         tile_.rounded(tile_.weights, r + 1, v));
         if (gradients_wanted_) {
-          store_pairs<false>(r, v, rounded(tile_.gradients, r, v), rounded(tile_.gradients, r + 1, v));
+          tile_.pairs.template store<false>(r, v, tile_.rounded(tile_.gradients, r, v),
+                                            tile_.rounded(tile_.gradients, r + 1, v));
         }
       }
     }
@@ -324,7 +326,7 @@ class TileGradients {
     const bool full = patch.vector_end - patch.vector_begin == S::panel_vectors;
     const bool near = product != Product::weights || tile_.seen_far == nullptr || !*tile_.seen_far;
     const std::int64_t dim = product == Product::weights ? args_.head_dim : args_.value_dim;
-    return (fold == 1 ? full : keeps_pairs_) && near && dim >= least
+    return (fold == 1 ? full : keeps_pairs_) && near && dim >= least && folded<S>(dim) <= widest_in_chains<S>
                ? overlapped_steps<product, least / fold>(patch, folded<S>(dim))
                : 0;
   }
@@ -407,7 +409,7 @@ class TileGradients {
         }
       }
       if constexpr (fold > 1) {
-        store_pairs<false>(r + c, v, halves[0], halves[1]);
+        tile_.pairs.template store<false>(r + c, v, halves[0], halves[1]);
       }
     }
   }
@@ -426,7 +428,7 @@ class TileGradients {
     // In the parts of multiply_in_chains_around: the same bits either way.
     const std::int64_t dim = of_scores ? args_.head_dim : args_.value_dim;
     add_in_parts<S, NV, NB>(
-        acc, folded<S>(dim), product_chain<S>(dim), [&](std::ptrdiff_t begin, std::ptrdiff_t count) HEADWAY_LAMBDA {
+        acc, folded<S>(dim), product_chain<S>, [&](std::ptrdiff_t begin, std::ptrdiff_t count) HEADWAY_LAMBDA {
           const Operand* scalars = rows.data + r * rows.ld + begin;
           if (begin == 0) {
             accumulate_fetching<S, NV, NB, Scalars::across>(acc, vectors, width, scalars, rows.ld, count, fetch);
@@ -473,7 +475,7 @@ class TileGradients {
             halves[1][v / 2] = Operands<S>::zero();
           }
           if (keeps_pairs_ && (c % 2 == 1 || c + 1 == NB)) {
-            store_pairs<of_scores>(r + c / 2 * 2, v, halves[0][v / 2], halves[1][v / 2]);
+            tile_.pairs.template store<of_scores>(r + c / 2 * 2, v, halves[0][v / 2], halves[1][v / 2]);
           }
         }
       }
@@ -514,34 +516,10 @@ class TileGradients {
     if constexpr (fold > 1) {
       for (int c = patch.row_begin; keeps_pairs_ && c < patch.row_end; c += 2) {
         for (int v = 0; v < S::panel_vectors; v += 2) {
-          store_pairs<true>(c, v, rounded(tile_.weights, c, v), rounded(tile_.weights, c + 1, v));
+          tile_.pairs.template store<true>(c, v, tile_.rounded(tile_.weights, c, v),
+                                           tile_.rounded(tile_.weights, c + 1, v));
         }
       }
-    }
-  }
-
-  // ---- Pairs ----
-
-  // Two vectors of a row, with zeros for what is not allowed and for a row that is not there.
-  OperandVector rounded(const Scalar* numbers, int r, int v) const {
-    if (r >= tile_.place.rows) {
-      return Operands<S>::zero();
-    }
-    const auto part = [&](int vector) HEADWAY_LAMBDA {
-      return S::select(S::mask_from_bits(tile_.allowed[r] >> vector * lanes),
-                       S::load(numbers + r * width + vector * lanes), S::zero());
-    };
-    return Operands<S>::rounded(part(v), part(v + 1));
-  }
-
-  // Two vectors of keys of two rows: pairs of queries, and for dS pairs of keys.
-  template <bool of_weights>
-  HEADWAY_INLINE void store_pairs(int r, int v, OperandVector even, OperandVector odd) const {
-    Operands<S>::store_interleaved(
-        (of_weights ? tile_.pairs.weights : tile_.pairs.gradients) + r / 2 * width + v * lanes, 2 * lanes, even, odd);
-    if constexpr (!of_weights) {
-      Operands<S>::store(tile_.pairs.gradient_rows + (r * width + v * lanes) / 2, even);
-      Operands<S>::store(tile_.pairs.gradient_rows + ((r + 1) * width + v * lanes) / 2, odd);
     }
   }
 

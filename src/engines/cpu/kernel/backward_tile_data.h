@@ -19,6 +19,18 @@ template <class S>
 struct TilePairs {
   typename Operands<S>::Scalar *weights, *gradients;  // [rows / 2][width]
   typename Operands<S>::Scalar* gradient_rows;        // [rows][width / 2]
+
+  // Two vectors of keys of rows r and r + 1.
+  template <bool of_weights>
+  HEADWAY_INLINE void store(int r, int v, typename Operands<S>::Vector even, typename Operands<S>::Vector odd) const {
+    constexpr int lanes = S::lanes, width = S::lanes * S::panel_vectors;
+    Operands<S>::store_interleaved((of_weights ? weights : gradients) + r / 2 * width + v * lanes, 2 * lanes, even,
+                                   odd);
+    if constexpr (!of_weights) {
+      Operands<S>::store(gradient_rows + (r * width + v * lanes) / 2, even);
+      Operands<S>::store(gradient_rows + ((r + 1) * width + v * lanes) / 2, odd);
+    }
+  }
 };
 
 template <class S>
@@ -42,6 +54,19 @@ struct Tile {
   // none.
   bool* seen_far = nullptr;
   TilePairs<S> pairs = {};
+
+  // Two vectors of a row, with zeros for what is not allowed and for a row that is not there.
+  typename Operands<S>::Vector rounded(const Scalar* numbers, int r, int v) const {
+    if (r >= place.rows) {
+      return Operands<S>::zero();
+    }
+    constexpr int lanes = S::lanes, width = S::lanes * S::panel_vectors;
+    const auto part = [&](int vector) HEADWAY_LAMBDA {
+      return S::select(S::mask_from_bits(allowed[r] >> vector * lanes), S::load(numbers + r * width + vector * lanes),
+                       S::zero());
+    };
+    return Operands<S>::rounded(part(v), part(v + 1));
+  }
 };
 
 }  // namespace

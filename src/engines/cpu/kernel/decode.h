@@ -212,7 +212,7 @@ class Decode : protected DecodeState<S, In> {
     for (std::int64_t v = begin; v < end; ++v) {
       highest = S::max(S::load(scores + v * lanes), highest);
     }
-    const Scalar reference = highest_lane(highest);
+    const Scalar reference = highest_lane<S>(highest);
     const Vector subtract = S::set(reference == -infinity ? Scalar{0} : reference);
     const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
     Vector sum = S::zero(), part = S::zero();
@@ -235,16 +235,6 @@ class Decode : protected DecodeState<S, In> {
     if (head_.dropout.active) {
       drop_weights(r, hull);
     }
-  }
-
-  static HEADWAY_INLINE Scalar highest_lane(Vector x) {
-    alignas(64) Scalar elements[lanes];
-    S::store(elements, x);
-    Scalar highest = elements[0];
-    for (int l = 1; l < lanes; ++l) {
-      highest = elements[l] > highest ? elements[l] : highest;
-    }
-    return highest;
   }
 
   static HEADWAY_INLINE Scalar lane_total(Vector x) {

@@ -114,10 +114,11 @@ class Forward : protected ForwardTiles<S, In> {
     }
   }
 
-  // Whether the exponentials of modified scores hide between products too.
-  bool fuses_modified() const {
-    return fold == 1 && LooksUpPowers<S> && args_.head_dim >= least_around && !this->rescales();
+  bool hides_exponentials() const {
+    return args_.head_dim >= least_around && folded<S>(args_.head_dim) <= widest_in_chains<S>;
   }
+  // Whether the exponentials of modified scores hide between products too.
+  bool fuses_modified() const { return fold == 1 && LooksUpPowers<S> && hides_exponentials() && !this->rescales(); }
 
   template <int NV>
   void core_block_of(std::int64_t p, const Range& core) {
@@ -254,10 +255,7 @@ class Forward : protected ForwardTiles<S, In> {
     // After so many keys.
     HEADWAY_INLINE void end_part(std::int64_t done) {
       if (done % summed_weights == 0) {
-        HEADWAY_UNROLL
-        for (int n = 0; n < NV; ++n) {
-          sum[n].end_part();
-        }
+        end_parts<S>(sum);
       }
     }
     HEADWAY_INLINE bool out_of_reach() const {
@@ -277,7 +275,7 @@ class Forward : protected ForwardTiles<S, In> {
     Fusing<NV, NearExp2<S>> rows(at_.references + p * width, to_log2_);
     std::int64_t key = piece.begin;
     if constexpr (NV == S::panel_vectors && LooksUpPowers<S>) {
-      if ((fold == 1 || !this->keeps_scalars()) && args_.head_dim >= least_around) {
+      if ((fold == 1 || !this->keeps_scalars()) && hides_exponentials()) {
         key = all_overlapped<NV, NB>(p, piece, rows);
       }
     }
@@ -335,16 +333,15 @@ class Forward : protected ForwardTiles<S, In> {
     }
   }
 
-  // Dot products of pairs are so short that the end of a loop shows: the usual head dims have none.
+  // The usual head dims have no more steps than are known: the end of a loop would show beside products of pairs, and
+  // the sums of chains stay in registers.
   template <int NV, int NB>
   HEADWAY_INLINE std::int64_t all_overlapped(std::int64_t p, const Range& piece, Fusing<NV, NearExp2<S>>& rows) {
-    if constexpr (fold > 1) {
-      if (args_.head_dim == 64) {
-        return overlapped<NV, NB, 64 / fold>(p, piece, rows, NoMore{});
-      }
-      if (args_.head_dim == 128) {
-        return overlapped<NV, NB, 128 / fold>(p, piece, rows, NoMore{});
-      }
+    if (args_.head_dim == 64) {
+      return overlapped<NV, NB, 64 / fold>(p, piece, rows, NoMore{});
+    }
+    if (args_.head_dim == 128) {
+      return overlapped<NV, NB, 128 / fold>(p, piece, rows, NoMore{});
     }
     const std::int64_t all = folded<S>(args_.head_dim);
     return args_.head_dim >= 64 ? overlapped<NV, NB, 64 / fold>(p, piece, rows, all - 64 / fold)

@@ -115,8 +115,9 @@ class ForwardFinish : public ForwardTotals<S, In> {
       for (int v = piece.vector; v < piece.vector + piece.vectors; ++v) {
         const Vector now = Base::usable(S::load(at_.references + p * width + v * lanes));
         const Vector then = S::load(at_.piece_references + k * width + v * lanes);
-        const Vector factor = S::load(factors + v * lanes) * exp2<S>((then - now) * to_log2);
-        store_piece(p, v, {piece.key_begin, piece.key_begin + piece.keys}, factor);
+        const Range keys{piece.key_begin, piece.key_begin + piece.keys};
+        const Vector rise = lower_by_half(v, keys, (then - now) * to_log2);
+        store_piece(p, v, keys, S::load(factors + v * lanes) * exp2<S>(rise));
       }
     }
     pieces_ = 0;
@@ -128,6 +129,25 @@ class ForwardFinish : public ForwardTotals<S, In> {
   }
 
  private:
+  // Where 2^rise would have few bits or none, the piece's weights take half of it in, which leaves none of them smaller
+  // than it ends. Returns what is left.
+  Vector lower_by_half(int v, const Range& piece, Vector rise) {
+    constexpr int least = sizeof(Scalar) == 4 ? -100 : -1000;
+    const auto low = S::less(rise, S::set(least));
+    if (!S::any(low)) {
+      return rise;
+    }
+    rise = S::max(S::set(4 * least), rise);  // -inf where no key was allowed yet
+    const Vector half = S::select(low, rise * S::set(static_cast<Scalar>(0.5)), S::zero());
+    const Vector factor = exp2<S>(half);
+    Scalar* weights = this->scores_at(piece.begin, v);
+    for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
+      S::store(weights + j * width,
+               S::select(low, S::load(weights + j * width) * factor, S::load(weights + j * width)));
+    }
+    return rise - half;
+  }
+
   // Also in a row that is NaN, the weight of a key that may not be attended to is 0.
   void clear_forbidden(std::int64_t p, int r) {
     const std::int64_t row = panel_row(p) + r;

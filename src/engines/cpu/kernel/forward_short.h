@@ -19,7 +19,6 @@ namespace headway::cpu {
 namespace {
 
 constexpr std::int64_t short_keys = 256;  // the most that a short sequence has
-constexpr int short_product_chain = 16;   // products of a query and a key that are added up one by one
 
 template <class S, class In>
 class ShortForward : Forward<S, In> {
@@ -131,7 +130,7 @@ class ShortForward : Forward<S, In> {
       Accumulators<S, NV, strip.size> acc;
       const std::int64_t steps = args_.head_dim;
       add_in_parts<S, NV, strip.size>(
-          acc, steps, short_product_chain, [&](std::int64_t begin, std::int64_t count) HEADWAY_LAMBDA {
+          acc, steps, product_chain<S>, [&](std::int64_t begin, std::int64_t count) HEADWAY_LAMBDA {
             if (v + NV == panel_vectors(p)) {  // a part of the strip's rows with each part of the products
               const int from = static_cast<int>(strip.size * begin / steps);
               const int rows = static_cast<int>(strip.size * (begin + count) / steps) - from;
@@ -178,12 +177,7 @@ class ShortForward : Forward<S, In> {
             S::store(at, weight);
           }
         },
-        [&]() HEADWAY_LAMBDA {
-          HEADWAY_UNROLL
-          for (int n = 0; n < NV; ++n) {
-            sum[n].end_part();
-          }
-        });
+        [&]() HEADWAY_LAMBDA { end_parts<S>(sum); });
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
       S::store(at_.sums + p * width + (v + n) * lanes, sum[n].total());
@@ -228,7 +222,7 @@ class ShortForward : Forward<S, In> {
       for (int c = 0; c < NB; ++c) {
         HEADWAY_UNROLL
         for (int n = 0; n < NV; ++n) {
-          acc[c][n] = acc[c][n] * S::set(factors[r + c] * kept_scale);
+          acc[c][n] = (S::zero() + acc[c][n]) * S::set(factors[r + c] * kept_scale);  // 0 has one sign
         }
       }
       store_tile<S, In, NV, NB>(acc, args_.out, row + r, d, args_.value_dim);

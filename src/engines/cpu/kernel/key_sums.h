@@ -31,6 +31,14 @@ struct WeightSum {
   HEADWAY_INLINE Vector total() const { return whole + part; }
 };
 
+template <class S, int NV>
+HEADWAY_INLINE void end_parts(WeightSum<S> (&sums)[NV]) {
+  HEADWAY_UNROLL
+  for (int n = 0; n < NV; ++n) {
+    sums[n].end_part();
+  }
+}
+
 // body(j) for j < count, and end_part() wherever a part of the sums ends.
 template <class Body, class EndPart>
 HEADWAY_INLINE void in_summed_parts(std::int64_t count, const Body& body, const EndPart& end_part) {

@@ -1,4 +1,4 @@
-// Sums across the lanes of vectors.
+// Sums across the lanes of vectors, and the highest of a vector.
 #pragma once
 
 #include "engines/cpu/simd/common.h"
@@ -22,6 +22,18 @@ HEADWAY_INLINE typename S::Vector lane_sums(typename S::Vector (&x)[S::lanes]) {
     }
     return x[0];
   }
+}
+
+// NaN passes by, but for that of the first lane.
+template <class S>
+HEADWAY_INLINE typename S::Scalar highest_lane(typename S::Vector x) {
+  alignas(64) typename S::Scalar elements[S::lanes];
+  S::store(elements, x);
+  typename S::Scalar highest = elements[0];
+  for (int l = 1; l < S::lanes; ++l) {
+    highest = elements[l] > highest ? elements[l] : highest;
+  }
+  return highest;
 }
 
 }  // namespace

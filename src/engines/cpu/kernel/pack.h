@@ -81,7 +81,27 @@ HEADWAY_NOINLINE void pack_transposed(const Matrix& matrix, std::int64_t row_beg
   }
 }
 
-// matrix(row_begin + lane, c) = factor[lane] * panel[c][lane] for those of `rows` lanes that are `wanted`.
+// panel[d][lane] = packed * key(row_begin + lane, d), for a power of two that the scores' factor leaves to keys. Where
+// that makes 0 of a number, the least one of its sign stays: a query may be infinite.
+template <class S, class In>
+HEADWAY_NOINLINE void pack_keys(const Matrix& matrix, std::int64_t row_begin, int rows, std::int64_t columns,
+                                typename S::Scalar packed, typename S::Scalar* panel, std::int64_t width) {
+  using Vector = typename S::Vector;
+  using Scalar = typename S::Scalar;
+  const bool loses = packed != 0 && packed < static_cast<Scalar>(0x1p-8);
+  pack_transposed<S, In>(matrix, row_begin, rows, columns, loses ? 1 : packed, panel, width);
+  const Vector least = S::set(sizeof(Scalar) == 4 ? static_cast<Scalar>(0x1p-149) : static_cast<Scalar>(0x1p-1074));
+  for (std::int64_t c = 0; loses && c < columns; ++c) {
+    const Vector whole = S::load(panel + c * width);
+    const Vector product = whole * S::set(packed);
+    const Vector sign =
+        S::select(S::less(whole, S::zero()), S::zero() - least, S::select(S::less(S::zero(), whole), least, product));
+    S::store(panel + c * width, S::select(S::equal(product, S::zero()), sign, product));
+  }
+}
+
+// matrix(row_begin + lane, c) = factor[lane] * panel[c][lane] for those of `rows` lanes that are `wanted`. Every 0 has
+// one sign, which a number that counts for nothing may have changed.
 template <class S, class Out>
 HEADWAY_NOINLINE void unpack_transposed(const typename S::Scalar* panel, std::int64_t width, typename S::Vector factor,
                                         const WritableMatrix& matrix, std::int64_t row_begin, int rows,
@@ -93,7 +113,7 @@ HEADWAY_NOINLINE void unpack_transposed(const typename S::Scalar* panel, std::in
     Vector block[S::lanes];
     HEADWAY_UNROLL
     for (int r = 0; r < S::lanes; ++r) {
-      block[r] = r < count ? factor * S::load(panel + (c + r) * width) : S::zero();
+      block[r] = r < count ? factor * (S::zero() + S::load(panel + (c + r) * width)) : S::zero();
     }
     S::transpose(block);
     HEADWAY_UNROLL

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "engines/cpu/kernel/compensated.h"
 #include "engines/cpu/simd/common.h"
 
 namespace headway::cpu {
@@ -102,41 +103,63 @@ HEADWAY_INLINE void accumulate_fetching(Accumulators<S, NV, NB>& acc, const type
   }
 }
 
+// body(acc[c][v], the offset of its lanes in a tile).
+template <class S, int NV, int NB, class Body>
+HEADWAY_INLINE void each_sum(Accumulators<S, NV, NB>& acc, const Body& body) {
+  HEADWAY_UNROLL
+  for (int c = 0; c < NB; ++c) {
+    HEADWAY_UNROLL
+    for (int v = 0; v < NV; ++v) {
+      body(acc[c][v], (c * NV + v) * S::lanes);
+    }
+  }
+}
+
 // acc = the sums of part(begin, count), which adds that many of `steps` terms to acc; none adds more than `longest`,
-// so that no chain of additions is longer.
+// so that no chain of additions is longer. Where there are more parts than that, what is lost between them counts too.
 template <class S, int NV, int NB, class Part>
 HEADWAY_INLINE void add_in_parts(Accumulators<S, NV, NB>& acc, std::ptrdiff_t steps, std::ptrdiff_t longest,
                                  const Part& part) {
-  alignas(64) typename S::Scalar sums[NB * NV * S::lanes];
-  const auto each_sum = [&](const auto& body) HEADWAY_LAMBDA {
-    HEADWAY_UNROLL
-    for (int c = 0; c < NB; ++c) {
-      HEADWAY_UNROLL
-      for (int v = 0; v < NV; ++v) {
-        body(acc[c][v], sums + (c * NV + v) * S::lanes);
-      }
-    }
-  };
+  using Scalar = typename S::Scalar;
+  using Vector = typename S::Vector;
+  alignas(64) Scalar sums[2 * NB * NV * S::lanes];
+  Scalar* const lost = sums + NB * NV * S::lanes;
+  const bool many = __builtin_expect(steps > longest * longest, 0);
   clear<S, NV, NB>(acc);
   for (std::ptrdiff_t begin = 0; begin < steps; begin += longest) {
-    if (begin > 0) {
-      each_sum([begin, longest](typename S::Vector& sum, typename S::Scalar* at)
-                   HEADWAY_LAMBDA { S::store(at, begin == longest ? sum : S::load(at) + sum); });
+    if (begin == longest) {
+      each_sum<S, NV, NB>(acc, [&](Vector& sum, int at) HEADWAY_LAMBDA { S::store(sums + at, sum); });
+      clear<S, NV, NB>(acc);
+    } else if (begin > 0 && !many) {
+      each_sum<S, NV, NB>(acc,
+                          [&](Vector& sum, int at) HEADWAY_LAMBDA { S::store(sums + at, S::load(sums + at) + sum); });
+      clear<S, NV, NB>(acc);
+    } else if (begin > 0) {
+      each_sum<S, NV, NB>(acc, [&](Vector& sum, int at) HEADWAY_LAMBDA {
+        const Compensated<S> next(S::load(sums + at), sum);
+        S::store(sums + at, next.sum);
+        S::store(lost + at, begin == 2 * longest ? next.lost : S::load(lost + at) + next.lost);
+      });
       clear<S, NV, NB>(acc);
     }
     part(begin, steps - begin < longest ? steps - begin : longest);
   }
-  if (steps > longest) {
-    each_sum([](typename S::Vector& sum, typename S::Scalar* at) HEADWAY_LAMBDA { sum = S::load(at) + sum; });
+  if (many) {
+    each_sum<S, NV, NB>(
+        acc, [&](Vector& sum, int at) HEADWAY_LAMBDA { sum = S::load(sums + at) + (S::load(lost + at) + sum); });
+  } else if (steps > longest) {
+    each_sum<S, NV, NB>(acc, [&](Vector& sum, int at) HEADWAY_LAMBDA { sum = S::load(sums + at) + sum; });
   }
 }
 
 // How many steps of products of a query and a key are added up one by one: a long chain of equal products would leave
 // the bound on scores. Products of bf16 have so few bits that 256 equal ones add up exactly.
 template <class S>
-constexpr int product_chain(std::int64_t head_dim) {
-  return Operands<S>::fold > 1 ? 128 : head_dim >= 64 ? 16 : 32;
-}
+constexpr int product_chain = Operands<S>::fold > 1 ? 128 : 16;
+
+// The widest head that is not too many chains for multiply_in_chains_around.
+template <class S>
+constexpr std::int64_t widest_in_chains = std::int64_t{product_chain<S>} * product_chain<S>;
 
 // That there are no more steps, known when it is compiled.
 struct NoMore {
@@ -160,13 +183,13 @@ HEADWAY_INLINE void sum_up(const Accumulators<S, NV, NB>& acc, typename S::Scala
 // 1) done on the way through the first `steps`. What waits more than it multiplies, like the exponentials of the tile
 // before, hides between the products; the compiler must know how many steps there are to hide it between.
 //
-// Chains of additions are as long as product_chain() says, for head dims from 64 on with `steps` for 64. Tiles whose
-// `steps` are several chains go by in parts of NB / 2, which leaves registers for the sums of chains.
+// Chains of additions are as long as product_chain says, for heads up to widest_in_chains. Tiles whose `steps` are
+// several chains go by in parts of NB / 2, which leaves registers for the sums of chains: in memory they cost a tenth.
 template <class S, int NV, int NB, int steps, int jobs, class More, class Job>
 HEADWAY_INLINE void multiply_in_chains_around(typename S::Scalar* products, const typename Operands<S>::Scalar* vectors,
                                               std::ptrdiff_t width, const typename Operands<S>::Scalar* scalars,
                                               std::ptrdiff_t ld, More more, const Job& job) {
-  constexpr int longest = product_chain<S>(steps * Operands<S>::fold);
+  constexpr int longest = product_chain<S>;
   constexpr int chain = steps < longest ? steps : longest;
   constexpr int rows = chain < steps ? NB / 2 : NB;
   constexpr int all_steps = steps * (NB / rows);

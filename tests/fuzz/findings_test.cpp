@@ -1,0 +1,52 @@
+// Cases that once failed, each on every engine and instruction set.
+#include <gtest/gtest.h>
+
+#include "fuzz/runner.h"
+
+namespace headway::test::fuzz {
+namespace {
+
+struct Finding {
+  const char* name;
+  const char* line;
+};
+
+void PrintTo(const Finding& finding, std::ostream* stream) { *stream << finding.line; }
+
+class Findings : public testing::TestWithParam<Finding> {};
+
+TEST_P(Findings, stay_mended) {
+  const Prepared prepared(case_of(GetParam().line));
+  ASSERT_EQ(prepared.rejected, "");
+  for (const Target& target : targets()) {
+    const Verdict verdict = judge(prepared, target);
+    EXPECT_FALSE(verdict.failed) << name(target) << ", " << verdict.failure.check << ": " << verdict.failure.text;
+  }
+}
+
+constexpr Finding findings[] = {
+    // Chains of 31 equal products: lse 1.4 times its bound, dv of f64 1.004 times.
+    {"equal_products_of_narrow_heads",
+     "sq=3 sk=384 d=31 q=constant q_size=56.192504181984475 k=constant k_size=56.192504181984475"},
+    {"equal_products_of_narrow_heads_in_f64_gradients",
+     "type=f64 h=8 hkv=8 sq=3 sk=3 d=31 dv=31 sharing=all alibi=f16 k=constant k_size=649.17335680729718 "
+     "seed=12322707637345376528"},
+    // 32 chains of them: lse 1.4 times its bound.
+    {"equal_products_of_wide_heads", "sq=70 sk=70 d=512 q=constant q_size=17.3 k=constant k_size=33.7"},
+    {"equal_products_of_wide_heads_in_few_rows", "sq=20 sk=20 d=520 q=constant q_size=17.3 k=constant k_size=33.7"},
+    // A reference that rises by 2^140 after a weight was found.
+    {"weights_before_a_rows_highest_score",
+     "type=bf16 form=bsd sq=484 sk=484 d=2 dv=2 sharing=all k=apart seed=18261938594801349286"},
+    // A sum that cancels to -0, before keys that count for nothing.
+    {"zeros_beside_forbidden_values",
+     "type=bf16 b=2 sq=37 sk=22 dv=31 mask=random mask_axes=bhi causal=bottom_right softcap=1e-30 dropout=0.1 "
+     "v=denormal seed=6330020470511539808"},
+    // Times its part of the scale, the key was 0.
+    {"infinite_queries_of_tiny_keys", "scale=1e-30 softcap=10000 plants=query:minus_inf,key:tiny"},
+};
+
+INSTANTIATE_TEST_SUITE_P(Cases, Findings, testing::ValuesIn(findings),
+                         [](const testing::TestParamInfo<Finding>& finding) { return finding.param.name; });
+
+}  // namespace
+}  // namespace headway::test::fuzz
