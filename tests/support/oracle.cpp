@@ -382,8 +382,8 @@ void Work<Arithmetic>::add_row_gradients(const Row<Number>& one, std::int64_t b,
       to.reach(ds_size * std::max<Number>(1, scale_size) * std::max(std::abs(q[d]), std::abs(k[d])));
     if (one.keep[n] == 0) continue;
     const Number dropped = arithmetic_.store(one.p[n] * one.keep[n]);
-    to.dv.add_vector(v_at(b, g, j), grad_row, value_width, dropped, one.p_size[n] * one.keep[n], one.grown,
-                     one.keep[n]);
+    to.dv.add_vector(v_at(b, g, j), grad_row, value_width, dropped, one.p_size[n] * one.keep[n], one.grown, one.keep[n],
+                     lost_ * one.keep[n]);
   }
   to.reach(2 * largest_dp);
   if (to.dsinks) to.dsinks->add(at(h), -one.sink * delta, one.sink * delta_size, one.grown, largest_dp);

@@ -428,7 +428,7 @@ class TileGradients {
     // In the parts of multiply_in_chains_around: the same bits either way.
     const std::int64_t dim = of_scores ? args_.head_dim : args_.value_dim;
     add_in_parts<S, NV, NB>(
-        acc, folded<S>(dim), product_chain<S>, [&](std::ptrdiff_t begin, std::ptrdiff_t count) HEADWAY_LAMBDA {
+        acc, folded<S>(dim), product_chain<S>(dim), [&](std::ptrdiff_t begin, std::ptrdiff_t count) HEADWAY_LAMBDA {
           const Operand* scalars = rows.data + r * rows.ld + begin;
           if (begin == 0) {
             accumulate_fetching<S, NV, NB, Scalars::across>(acc, vectors, width, scalars, rows.ld, count, fetch);

@@ -97,10 +97,11 @@ class ForwardScores : public ForwardValues<S, In> {
   // Products in registers.
   template <int NV, int NB>
   HEADWAY_INLINE void multiply(Accumulators<S, NV, NB>& acc, const Operand* queries, const Operand* keys) {
-    add_in_parts<S, NV, NB>(
-        acc, folded<S>(args_.head_dim), product_chain<S>, [&](std::int64_t begin, std::int64_t count) HEADWAY_LAMBDA {
-          accumulate<S, NV, NB, Scalars::across>(acc, queries + begin * width, width, keys + begin, keys_.ld, count);
-        });
+    add_in_parts<S, NV, NB>(acc, folded<S>(args_.head_dim), product_chain<S>(args_.head_dim),
+                            [&](std::int64_t begin, std::int64_t count) HEADWAY_LAMBDA {
+                              accumulate<S, NV, NB, Scalars::across>(acc, queries + begin * width, width, keys + begin,
+                                                                     keys_.ld, count);
+                            });
   }
 
   HEADWAY_NOINLINE void modify(std::int64_t p, int v, int vectors, const Range& piece) {

@@ -130,7 +130,7 @@ class ShortForward : Forward<S, In> {
       Accumulators<S, NV, strip.size> acc;
       const std::int64_t steps = args_.head_dim;
       add_in_parts<S, NV, strip.size>(
-          acc, steps, product_chain<S>, [&](std::int64_t begin, std::int64_t count) HEADWAY_LAMBDA {
+          acc, steps, short_product_chain, [&](std::int64_t begin, std::int64_t count) HEADWAY_LAMBDA {
             if (v + NV == panel_vectors(p)) {  // a part of the strip's rows with each part of the products
               const int from = static_cast<int>(strip.size * begin / steps);
               const int rows = static_cast<int>(strip.size * (begin + count) / steps) - from;

@@ -153,13 +153,17 @@ HEADWAY_INLINE void add_in_parts(Accumulators<S, NV, NB>& acc, std::ptrdiff_t st
 }
 
 // How many steps of products of a query and a key are added up one by one: a long chain of equal products would leave
-// the bound on scores. Products of bf16 have so few bits that 256 equal ones add up exactly.
+// the bound on scores. Products of bf16 have so few bits that 256 equal ones add up exactly. Heads of 32 to 63 have
+// chains of 32, which may be 1.2 times the bound: shorter ones cost them a seventh of their speed.
+constexpr int short_product_chain = 16;
 template <class S>
-constexpr int product_chain = Operands<S>::fold > 1 ? 128 : 16;
+constexpr int product_chain(std::int64_t head_dim) {
+  return Operands<S>::fold > 1 ? 128 : head_dim >= 32 && head_dim < 64 ? 32 : short_product_chain;
+}
 
-// The widest head that is not too many chains for multiply_in_chains_around.
+// The most steps that are not too many chains for multiply_in_chains_around.
 template <class S>
-constexpr std::int64_t widest_in_chains = std::int64_t{product_chain<S>} * product_chain<S>;
+constexpr std::int64_t widest_in_chains = Operands<S>::fold > 1 ? 128 * 128 : short_product_chain* short_product_chain;
 
 // That there are no more steps, known when it is compiled.
 struct NoMore {
@@ -183,13 +187,13 @@ HEADWAY_INLINE void sum_up(const Accumulators<S, NV, NB>& acc, typename S::Scala
 // 1) done on the way through the first `steps`. What waits more than it multiplies, like the exponentials of the tile
 // before, hides between the products; the compiler must know how many steps there are to hide it between.
 //
-// Chains of additions are as long as product_chain says, for heads up to widest_in_chains. Tiles whose `steps` are
+// Chains of additions are as long as product_chain() says, for heads up to widest_in_chains. Tiles whose `steps` are
 // several chains go by in parts of NB / 2, which leaves registers for the sums of chains: in memory they cost a tenth.
 template <class S, int NV, int NB, int steps, int jobs, class More, class Job>
 HEADWAY_INLINE void multiply_in_chains_around(typename S::Scalar* products, const typename Operands<S>::Scalar* vectors,
                                               std::ptrdiff_t width, const typename Operands<S>::Scalar* scalars,
                                               std::ptrdiff_t ld, More more, const Job& job) {
-  constexpr int longest = product_chain<S>;
+  constexpr int longest = product_chain<S>(steps * Operands<S>::fold);
   constexpr int chain = steps < longest ? steps : longest;
   constexpr int rows = chain < steps ? NB / 2 : NB;
   constexpr int all_steps = steps * (NB / rows);
