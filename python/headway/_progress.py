@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import shutil
 import sys
 import time
 from contextlib import suppress
@@ -62,8 +63,11 @@ class _TqdmBar:
         if self._bar is None:
             if elapsed < _QUIET_TIME or share <= 0:
                 return
+            # Some terminals say that they have no columns or rows, and tqdm then draws nothing.
+            columns = min(100, shutil.get_terminal_size().columns)
+            width = {"ncols": columns, "nrows": 20} if self._stream.isatty() else {}
             self._bar = self._kind(
-                total=100, desc="headway", file=self._stream, leave=False,
+                **width, total=100, desc="headway", file=self._stream, leave=False,
                 bar_format="{desc} {percentage:3.0f} %|{bar}| {elapsed}<{remaining}",
             )  # fmt: skip
             self._bar.start_t -= elapsed
