@@ -17,8 +17,8 @@ constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 TEST_P(TileBorders, sizes_beside_whole_tiles_are_within_the_bounds) {
   const Shape shapes[] = {
-      {1, 1, 1, 33, 31, 31, 33},  {1, 1, 1, 65, 97, 33, 15},   {1, 2, 1, 129, 127, 64, 64},
-      {1, 1, 1, 48, 545, 65, 17}, {1, 1, 1, 144, 257, 16, 80}, {1, 1, 1, 17, 1025, 96, 32},
+      {1, 1, 1, 33, 31, 31, 33},   {1, 1, 1, 65, 97, 33, 15},   {1, 2, 1, 129, 127, 64, 64}, {1, 1, 1, 48, 545, 65, 17},
+      {1, 1, 1, 144, 257, 16, 80}, {1, 1, 1, 17, 1025, 96, 32}, {1, 1, 1, 70, 100, 0, 16},   {1, 1, 1, 70, 100, 16, 0},
   };
   for (const Shape& shape : shapes)
     for (const Causal causal : {Causal::none, Causal::bottom_right}) {

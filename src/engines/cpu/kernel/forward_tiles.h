@@ -83,7 +83,7 @@ class ForwardTiles : public ForwardTiny<S, In> {
   template <int NV>
   HEADWAY_NOINLINE bool fused_by_tiles(std::int64_t p, int v, const Range& piece) {
     const std::int64_t steps = folded<S>(args_.head_dim) / tile_pairs;
-    const std::int64_t products = steps * 2 * NV;  // of a chunk
+    const std::int64_t products = larger(1, steps * 2 * NV);  // of a chunk
     const int apart = static_cast<int>((chunk_pairs + products - 1) / products);
     Weighing<NV> weighing(*this, p, v, piece);
     alignas(64) Scalar raw[2][tile_steps * NV * lanes];
@@ -93,25 +93,14 @@ class ForwardTiles : public ForwardTiny<S, In> {
       ahead.fetch();
       weighing.some(apart);
     };
-    const bool resident = NV == 2 && steps == 2;
-    if (resident) {
-      ResidentTiles<S>::load(queries);
-    }
     int side = 0;
     for (std::int64_t key = piece.begin; key < piece.end; key += tile_steps, side ^= 1) {
       const TileRows<const std::uint32_t> keys{this->key_operands(key), keys_.ld, tile_side * keys_.ld};
       const TileRows<Scalar> sums{raw[side], NV * lanes, tile_side * NV * lanes};
-      if (resident) {
-        ResidentTiles<S>::multiply(keys, sums, beside);
-        ResidentTiles<S>::multiply(TileRows<const std::uint32_t>{keys.tile(1), keys.ld, 0},
-                                   TileRows<Scalar>{sums.tile(1), sums.ld, 0}, beside);
-        weighing.rest();
-      } else {
-        Block<NV>::clear();
-        Block<NV>::multiply(keys, queries, steps, beside);
-        weighing.rest();
-        Block<NV>::store(sums);
-      }
+      Block<NV>::clear();
+      Block<NV>::multiply(keys, queries, steps, beside);
+      weighing.rest();
+      Block<NV>::store(sums);
       weighing.begin(raw[side]);
     }
     weighing.rest();

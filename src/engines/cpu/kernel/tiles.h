@@ -104,39 +104,5 @@ struct TileBlock {
   }
 };
 
-// Products with two steps and two tiles of columns of `b` that stay in registers, for many rows of `a`: a tile load
-// for two products instead of one.
-template <class S>
-struct ResidentTiles {
-  using Tiles = typename S::Tiles;
-
-  template <class Operand>
-  HEADWAY_INLINE static void load(const TileRows<const Operand>& b) {
-    Tiles::template load<4>(b.tile(0), b.stride());
-    Tiles::template load<5>(b.tile(1), b.stride());
-    Tiles::template load<6>(b.tile(0) + tile_pairs * b.ld, b.stride());
-    Tiles::template load<7>(b.tile(1) + tile_pairs * b.ld, b.stride());
-  }
-
-  // sums [16 rows][32 columns] = a b
-  template <class Operand, class Float, class Beside>
-  HEADWAY_INLINE static void multiply(const TileRows<const Operand>& a, const TileRows<Float>& sums, Beside&& beside) {
-    Tiles::template zero<0>();
-    Tiles::template zero<1>();
-    Tiles::template load_passing<2>(a.data, a.stride());
-    Tiles::template multiply_add<0, 2, 4>();
-    beside();
-    Tiles::template multiply_add<1, 2, 5>();
-    beside();
-    Tiles::template load_passing<3>(a.data + tile_pairs, a.stride());
-    Tiles::template multiply_add<0, 3, 6>();
-    beside();
-    Tiles::template multiply_add<1, 3, 7>();
-    beside();
-    Tiles::template store<0>(sums.data, sums.stride());
-    Tiles::template store<1>(sums.data + tile_side, sums.stride());
-  }
-};
-
 }  // namespace
 }  // namespace headway::cpu
