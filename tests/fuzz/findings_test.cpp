@@ -41,6 +41,9 @@ constexpr Finding findings[] = {
     {"zeros_beside_forbidden_values",
      "type=bf16 b=2 sq=37 sk=22 dv=31 mask=random mask_axes=bhi causal=bottom_right softcap=1e-30 dropout=0.1 "
      "v=denormal seed=6330020470511539808"},
+    // The slope of a softcap that a float cannot invert.
+    {"softcaps_below_the_smallest_normal_float",
+     "sq=38 sk=6 d=12 mask=random scale=1e-30 softcap=1e-40 q_size=1e-10 seed=4468233018211693671"},
     // Times its part of the scale, the key was 0.
     {"infinite_queries_of_tiny_keys", "scale=1e-30 softcap=10000 plants=query:minus_inf,key:tiny"},
 };
