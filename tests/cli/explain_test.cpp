@@ -84,7 +84,7 @@ TEST_F(Explain, threads_are_as_many_as_asked_for_before_or_after_the_command) {
   for (const Arguments& arguments : {Arguments{"--threads", "1", "info"}, Arguments{"info", "--threads", "1"}}) {
     EXPECT_NE(run(arguments).out.find("threads   1 "), std::string::npos) << run(arguments).out << run(arguments).err;
   }
-  expect_failure(run({"info", "--threads", "0"}), 2, "headway", "--threads: expected 1 or more, found 0");
+  expect_failure(run({"info", "--threads", "0"}), 2, "headway info", "--threads: expected 1 or more, found 0");
 }
 
 TEST_F(Explain, completion_is_a_script_that_knows_every_command) {

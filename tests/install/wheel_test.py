@@ -51,7 +51,7 @@ def check_contents(wheel):
         if len(found) != 1:
             sys.exit(f"expected one {pattern} in {wheel.name}, found {found}")
     megabytes = wheel.stat().st_size / MEGABYTE
-    limit = LIMITS["headway/lib/libheadway_cuda.so" in names]
+    limit = LIMITS["cuda" in wheel.name]
     if megabytes > limit:
         sys.exit(f"{wheel.name} has {megabytes:.1f} MB, expected at most {limit}")
     return megabytes

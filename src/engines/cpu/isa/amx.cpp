@@ -1,4 +1,5 @@
 // The kernels for AMX with bf16.
+#pragma GCC diagnostic ignored "-Wignored-attributes"  // g++ 13: of vector types among template arguments
 #include "engines/cpu/isa/with_tiles.h"
 #include "engines/cpu/simd/tiles_amx.h"
 

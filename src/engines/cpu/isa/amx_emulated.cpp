@@ -1,4 +1,5 @@
 // The kernels for AMX on tiles that are emulated, for tests on machines without AMX.
+#pragma GCC diagnostic ignored "-Wignored-attributes"  // g++ 13: of vector types among template arguments
 #include "engines/cpu/isa/with_tiles.h"
 #include "engines/cpu/simd/tiles_emulated.h"
 
