@@ -33,6 +33,18 @@ class OutOfMemory : public Error {
   using Error::Error;
 };
 
+// Too few free pages in a KVCache for what was asked. The cache is as it was.
+class OutOfPages : public OutOfMemory {
+ public:
+  using OutOfMemory::OutOfMemory;
+};
+
+// A sequence that a KVCache does not have: never added, or removed. The cache is as it was.
+class UnknownSequence : public InvalidArgument {
+ public:
+  using InvalidArgument::InvalidArgument;
+};
+
 // Something that the contract allows, but that this build or the engine asked for by name cannot do.
 class Unsupported : public Error {
  public:

@@ -3,6 +3,7 @@
 attention(query, key, value, ...)     attention and every option of it
 attention_backward, attention_scores  its gradients, its score matrix
 attention_varlen, ..._backward        the same over packed sequences
+attention_paged, KVCache, rope        serving: keys and values in pages, and rotary positions
 explain                               what a call would run, and why
 analyze, weights_in, mean_weights     what attention does, at lengths where nobody can store its matrix
 trace                                 every step of a small call with its numbers, to read or to step through
@@ -31,6 +32,7 @@ from headway._headway import (
     analyze,
     attention,
     attention_backward,
+    attention_paged,
     attention_scores,
     attention_varlen,
     attention_varlen_backward,
@@ -38,9 +40,12 @@ from headway._headway import (
     mean_weights,
     weights_in,
 )
+from headway._cache import KVCache
+from headway._errors import OutOfPages
 from headway._page import Page
 from headway._plots import plot_heads, plot_row
 from headway._results import Analysis, Gradients
+from headway._rope import rope, rope_backward, rope_frequencies
 from headway._server import ViewServer
 from headway._settings import engines, get_threads, set_threads
 from headway._trace import Trace, TraceStep, trace
@@ -61,7 +66,9 @@ _FRAMEWORKS = ("flax", "jax", "keras", "torch")
 __all__ = [
     "Analysis",
     "Gradients",
+    "KVCache",
     "MultiHeadAttention",
+    "OutOfPages",
     "Page",
     "Plan",
     "Trace",
@@ -71,6 +78,7 @@ __all__ = [
     "analyze",
     "attention",
     "attention_backward",
+    "attention_paged",
     "attention_scores",
     "attention_varlen",
     "attention_varlen_backward",
@@ -83,6 +91,9 @@ __all__ = [
     "multi_head_attention",
     "plot_heads",
     "plot_row",
+    "rope",
+    "rope_backward",
+    "rope_frequencies",
     "self_attention",
     "set_threads",
     "trace",

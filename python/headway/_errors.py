@@ -11,6 +11,23 @@ _INNER = re.compile(
 )
 
 
+class OutOfPages(MemoryError):
+    """A KVCache has too few free pages for an append. It is a MemoryError; the cache is as it was.
+
+    >>> import numpy as np, headway
+    >>> cache = headway.KVCache(pages=1, page_size=2, kv_heads=1, head_dim=4)
+    >>> rows = np.zeros((1, 1, 3, 4), np.float32)
+    >>> try:
+    ...     cache.append([cache.add()], rows, rows)
+    ... except headway.OutOfPages as error:
+    ...     print(error)
+    KVCache.append: 2 pages of 2 tokens are needed, 1 of 1 are free
+    """
+
+
+OutOfPages.__module__ = "headway"
+
+
 @contextmanager
 def named(function: str) -> Iterator[None]:
     """Errors that begin with the name of an inner function begin with this one, which the user knows."""

@@ -1,6 +1,7 @@
 #include "arguments.h"
 
 #include <iterator>
+#include <utility>
 
 namespace headway::python {
 namespace {
@@ -24,23 +25,34 @@ static_assert(std::size(options) == static_cast<std::size_t>(Option::count));
 
 }  // namespace
 
-Signature::Signature(const char* function, std::vector<Parameter> leading, std::vector<Parameter> own)
+Signature::Signature(const char* function, std::vector<Parameter> leading, std::vector<Parameter> own,
+                     const std::vector<Option>& absent)
     : function_(function), leading_(leading.size()), own_(leading.size() + std::size(options)) {
   parameters_ = std::move(leading);
   parameters_.insert(parameters_.end(), std::begin(options), std::end(options));
   parameters_.insert(parameters_.end(), own.begin(), own.end());
+  for (const Option option : absent) {
+    parameters_[leading_ + static_cast<std::size_t>(option)].name = "";  // which is no keyword
+  }
   for (const Parameter& parameter : parameters_) {
     names_.push_back(checked(PyUnicode_InternFromString(parameter.name)));
   }
 }
 
+Signature Signature::with_causal(const char* fallback) && {
+  parameters_[leading_ + static_cast<std::size_t>(Option::causal)].fallback = fallback;
+  return std::move(*this);
+}
+
 std::string Signature::python_text() const {
   const std::size_t last = leading_ + static_cast<std::size_t>(Option::engine);
-  std::string result;
+  std::string result, separator = "*, ";  // before the first keyword
   const auto add = [&](const auto&... parts) { result += text(result.empty() ? "" : ", ", parts...); };
   const auto add_keywords = [&](std::size_t begin, std::size_t end) {
     for (std::size_t i = begin; i < end; ++i) {
-      add(i == leading_ ? "*, " : "", parameters_[i].name, "=", parameters_[i].fallback);
+      if (*parameters_[i].name != '\0') {
+        add(std::exchange(separator, ""), parameters_[i].name, "=", parameters_[i].fallback);
+      }
     }
   };
   for (std::size_t i = 0; i < leading_; ++i) {
@@ -68,8 +80,10 @@ std::size_t Signature::find(PyObject* name) const {
 
 void Signature::refuse_keyword(PyObject* name) const {
   nb::list known;
-  for (const nb::object& each : names_) {
-    known.append(each);
+  for (std::size_t i = 0; i < names_.size(); ++i) {
+    if (*parameters_[i].name != '\0') {
+      known.append(names_[i]);
+    }
   }
   const nb::object hint = nb::module_::import_("headway._suggest").attr("hint")(nb::borrow(name), known);
   throw TypeMismatch(text(function_, "() got an unexpected keyword argument '", to_string(name), "'", to_string(hint)));
@@ -87,7 +101,7 @@ Arguments::Arguments(const Signature& signature, PyObject* const* values, Py_ssi
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* name = PyTuple_GetItem(keywords, i);
     const std::size_t slot = signature.find(name);
-    if (slot == signature.names_.size()) {
+    if (slot == signature.names_.size() || *signature.parameters_[slot].name == '\0') {
       signature.refuse_keyword(name);
     }
     if (values_[slot] != nullptr) {

@@ -38,8 +38,11 @@ enum class Option : std::size_t {
 
 class Signature {
  public:
-  // Arguments that must be given; then keywords: the options, and what is the function's own.
-  Signature(const char* function, std::vector<Parameter> leading, std::vector<Parameter> own);
+  // Arguments that must be given; then keywords: the options but those of `absent`, and what is the function's own.
+  Signature(const char* function, std::vector<Parameter> leading, std::vector<Parameter> own,
+            const std::vector<Option>& absent = {});
+  // The same where `causal` is by default another one.
+  Signature with_causal(const char* fallback) &&;
 
   const char* function() const { return function_; }
   std::string python_text() const;  // "attention(query, key, value, *, mask=None, ...)"
@@ -51,7 +54,7 @@ class Signature {
 
   const char* function_;
   std::size_t leading_, own_;
-  std::vector<Parameter> parameters_;  // leading, options, own
+  std::vector<Parameter> parameters_;  // leading, options, own; without a name: an option that is absent
   std::vector<nb::object> names_;      // the same, as interned strings
 };
 

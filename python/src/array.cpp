@@ -213,6 +213,15 @@ ConstTensorView Array::view(const char* expected) const {
   return {data_, *dtype, sizes_, strides_, device_};
 }
 
+ConstTensorView Array::page_view() const {
+  constexpr dlpack::Type int8{dlpack::Code::integer, 8, 1}, fp8{dlpack::Code::float8_e4m3fn, 8, 1};
+  if (type_ != int8 && type_ != fp8) {
+    return view("f32, f64, bf16, f16, int8 or float8_e4m3fn");
+  }
+  check_bytes(DType::i8);
+  return {data_, type_ == int8 ? DType::i8 : DType::f8e4m3, sizes_, strides_, device_};
+}
+
 TensorView Array::writable_view() const {
   const ConstTensorView readable = view();
   if (read_only_) {

@@ -37,6 +37,8 @@ class Array {
 
   // TypeMismatch, saying what was expected, for element types that no tensor holds.
   ConstTensorView view(const char* expected = "f32, f64, bf16 or f16") const;
+  // The same, and int8 and float8_e4m3fn too: pages of quantised keys and values.
+  ConstTensorView page_view() const;
   TensorView writable_view() const;
 
   const Argument& argument() const { return argument_; }

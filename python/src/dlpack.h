@@ -16,7 +16,8 @@ enum class Code : std::uint8_t {
   floating = 2,
   bfloat = 4,
   complex = 5,
-  boolean = 6
+  boolean = 6,
+  float8_e4m3fn = 10
 };
 
 struct Type {

@@ -145,6 +145,35 @@ Returns Gradients, as attention_backward does.
 ((7, 2, 8), True)
 )";
 
+inline constexpr const char* attention_paged =
+    R"(Attention over keys and values that lie in pages, as a server keeps them for many sequences of any lengths.
+
+Shapes
+    query         (B, H, Sq, D), or packed (total_q, H, D) with cu_seqlens_q (B + 1,)
+    key_pages     (pages, page_size, Hkv, D)    any strides; value_pages may be a view of key_pages
+    value_pages   (pages, page_size, Hkv, Dv)
+    block_table   (B, max_pages) integers: token j of sequence b lies in slot j % page_size of page block_table[b, j // page_size]
+    lengths       (B,) integers: the keys of each sequence
+    out           as query, with Dv
+    key_scales, value_scales   (pages, page_size, Hkv) float32, for int8 and float8_e4m3fn pages: an element counts as
+                  scale * element in float32
+
+The queries are the last tokens of their sequences. causal is "bottom_right" by default: a query sees the keys up to its own;
+False lets it see all of them. The other options as for attention. return_lse gives (out, lse (B, H, Sq), packed (H, total_q)).
+
+Table entries behind a sequence's last page are never read, and what unused slots hold never shows. The result is what attention
+gives on the keys and values gathered into one array, bit for bit on the CPU, alone or in any batch.
+
+>>> import numpy as np, headway
+>>> rng = np.random.default_rng(0)
+>>> pages = rng.standard_normal((2, 6, 4, 1, 8), dtype=np.float32)  # 6 pages of 4 tokens, for keys and for values
+>>> query = rng.standard_normal((2, 2, 1, 8), dtype=np.float32)
+>>> out = headway.attention_paged(query, *pages, [[3, 0], [5, 1]], [6, 3])
+>>> key, value = (each[[3, 0]].reshape(8, 1, 8)[:6].swapaxes(0, 1)[None] for each in pages)
+>>> np.array_equal(out[:1], headway.attention(query[:1], key, value))
+True
+)";
+
 inline constexpr const char* explain =
     R"(What attention(query, key, value, ...) would run, and why; runs nothing.
 

@@ -3,22 +3,46 @@
 #include <new>
 
 namespace headway::python {
+namespace {
+
+// Methods of a class as Python writes them: KVCache.append, not KVCache::append.
+std::string python_text(const Error& error) {
+  std::string result = error.what();
+  if (const std::string inner = "KVCache::"; result.starts_with(inner)) {
+    result.replace(0, inner.size(), "KVCache.");
+  }
+  return result;
+}
+
+void set(PyObject* type, const Error& error) { PyErr_SetString(type, python_text(error).c_str()); }
+
+// headway.OutOfPages, which is a MemoryError.
+void set_out_of_pages(const Error& error) {
+  const nb::object type = nb::module_::import_("headway._errors").attr("OutOfPages");
+  set(type.ptr(), error);
+}
+
+}  // namespace
 
 void set_python_error() noexcept {
   try {
     throw;
   } catch (nb::python_error& error) {
     error.restore();
+  } catch (const UnknownSequence& error) {
+    set(PyExc_KeyError, error);
   } catch (const InvalidArgument& error) {
-    PyErr_SetString(PyExc_ValueError, error.what());
+    set(PyExc_ValueError, error);
   } catch (const TypeMismatch& error) {
-    PyErr_SetString(PyExc_TypeError, error.what());
+    set(PyExc_TypeError, error);
+  } catch (const OutOfPages& error) {
+    set_out_of_pages(error);
   } catch (const OutOfMemory& error) {
     PyErr_SetString(PyExc_MemoryError, error.what());
   } catch (const Unsupported& error) {
-    PyErr_SetString(PyExc_NotImplementedError, error.what());
+    set(PyExc_NotImplementedError, error);
   } catch (const FileError& error) {
-    PyErr_SetString(PyExc_OSError, error.what());
+    set(PyExc_OSError, error);
   } catch (const Cancelled& error) {
     // What stopped the call is a signal handler's exception, which is still set.
     if (PyErr_Occurred() == nullptr) {

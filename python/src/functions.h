@@ -13,6 +13,9 @@ void add_plan(nb::module_& module);
 void add_layer(nb::module_& module);
 void add_threads(nb::module_& module);
 void add_trace(nb::module_& module);
+void add_paged(nb::module_& module);
+void add_rope(nb::module_& module);
+void add_cache(nb::module_& module);
 void add_ffi_handlers(nb::module_& module);
 
 }  // namespace headway::python

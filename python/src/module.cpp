@@ -24,6 +24,9 @@ NB_MODULE(_headway, module) {
   add_threads(module);
   add_trace(module);
   add_view(module);
+  add_paged(module);
+  add_rope(module);
+  add_cache(module);
   add_ffi_handlers(module);
   module.attr("__version__") = headway::version;
 }

@@ -21,6 +21,9 @@ std::optional<dlpack::Type> described_type(nb::handle dtype) {
   if (kind == "V" && bytes == 2 && nb::cast<std::string>(dtype.attr("name")) == "bfloat16") {
     return type_of(dlpack::Code::bfloat, 2);
   }
+  if (bytes == 1 && nb::cast<std::string>(dtype.attr("name")) == "float8_e4m3fn") {  // of ml_dtypes
+    return type_of(dlpack::Code::float8_e4m3fn, 1);
+  }
   static constexpr std::array<std::pair<char, dlpack::Code>, 4> codes = {{{'f', dlpack::Code::floating},
                                                                           {'i', dlpack::Code::integer},
                                                                           {'u', dlpack::Code::unsigned_integer},

@@ -1,0 +1,11 @@
+// RopeConfig from what headway._rope makes of a user's settings.
+#pragma once
+
+#include "errors.h"
+
+namespace headway::python {
+
+// A dict with the names of RopeConfig's fields, `scaling` as a word; None where a field is absent.
+RopeConfig read_rope(const nb::dict& settings);
+
+}  // namespace headway::python

@@ -1,0 +1,287 @@
+// KVCache: its functions, each a lock and what it calls; and attend, which makes one call of attention_paged.
+#include "headway/cache.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "core/elements.h"
+#include "core/out_of_memory.h"
+#include "serving/cache_state.h"
+
+namespace headway {
+namespace {
+
+constexpr const char* attend_operation = "KVCache::attend";
+
+// ---- attend ----
+
+struct AttendCall {
+  std::span<const std::int64_t> ids;
+  ConstTensorView query;
+  std::optional<ConstTensorView> cu_seqlens;
+};
+
+template <class... Parts>
+[[noreturn]] void invalid(const Parts&... parts) {
+  throw InvalidArgument(text(attend_operation, ": ", parts...));
+}
+
+void check_query(const CacheState& state, const AttendCall& call) {
+  check_cached_type(attend_operation, "query", call.query, state.config.dtype);
+  const Dims& sizes = call.query.sizes();
+  const bool packed = call.cu_seqlens.has_value();
+  const auto sequences = static_cast<std::int64_t>(call.ids.size());
+  if (sizes.size() != (packed ? 3 : 4)) {
+    invalid("query has shape ", sizes, ", expected ",
+            packed ? "(total, H, D) with cu_seqlens" : "(B, H, Sq, D) without cu_seqlens");
+  }
+  if (!packed && sizes[0] != sequences) {
+    invalid("query has batch ", sizes[0], ", expected ", sequences, ": one for each sequence");
+  }
+  if (sizes[sizes.size() - 1] != state.config.head_dim) {
+    invalid("query has head_dim ", sizes[sizes.size() - 1], ", the cache has ", state.config.head_dim);
+  }
+}
+
+// The queries of each sequence: of padded rows, query_lens says how many.
+RowCounts query_counts(const AttendCall& call, const AttentionOptions& options) {
+  const bool packed = call.cu_seqlens.has_value();
+  RowCounts rows =
+      count_rows(attend_operation, call.ids.size(), call.query.size(packed ? 0 : 2), call.cu_seqlens);
+  if (options.query_lens) {
+    const ConstTensorView& lens = *options.query_lens;
+    if (!is_integer(lens.dtype()) || lens.sizes() != Dims{static_cast<std::int64_t>(call.ids.size())} ||
+        lens.device() != Device{}) {
+      invalid("expected query_lens of ", call.ids.size(), " integers in host memory, found ", lens.dtype(), " ",
+              lens.sizes());
+    }
+    for (std::size_t b = 0; b < call.ids.size(); ++b) {
+      const std::int64_t count = load_integer(lens, static_cast<std::int64_t>(b) * lens.stride(0));
+      if (count < 0 || count > rows.counts[b]) {
+        invalid("query_lens[", b, "] is ", count, ", expected 0 to ", rows.counts[b]);
+      }
+      rows.counts[b] = count;
+    }
+  }
+  return rows;
+}
+
+// The sequences' tables side by side, [B, most pages], and their lengths [B]. An entry whose tokens were freed names
+// page 0: the window lets nobody see it.
+struct Tables {
+  Tensor block_table, lengths;
+};
+
+Tables tables_of(const CacheState& state, std::span<const std::int64_t> ids) {
+  std::size_t widest = 0;
+  for (const std::int64_t id : ids) {
+    widest = std::max(widest, state.book.at(attend_operation, id).pages.size());
+  }
+  const auto sequences = static_cast<std::int64_t>(ids.size());
+  Tables tables{Tensor::uninitialized({sequences, static_cast<std::int64_t>(widest)}, DType::i32),
+                Tensor::uninitialized({sequences}, DType::i64)};
+  for (std::size_t b = 0; b < ids.size(); ++b) {
+    const PagedSequence& sequence = state.book.at(attend_operation, ids[b]);
+    auto* row = tables.block_table.as<std::int32_t>() + b * widest;
+    std::transform(sequence.pages.begin(), sequence.pages.end(), row,
+                   [](std::int32_t page) { return std::max(page, std::int32_t{0}); });
+    std::fill(row + sequence.pages.size(), row + widest, 0);
+    tables.lengths.as<std::int64_t>()[b] = sequence.length;
+  }
+  return tables;
+}
+
+// Queries rotated to their positions: those of a sequence are its last tokens.
+Tensor rotated(const CacheState& state, const AttendCall& call, const RowCounts& rows, const Tables& tables) {
+  Tensor result = Tensor::uninitialized(call.query.sizes(), call.query.dtype());
+  const bool packed = rows.packed;
+  const std::int64_t each = call.query.size(packed ? 0 : 2), sequences = std::ssize(rows.counts);
+  Tensor positions = Tensor::uninitialized(packed ? Dims{each} : Dims{sequences, each}, DType::i64);
+  for (std::int64_t b = 0; b < sequences; ++b) {
+    const std::int64_t count = rows.counts[static_cast<std::size_t>(b)];
+    const std::int64_t first = tables.lengths.as<std::int64_t>()[b] - count;
+    const std::int64_t begin = packed ? rows.begins[static_cast<std::size_t>(b)] : b * each;
+    for (std::int64_t i = 0; i < (packed ? count : each); ++i) {
+      positions.as<std::int64_t>()[begin + i] = first + i;
+    }
+  }
+  if (packed) {
+    rope(call.query.transpose(0, 1), positions, result.view().transpose(0, 1), *state.config.rope);
+  } else {
+    rope(call.query, positions, result, *state.config.rope);
+  }
+  return result;
+}
+
+// The cache's own window in the call's options.
+void add_window(const CacheState& state, const AttendCall& call, const RowCounts& rows, AttentionOptions& options) {
+  if (!state.config.window) {
+    return;
+  }
+  const Window& window = *state.config.window;
+  if (options.window && (options.window->left != window.left || options.window->right != window.right)) {
+    invalid("the cache has a window of its own: expected no other, found one");
+  }
+  options.window = window;
+  const KeptKeys& kept = state.book.kept();
+  for (std::size_t b = 0; b < call.ids.size(); ++b) {
+    const PagedSequence& sequence = state.book.at(attend_operation, call.ids[b]);
+    const std::int64_t position = std::max<std::int64_t>(sequence.length - rows.counts[b], 0);
+    if (rows.counts[b] > 0 && !kept.all_seen_are_kept(position, sequence.length, sequence.freed)) {
+      invalid("the first of ", rows.counts[b], " queries of sequence ", call.ids[b], " is at position ", position,
+              " and sees keys from ", std::max(kept.first, position - *kept.left), " on; keys ", kept.first, " to ",
+              sequence.freed - 1, " have been freed");
+    }
+  }
+}
+
+void attend_in(const CacheState& state, const AttendCall& call, TensorView out, AttentionOptions options,
+               const AttentionOutputs& outputs) {
+  check_query(state, call);
+  const RowCounts rows = query_counts(call, options);
+  const Tables tables = tables_of(state, call.ids);
+  add_window(state, call, rows, options);
+  const PagedKeys keys{.key_pages = state.key.data,
+                       .value_pages = state.value_pages(),
+                       .block_table = tables.block_table,
+                       .lengths = tables.lengths,
+                       .key_scales = state.key.scales ? std::optional<ConstTensorView>(*state.key.scales) : std::nullopt,
+                       .value_scales = state.value_scales() ? std::optional<ConstTensorView>(*state.value_scales())
+                                                            : std::nullopt};
+  std::optional<Tensor> turned;
+  if (state.rope) {
+    turned = rotated(state, call, rows, tables);
+  }
+  const ConstTensorView query = turned ? ConstTensorView(*turned) : call.query;
+  if (call.cu_seqlens) {
+    attention_paged(query, *call.cu_seqlens, keys, out, options, outputs);
+  } else {
+    attention_paged(query, keys, out, options, outputs);
+  }
+}
+
+// Errors of attention_paged as attend's own.
+template <class Error>
+[[noreturn]] void rename(const Error& error) {
+  const std::string found = error.what();
+  const std::string_view inner = "attention_paged: ";
+  throw Error(found.starts_with(inner) ? text(attend_operation, ": ", found.substr(inner.size())) : found);
+}
+
+void attend_renamed(const CacheState& state, const AttendCall& call, TensorView out, const AttentionOptions& options,
+                    const AttentionOutputs& outputs) {
+  try {
+    const std::shared_lock lock(state.mutex);
+    attend_in(state, call, out, options, outputs);
+  } catch (const UnknownSequence&) {
+    throw;
+  } catch (const InvalidArgument& error) {
+    rename(error);
+  } catch (const TypeMismatch& error) {
+    rename(error);
+  } catch (const Unsupported& error) {
+    rename(error);
+  }
+}
+
+}  // namespace
+
+// ---- KVCache ----
+
+KVCache::KVCache(const KVCacheConfig& config) try : state_(std::make_unique<State>(resolved(config))) {
+} catch (...) {
+  throw_own_error("KVCache");
+}
+
+KVCache::KVCache(std::unique_ptr<State> state) : state_(std::move(state)) {}
+KVCache::KVCache(KVCache&& other) noexcept = default;
+KVCache& KVCache::operator=(KVCache&& other) noexcept = default;
+KVCache::~KVCache() = default;
+
+const KVCacheConfig& KVCache::config() const { return state_->config; }
+
+std::int64_t KVCache::free_pages() const {
+  const std::shared_lock lock(state_->mutex);
+  return state_->book.free_pages();
+}
+
+std::vector<std::int64_t> KVCache::ids() const {
+  const std::shared_lock lock(state_->mutex);
+  std::vector<std::int64_t> result;
+  for (const auto& [id, sequence] : state_->book.sequences()) {
+    result.push_back(id);
+  }
+  return result;
+}
+
+std::int64_t KVCache::length(std::int64_t id) const {
+  const std::shared_lock lock(state_->mutex);
+  return state_->book.at("KVCache::length", id).length;
+}
+
+std::int64_t KVCache::add() try {
+  const std::unique_lock lock(state_->mutex);
+  return state_->book.add();
+} catch (...) {
+  throw_own_error("KVCache::add");
+}
+
+std::int64_t KVCache::fork(std::int64_t id) try {
+  const std::unique_lock lock(state_->mutex);
+  return state_->book.fork("KVCache::fork", id);
+} catch (...) {
+  throw_own_error("KVCache::fork");
+}
+
+void KVCache::truncate(std::int64_t id, std::int64_t length) {
+  const std::unique_lock lock(state_->mutex);
+  state_->book.truncate("KVCache::truncate", id, length);
+}
+
+void KVCache::remove(std::int64_t id) {
+  const std::unique_lock lock(state_->mutex);
+  state_->book.remove("KVCache::remove", id);
+}
+
+void KVCache::append(SequenceIds ids, const CacheRows& rows) try {
+  const std::unique_lock lock(state_->mutex);
+  append_rows(*state_, ids, rows);
+} catch (...) {
+  throw_own_error("KVCache::append");
+}
+
+void KVCache::attend(SequenceIds ids, ConstTensorView query, TensorView out, const AttentionOptions& options,
+                     const AttentionOutputs& outputs) const try {
+  attend_renamed(*state_, {.ids = ids, .query = query, .cu_seqlens = {}}, out, options, outputs);
+} catch (...) {
+  throw_own_error(attend_operation);
+}
+
+Tensor KVCache::attend(SequenceIds ids, ConstTensorView query, const AttentionOptions& options,
+                       const AttentionOutputs& outputs) const try {
+  Dims sizes = query.sizes();
+  if (!sizes.empty()) {
+    sizes[sizes.size() - 1] = *state_->config.value_dim;
+  }
+  Tensor out = Tensor::uninitialized(sizes, query.dtype());
+  attend(ids, query, out, options, outputs);
+  return out;
+} catch (...) {
+  throw_own_error(attend_operation);
+}
+
+void KVCache::attend_packed(SequenceIds ids, ConstTensorView query, ConstTensorView cu_seqlens, TensorView out,
+                            const AttentionOptions& options, const AttentionOutputs& outputs) const try {
+  attend_renamed(*state_, {.ids = ids, .query = query, .cu_seqlens = cu_seqlens}, out, options, outputs);
+} catch (...) {
+  throw_own_error(attend_operation);
+}
+
+std::pair<Tensor, Tensor> KVCache::read(std::int64_t id, std::int64_t begin, std::int64_t end) const try {
+  const std::shared_lock lock(state_->mutex);
+  return read_rows(*state_, id, begin, end);
+} catch (...) {
+  throw_own_error("KVCache::read");
+}
+
+}  // namespace headway
