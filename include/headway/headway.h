@@ -12,6 +12,7 @@
 #include "headway/optimizer.h"
 #include "headway/plan.h"
 #include "headway/printable.h"
+#include "headway/serving.h"
 #include "headway/tensor.h"
 #include "headway/threads.h"
 #include "headway/trace.h"
