@@ -3,6 +3,7 @@
 
 #include "headway/analysis.h"
 #include "headway/attention.h"
+#include "headway/cache.h"
 #include "headway/cxx20.h"
 #include "headway/dtype.h"
 #include "headway/error.h"
@@ -13,6 +14,7 @@
 #include "headway/plan.h"
 #include "headway/printable.h"
 #include "headway/rope.h"
+#include "headway/serving.h"
 #include "headway/tensor.h"
 #include "headway/threads.h"
 #include "headway/trace.h"

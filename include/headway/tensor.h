@@ -107,8 +107,7 @@ std::ostream& operator<<(std::ostream& stream, Device device);  // cpu, cuda:0
 // What a view may be made of: the element types, and bytes, which are bools then (0 is false, anything else true),
 // since std::vector<bool> has no memory that could be viewed.
 template <class T>
-concept Viewable = Element<T> || std::same_as<T, std::byte> || std::same_as<T, char> ||
-    std::same_as<T, unsigned char> || std::same_as<T, signed char>;
+concept Viewable = Element<T> || std::same_as<T, std::byte> || std::same_as<T, char> || std::same_as<T, unsigned char>;
 
 class Tensor;
 

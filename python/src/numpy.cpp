@@ -46,7 +46,9 @@ nb::handle Numpy::dtype(DType type) const {
     case DType::b8: return boolean;
     case DType::i32: return int32;
     case DType::i64: return int64;
-    case DType::bf16: break;
+    case DType::bf16:
+    case DType::i8:
+    case DType::f8e4m3: break;
   }
   return {};
 }

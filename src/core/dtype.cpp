@@ -1,4 +1,4 @@
-// Element types: names, sizes, and the roundings of the two half-precision formats.
+// Element types: names, sizes, and the roundings of the formats of 16 and 8 bits.
 #include "headway/dtype.h"
 
 #include <cmath>
@@ -48,6 +48,23 @@ std::uint16_t float16_bits(float value) {
                                     (std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(0.5f)));
 }
 
+std::uint8_t float8_bits(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 24) & 0x80u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > std::bit_cast<std::uint32_t>(464.0f)) {  // NaN, or nearer to 480, which is no number, than to 448
+    return static_cast<std::uint8_t>(sign | 0x7fu);
+  }
+  if (magnitude >= std::bit_cast<std::uint32_t>(0x1p-6f)) {  // normal
+    const std::uint32_t rebased = magnitude - (std::uint32_t{127 - 7} << 23);
+    return static_cast<std::uint8_t>(sign | ((rebased + 0x7ffffu + ((rebased >> 20) & 1u)) >> 20));
+  }
+  // Below: a multiple of 2^-9. Adding 2^14 puts that multiple, correctly rounded, into the last bits of a float.
+  const float shifted = std::bit_cast<float>(magnitude) + 0x1p14f;
+  return static_cast<std::uint8_t>(sign |
+                                   (std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(0x1p14f)));
+}
+
 }  // namespace
 
 const char* name(DType dtype) {
@@ -59,13 +76,17 @@ const char* name(DType dtype) {
     case DType::b8: return "bool";
     case DType::i32: return "i32";
     case DType::i64: return "i64";
+    case DType::i8: return "i8";
+    case DType::f8e4m3: return "f8e4m3";
   }
   return "unknown";
 }
 
 std::size_t size_of(DType dtype) {
   switch (dtype) {
-    case DType::b8: return 1;
+    case DType::b8:
+    case DType::i8:
+    case DType::f8e4m3: return 1;
     case DType::bf16:
     case DType::f16: return 2;
     case DType::f32:
@@ -105,6 +126,27 @@ float16::operator float() const {
     return std::bit_cast<float>(sign | ((magnitude << 13) + 0x38000000u));
   }
   const float value = static_cast<float>(magnitude) * 0x1p-24f;
+  return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(value));
+}
+
+float8_e4m3::float8_e4m3(float value) : bits(float8_bits(value)) {}
+float8_e4m3::float8_e4m3(double value) : bits(float8_bits(to_float_odd(value))) {}
+float8_e4m3 float8_e4m3::from_bits(std::uint8_t bits) {
+  float8_e4m3 result;
+  result.bits = bits;
+  return result;
+}
+
+float8_e4m3::operator float() const {
+  const std::uint32_t sign = std::uint32_t{bits & 0x80u} << 24;
+  const std::uint32_t magnitude = bits & 0x7fu;
+  if (magnitude == 0x7fu) {
+    return std::bit_cast<float>(sign | 0x7fc00000u);
+  }
+  if (magnitude >= 0x08u) {
+    return std::bit_cast<float>(sign | ((magnitude << 20) + (std::uint32_t{127 - 7} << 23)));
+  }
+  const float value = static_cast<float>(magnitude) * 0x1p-9f;
   return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(value));
 }
 

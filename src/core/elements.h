@@ -32,12 +32,16 @@ decltype(auto) with_element_type(DType dtype, Action&& action) {
     case DType::b8: return action(bool8{});
     case DType::i32: return action(std::int32_t{});
     case DType::i64: return action(std::int64_t{});
+    case DType::i8: return action(std::int8_t{});
+    case DType::f8e4m3: return action(float8_e4m3{});
     default: return with_float_type(dtype, action);
   }
 }
 
+// Floats that C++ itself does not have: they are numbers after a conversion to float.
 template <class T>
-inline constexpr bool is_half = std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>;
+inline constexpr bool is_short_float =
+    std::is_same_v<T, bfloat16> || std::is_same_v<T, float16> || std::is_same_v<T, float8_e4m3>;
 
 // Value conversion between any two element types. Numbers to bool: not zero. Floats to integers truncate, saturate at
 // the ends and give 0 for NaN.
@@ -49,9 +53,9 @@ To converted(From value) {
     return converted<To>(std::int32_t{value.byte != 0});
   } else if constexpr (std::is_same_v<To, bool8>) {
     return bool8{static_cast<std::uint8_t>(converted<double>(value) != 0.0)};
-  } else if constexpr (is_half<From>) {
+  } else if constexpr (is_short_float<From>) {
     return converted<To>(static_cast<float>(value));
-  } else if constexpr (is_half<To>) {
+  } else if constexpr (is_short_float<To>) {
     if constexpr (std::is_same_v<From, float>) {
       return To(value);
     } else {
@@ -86,6 +90,13 @@ inline void store_float(TensorView view, std::int64_t offset, double value) {
 inline std::int64_t load_integer(ConstTensorView view, std::int64_t offset) {
   return view.dtype() == DType::i32 ? static_cast<const std::int32_t*>(view.data())[offset]
                                     : static_cast<const std::int64_t*>(view.data())[offset];
+}
+
+// An element of any type as a number.
+inline double load_number(ConstTensorView view, std::int64_t offset) {
+  return with_element_type(view.dtype(), [&](auto type) {
+    return converted<double>(static_cast<const decltype(type)*>(view.data())[offset]);
+  });
 }
 
 inline bool load_bool(ConstTensorView view, std::int64_t offset) {

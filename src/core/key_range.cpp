@@ -43,11 +43,20 @@ Sequence sequence(const Problem& problem, std::int64_t b) {
   Sequence result;
   result.query_count = problem.query_len;
   result.key_count = problem.key_len;
-  if (readable(problem.cu_seqlens_q) && readable(problem.cu_seqlens_k)) {
-    result.query_begin = entry(*problem.cu_seqlens_q, b);
-    result.query_count = entry(*problem.cu_seqlens_q, b + 1) - result.query_begin;
-    result.key_begin = entry(*problem.cu_seqlens_k, b);
-    result.key_count = entry(*problem.cu_seqlens_k, b + 1) - result.key_begin;
+  const auto packed_rows = [&](const ConstTensorView& bounds, std::int64_t& begin, std::int64_t& count) {
+    begin = entry(bounds, b);
+    count = entry(bounds, b + 1) - begin;
+  };
+  if (problem.pages) {
+    if (readable(problem.cu_seqlens_q)) {
+      packed_rows(*problem.cu_seqlens_q, result.query_begin, result.query_count);
+    }
+    if (readable(problem.pages->lengths)) {
+      result.key_count = entry(problem.pages->lengths, b);
+    }
+  } else if (readable(problem.cu_seqlens_q) && readable(problem.cu_seqlens_k)) {
+    packed_rows(*problem.cu_seqlens_q, result.query_begin, result.query_count);
+    packed_rows(*problem.cu_seqlens_k, result.key_begin, result.key_count);
   }
   result.real_queries = readable(problem.query_lens) ? entry(*problem.query_lens, b) : result.query_count;
   const std::int64_t real_keys = problem.valid_lens_per_batch ? valid_len(problem, result, b, 0) : result.key_count;

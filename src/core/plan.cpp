@@ -25,7 +25,10 @@ std::string options_text(const Problem& problem) {
     add("window (", side(problem.window_left), ", ", side(problem.window_right), ")");
   }
   if (problem.packed()) {
-    add(problem.batch, " packed sequences");
+    add(problem.batch, problem.pages ? " sequences of packed queries" : " packed sequences");
+  }
+  if (problem.pages) {
+    add("pages of ", problem.pages->size);
   }
   if (problem.valid_lens) {
     add("valid_lens ", problem.valid_lens_per_batch ? "[B]" : "[B,Sq]");
@@ -61,6 +64,19 @@ std::string options_text(const Problem& problem) {
   return result;
 }
 
+// The bytes of all sequences' keys and values, with their scales; pages that sequences share count for each.
+double paged_bytes(const Problem& problem) {
+  const bool scaled = problem.pages->key_scales.has_value();
+  const double row =
+      static_cast<double>(problem.head_dim + problem.value_dim) * static_cast<double>(size_of(problem.key_dtype())) +
+      (scaled ? 2.0 * sizeof(float) : 0.0);
+  double keys = 0;
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    keys += static_cast<double>(sequence(problem, b).key_count);
+  }
+  return keys * static_cast<double>(problem.kv_heads) * row;
+}
+
 // The bytes of the inputs and outputs, each element once.
 double bytes_moved(const Problem& problem) {
   const auto element = static_cast<double>(size_of(problem.dtype()));
@@ -68,7 +84,9 @@ double bytes_moved(const Problem& problem) {
   const auto rows = static_cast<double>(problem.query_rows()) * static_cast<double>(problem.heads);
   // A packed view repeats its rows for each sequence.
   const double repeats = problem.packed() ? std::max<double>(1.0, static_cast<double>(problem.batch)) : 1.0;
-  const double inputs = (count(problem.query) + count(problem.key) + count(problem.value)) / repeats * element;
+  const double keys =
+      problem.pages ? paged_bytes(problem) : (count(problem.key) + count(problem.value)) / repeats * element;
+  const double inputs = count(problem.query) / repeats * element + keys;
   const double out = rows * static_cast<double>(problem.value_dim) * element;
   const double lse = rows * (problem.dtype() == DType::f64 ? 8.0 : 4.0);
   const double matrix = rows * static_cast<double>(problem.key_len) * element;
@@ -107,9 +125,15 @@ Plan common_plan(const Problem& problem) {
 
 void describe_problem(const Problem& problem, Plan& plan) {
   const Dims rows = {problem.batch, problem.heads, problem.query_len, problem.head_dim};
-  const Dims keys = {problem.batch, problem.kv_heads, problem.key_len, problem.head_dim};
-  const Dims values = {problem.batch, problem.kv_heads, problem.key_len, problem.value_dim};
-  plan.shape = text("query ", rows, ", key ", keys, ", value ", values, ", ", problem.dtype());
+  if (problem.pages) {
+    const auto pages = [](const ConstTensorView& view) { return view.transpose(1, 2).sizes(); };
+    plan.shape = text("query ", rows, " ", problem.dtype(), ", key_pages ", pages(problem.key), ", value_pages ",
+                      pages(problem.value), " ", problem.key_dtype(), ", up to ", problem.key_len, " keys");
+  } else {
+    const Dims keys = {problem.batch, problem.kv_heads, problem.key_len, problem.head_dim};
+    const Dims values = {problem.batch, problem.kv_heads, problem.key_len, problem.value_dim};
+    plan.shape = text("query ", rows, ", key ", keys, ", value ", values, ", ", problem.dtype());
+  }
   plan.options = options_text(problem);
 }
 

@@ -22,7 +22,7 @@ std::string format_element(ConstTensorView view, std::int64_t offset) {
   } else if (is_integer(view.dtype())) {
     stream << load_integer(view, offset);
   } else {
-    stream << std::setprecision(view.dtype() == DType::f64 ? 8 : 6) << load_float(view, offset);
+    stream << std::setprecision(view.dtype() == DType::f64 ? 8 : 6) << load_number(view, offset);
   }
   return std::move(stream).str();
 }

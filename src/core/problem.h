@@ -13,6 +13,14 @@ namespace headway {
 
 enum class Pass : std::uint8_t { forward, backward, scores };
 
+// Keys and values in pages (headway/serving.h): token j of sequence b lies in slot j % size of page table[b][j / size].
+struct Pages {
+  std::int64_t size = 0;                                    // slots of a page
+  ConstTensorView table;                                    // integers [B, pages of a sequence]
+  ConstTensorView lengths;                                  // integers [B]: keys of each sequence
+  std::optional<ConstTensorView> key_scales, value_scales;  // f32 [pages, Hkv, size], of 8-bit pages
+};
+
 struct Problem {
   std::string_view operation;  // what the user called, for error texts
   Pass pass = Pass::forward;
@@ -20,14 +28,15 @@ struct Problem {
   std::int64_t batch = 0;  // packed: the number of sequences
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
-  std::int64_t query_len = 0;  // packed: of the longest sequence
+  std::int64_t query_len = 0;  // where lengths_vary: of the longest sequence
   std::int64_t key_len = 0;
   std::int64_t head_dim = 0;
   std::int64_t value_dim = 0;
 
   // [B,H,S,D]. Packed sequences share one long S axis: their batch stride is 0 and a Sequence says where each begins.
   ConstTensorView query, key, value;
-  std::optional<ConstTensorView> cu_seqlens_q, cu_seqlens_k;
+  std::optional<ConstTensorView> cu_seqlens_q, cu_seqlens_k;  // in pages: the first alone, or none
+  std::optional<Pages> pages;                                 // key and value are [pages,Hkv,slots,D] then
 
   // The key range of a row (see key_range.h).
   Causal causal = Causal::none;  // square has become top_left
@@ -54,7 +63,10 @@ struct Problem {
   bool batch_invariant = false;
 
   DType dtype() const { return query.dtype(); }
+  DType key_dtype() const { return key.dtype(); }
   bool packed() const { return cu_seqlens_q.has_value(); }
+  // Whether sequences have lengths of their own, which sequence() says.
+  bool lengths_vary() const { return packed() || pages.has_value(); }
   // Query rows of one head over the whole call.
   std::int64_t query_rows() const { return packed() ? query.size(2) : batch * query_len; }
   std::int64_t kv_head(std::int64_t head) const { return head / (heads / kv_heads); }

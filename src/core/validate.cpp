@@ -34,6 +34,12 @@ void check_disjoint(const Problem& problem, const Call& call, const std::vector<
   add("sinks", call.options.sinks);
   add("cu_seqlens_q", call.cu_seqlens_q);
   add("cu_seqlens_k", call.cu_seqlens_k);
+  if (call.pages != nullptr) {
+    add("block_table", call.pages->block_table);
+    add("lengths", call.pages->lengths);
+    add("key_scales", call.pages->key_scales);
+    add("value_scales", call.pages->value_scales);
+  }
   others.insert(others.end(), extra_inputs.begin(), extra_inputs.end());
   for (const Named& output : outputs) {
     if (shares_memory_with_itself(output.view)) {
@@ -98,9 +104,9 @@ ForwardProblem forward_problem(const Call& call, TensorView out, const Attention
     problem.wants_lse = true;
   }
   if (outputs.weights) {
-    if (problem.packed()) {
-      invalid(problem,
-              "weights of packed sequences have no one shape; ask for them sequence by sequence with attention");
+    if (problem.lengths_vary()) {
+      invalid(problem, "weights of ", problem.pages ? "sequences in pages" : "packed sequences",
+              " have no one shape; ask for them sequence by sequence with attention");
     }
     written.push_back({"weights", checked_rows(problem, "weights", *outputs.weights, layout.matrix_sizes(problem))});
     problem.weights = layout.matrix(*outputs.weights);

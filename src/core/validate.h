@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/problem.h"
+#include "headway/serving.h"
 
 namespace headway {
 
@@ -15,6 +16,8 @@ struct Call {
   std::optional<ConstTensorView> value = {};
   std::optional<ConstTensorView> cu_seqlens_q = {};  // both for packed sequences, or neither
   std::optional<ConstTensorView> cu_seqlens_k = {};
+  // Keys in pages: key and value above are the pages, and of packed sequences cu_seqlens_q alone is given.
+  const PagedKeys* pages = nullptr;
   const AttentionOptions& options;
 };
 

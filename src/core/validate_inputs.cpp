@@ -10,11 +10,73 @@
 #include "core/key_range.h"
 
 namespace headway {
-namespace {
 
-// The longest axis allowed, so that sums of a few lengths fit in 64 bits, even where another axis is 0 and nothing is
-// stored.
-constexpr std::int64_t longest_axis = std::int64_t{1} << 60;
+// ---- Checks that pages have too ----
+
+void check_integers(const Problem& problem, const char* name, ConstTensorView lens) {
+  if (!is_integer(lens.dtype())) {
+    mismatch(problem, name, " has type ", lens.dtype(), ", expected i32 or i64");
+  }
+  if (!on_host(lens)) {
+    check_device(problem, name, lens);
+  }
+  check_alignment(problem, name, lens);
+}
+
+Packing check_cu_seqlens(const Problem& problem, const char* name, ConstTensorView lens, std::int64_t total) {
+  check_integers(problem, name, lens);
+  if (lens.rank() != 1 || lens.size(0) < 1) {
+    invalid(problem, name, " must have shape (sequences + 1,), found ", lens.sizes());
+  }
+  Packing packing{lens.size(0) - 1, 0};
+  if (!on_host(lens)) {
+    packing.longest = total;
+    return packing;
+  }
+  std::int64_t previous = load_integer(lens, 0);
+  if (previous != 0) {
+    invalid(problem, name, "[0] is ", previous, ", expected 0");
+  }
+  for (std::int64_t b = 1; b < lens.size(0); ++b) {
+    const std::int64_t current = load_integer(lens, b * lens.stride(0));
+    if (current < previous || current > total) {
+      invalid(problem, name, "[", b, "] is ", current, ", expected ", previous, " to ", total);
+    }
+    packing.longest = std::max(packing.longest, current - previous);
+    previous = current;
+  }
+  if (previous != total) {
+    invalid(problem, name, " ends at ", previous, ", expected the ", total, " rows that are packed");
+  }
+  return packing;
+}
+
+void check_axes(const Problem& problem) {
+  const ConstTensorView &query = problem.query, &key = problem.key, &value = problem.value;
+  for (const ConstTensorView& view : {query, key, value}) {
+    if (*std::max_element(view.sizes().begin(), view.sizes().end()) > longest_axis) {
+      invalid(problem, "expected sizes of at most 2^60, found shape ", view.sizes());
+    }
+  }
+  // Rows of width 0 take no memory, but are counted.
+  for (const ConstTensorView& view : {query, key}) {
+    std::int64_t rows = 0;
+    if (view.size(0) != 0 && (__builtin_mul_overflow(view.size(0), view.size(1), &rows) ||
+                              __builtin_mul_overflow(rows, std::max<std::int64_t>(view.size(2), 1), &rows))) {
+      invalid(problem, "expected fewer than 2^63 rows, found shape ", view.sizes());
+    }
+  }
+}
+
+void check_heads(const Problem& problem) {
+  const bool divides = problem.kv_heads == 0 ? problem.heads == 0 : problem.heads % problem.kv_heads == 0;
+  if (!divides) {
+    invalid(problem, "query has ", problem.heads, " heads, expected a multiple of the ", problem.kv_heads,
+            " heads of key and value");
+  }
+}
+
+namespace {
 
 // ---- Inputs ----
 
@@ -51,53 +113,6 @@ void check_input_types(const Problem& problem, const Call& call) {
   }
 }
 
-// Lengths may be in host memory whatever the device; those on the device are not read here.
-bool on_host(ConstTensorView lens) { return lens.device() == Device{}; }
-
-void check_integers(const Problem& problem, const char* name, ConstTensorView lens) {
-  if (!is_integer(lens.dtype())) {
-    mismatch(problem, name, " has type ", lens.dtype(), ", expected i32 or i64");
-  }
-  if (!on_host(lens)) {
-    check_device(problem, name, lens);
-  }
-  check_alignment(problem, name, lens);
-}
-
-// The checked number of sequences, and the length of the longest.
-struct Packing {
-  std::int64_t sequences = 0;
-  std::int64_t longest = 0;
-};
-
-Packing check_cu_seqlens(const Problem& problem, const char* name, ConstTensorView lens, std::int64_t total) {
-  check_integers(problem, name, lens);
-  if (lens.rank() != 1 || lens.size(0) < 1) {
-    invalid(problem, name, " must have shape (sequences + 1,), found ", lens.sizes());
-  }
-  Packing packing{lens.size(0) - 1, 0};
-  if (!on_host(lens)) {
-    packing.longest = total;
-    return packing;
-  }
-  std::int64_t previous = load_integer(lens, 0);
-  if (previous != 0) {
-    invalid(problem, name, "[0] is ", previous, ", expected 0");
-  }
-  for (std::int64_t b = 1; b < lens.size(0); ++b) {
-    const std::int64_t current = load_integer(lens, b * lens.stride(0));
-    if (current < previous || current > total) {
-      invalid(problem, name, "[", b, "] is ", current, ", expected ", previous, " to ", total);
-    }
-    packing.longest = std::max(packing.longest, current - previous);
-    previous = current;
-  }
-  if (previous != total) {
-    invalid(problem, name, " ends at ", previous, ", expected the ", total, " rows that are packed");
-  }
-  return packing;
-}
-
 void place_packed(Problem& problem, const Call& call, Layout& layout) {
   const Packing queries = check_cu_seqlens(problem, "cu_seqlens_q", *call.cu_seqlens_q, call.query.size(0));
   const Packing keys = check_cu_seqlens(problem, "cu_seqlens_k", *call.cu_seqlens_k, call.key.size(0));
@@ -118,19 +133,7 @@ void place_packed(Problem& problem, const Call& call, Layout& layout) {
 
 void check_input_sizes(const Problem& problem) {
   const ConstTensorView &query = problem.query, &key = problem.key, &value = problem.value;
-  for (const ConstTensorView& view : {query, key, value}) {
-    if (*std::max_element(view.sizes().begin(), view.sizes().end()) > longest_axis) {
-      invalid(problem, "expected sizes of at most 2^60, found shape ", view.sizes());
-    }
-  }
-  // Rows of width 0 take no memory, but are counted.
-  for (const ConstTensorView& view : {query, key}) {
-    std::int64_t rows = 0;
-    if (view.size(0) != 0 && (__builtin_mul_overflow(view.size(0), view.size(1), &rows) ||
-                              __builtin_mul_overflow(rows, std::max<std::int64_t>(view.size(2), 1), &rows))) {
-      invalid(problem, "expected fewer than 2^63 rows, found shape ", view.sizes());
-    }
-  }
+  check_axes(problem);
   if (key.size(0) != query.size(0)) {
     invalid(problem, "key has batch ", key.size(0), ", query has ", query.size(0));
   }
@@ -146,14 +149,12 @@ void check_input_sizes(const Problem& problem) {
   if (value.size(1) != key.size(1)) {
     invalid(problem, "value has ", value.size(1), " heads, key has ", key.size(1));
   }
-  const bool divides = problem.kv_heads == 0 ? problem.heads == 0 : problem.heads % problem.kv_heads == 0;
-  if (!divides) {
-    invalid(problem, "query has ", problem.heads, " heads, expected a multiple of the ", problem.kv_heads,
-            " heads of key and value");
-  }
+  check_heads(problem);
 }
 
-void place_inputs(Problem& problem, const Call& call, Layout& layout) {
+Layout place_inputs(Problem& problem, const Call& call) {
+  check_input_types(problem, call);
+  Layout layout = input_layout(problem, call);
   if (layout.packed) {
     place_packed(problem, call, layout);
   }
@@ -175,6 +176,7 @@ void place_inputs(Problem& problem, const Call& call, Layout& layout) {
     problem.key_len = problem.key.size(2);
   }
   check_input_sizes(problem);
+  return layout;
 }
 
 // ---- Options: key ranges ----
@@ -235,7 +237,7 @@ void resolve_causal(Problem& problem, Causal causal) {
     return;
   }
   problem.causal = Causal::top_left;
-  if (problem.packed() && !on_host(*problem.cu_seqlens_q)) {
+  if ((problem.packed() && !on_host(*problem.cu_seqlens_q)) || (problem.pages && !on_host(problem.pages->lengths))) {
     return;
   }
   for (std::int64_t b = 0; b < problem.batch; ++b) {
@@ -244,7 +246,7 @@ void resolve_causal(Problem& problem, Causal causal) {
       invalid(problem, "causal is ambiguous with ", current.query_count, " queries and ", current.key_count,
               " keys: choose top_left or bottom_right");
     }
-    if (!problem.packed()) {
+    if (!problem.lengths_vary()) {
       break;
     }
   }
@@ -328,9 +330,7 @@ Layout resolve(Problem& problem, const Call& call, Pass pass) {
   problem.operation = call.operation;
   problem.pass = pass;
   problem.query = call.query;  // what the first checks compare with
-  check_input_types(problem, call);
-  Layout layout = input_layout(problem, call);
-  place_inputs(problem, call, layout);
+  const Layout layout = call.pages != nullptr ? place_paged(problem, call) : place_inputs(problem, call);
   resolve_ranges(problem, call.options, layout);
   resolve_modifiers(problem, call.options, layout);
   problem.engine = call.options.engine;

@@ -213,6 +213,10 @@ void PageBook::restore(std::int64_t id, PagedSequence sequence) {
       ++holders_[static_cast<std::size_t>(page)];
     }
   }
+}
+
+void PageBook::finish_restoring(std::int64_t next_id) {
+  next_id_ = next_id;
   rebuild_free_list();
 }
 

@@ -68,9 +68,10 @@ class PageBook {
   std::vector<PageCopy> append(std::string_view operation, std::span<const std::int64_t> ids,
                                std::span<const std::int64_t> counts);
 
-  // A sequence as it was saved; its pages become held once more. The caller has checked it.
+  // A sequence as it was saved; its pages become held once more. The caller has checked it. After the last one, what the
+  // next id is.
   void restore(std::int64_t id, PagedSequence sequence);
-  void restore_next_id(std::int64_t next) { next_id_ = next; }
+  void finish_restoring(std::int64_t next_id);
   std::int64_t next_id() const { return next_id_; }
 
  private:

@@ -86,6 +86,8 @@ double get(ConstTensorView view, const Dims& index) {
     case DType::b8: return load<unsigned char>(from) != 0 ? 1 : 0;
     case DType::i32: return load<std::int32_t>(from);
     case DType::i64: return static_cast<double>(load<std::int64_t>(from));
+    case DType::i8: return load<std::int8_t>(from);
+    case DType::f8e4m3: return static_cast<double>(load<float8_e4m3>(from));
   }
   throw std::logic_error("get: unknown type");
 }
@@ -100,6 +102,8 @@ void set(TensorView view, const Dims& index, double value) {
     case DType::b8: return store(to, static_cast<unsigned char>(value != 0));
     case DType::i32: return store(to, static_cast<std::int32_t>(value));
     case DType::i64: return store(to, static_cast<std::int64_t>(value));
+    case DType::i8: return store(to, static_cast<std::int8_t>(value));
+    case DType::f8e4m3: return store(to, float8_e4m3(value));
   }
 }
 
@@ -130,6 +134,8 @@ Array read(ConstTensorView view) {
         break;
       case DType::i32: read_row<std::int32_t>(from, stride, width, to); break;
       case DType::i64: read_row<std::int64_t>(from, stride, width, to); break;
+      case DType::i8: read_row<std::int8_t>(from, stride, width, to); break;
+      case DType::f8e4m3: read_row<float8_e4m3>(from, stride, width, to); break;
     }
   }
   return result;

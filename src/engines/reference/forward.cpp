@@ -9,7 +9,7 @@
 namespace headway::reference {
 namespace {
 
-template <class T>
+template <class T, class Row>
 class Forward {
  public:
   explicit Forward(const ForwardProblem& problem)
@@ -19,7 +19,7 @@ class Forward {
     ProgressMeter meter(problem_.operation, problem_.progress, total_rows());
     for (std::int64_t b = 0; b < problem_.batch; ++b) {
       for (std::int64_t h = 0; h < problem_.heads; ++h) {
-        const Head<T> head(problem_, b, h);
+        const Head<T, Row> head(problem_, b, h);
         for (std::int64_t i = 0; i < head.sequence().query_count; ++i) {
           attend(head, b, h, i);
           meter.advance();
@@ -35,7 +35,7 @@ class Forward {
   }
 
   // out(i) = sum_j dropout(p(i,j)) v(j)
-  void attend(const Head<T>& head, std::int64_t b, std::int64_t h, std::int64_t i) {
+  void attend(const Head<T, Row>& head, std::int64_t b, std::int64_t h, std::int64_t i) {
     head.score_row(i, row_);
     const std::optional<double> sink = head.is_padding(i) ? std::nullopt : head.sink();
     const Softmax softmax(row_, sink);
@@ -66,13 +66,14 @@ class Forward {
     return dtype == DType::f32 && std::isfinite(lse) ? std::clamp(lse, -highest, highest) : lse;
   }
 
-  void add_value(const Vector<T>& value, double weight) {
+  template <class Value>
+  void add_value(const Value& value, double weight) {
     for (std::size_t d = 0; d < sums_.size(); ++d) {
       sums_[d].add(weight * value[static_cast<std::int64_t>(d)]);
     }
   }
 
-  void clear_weights(const Head<T>& head, std::int64_t i) {
+  void clear_weights(const Head<T, Row>& head, std::int64_t i) {
     for (std::int64_t j = 0; j < problem_.key_len; ++j) {
       store_float(*problem_.weights, head.matrix_offset(*problem_.weights, i, j), 0.0);
     }
@@ -93,7 +94,14 @@ class Forward {
 }  // namespace
 
 void forward(const ForwardProblem& problem) {
-  with_float_type(problem.dtype(), [&](auto type) { Forward<decltype(type)>(problem).run(); });
+  with_float_type(problem.dtype(), [&](auto type) {
+    using T = decltype(type);
+    switch (problem.key_dtype()) {
+      case DType::i8: Forward<T, std::int8_t>(problem).run(); break;
+      case DType::f8e4m3: Forward<T, float8_e4m3>(problem).run(); break;
+      default: Forward<T, T>(problem).run(); break;
+    }
+  });
 }
 
 }  // namespace headway::reference

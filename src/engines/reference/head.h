@@ -40,13 +40,21 @@ struct Vector {
   double operator[](std::int64_t d) const { return converted<double>(data[d * stride]); }
 };
 
+// A row of 8-bit numbers that count as float32 after multiplication by its scale.
+template <class T>
+struct ScaledVector {
+  Vector<T> row;
+  float scale;
+  double operator[](std::int64_t d) const { return scale * static_cast<float>(row[d]); }
+};
+
 template <class T>
 Vector<T> vector_at(const ConstTensorView& view, std::int64_t b, std::int64_t h, std::int64_t row) {
   return {static_cast<const T*>(view.data()) + row_offset(view, b, h, row), view.stride(3)};
 }
 
-template <class T>
-double dot(const Vector<T>& x, const Vector<T>& y, std::int64_t size) {
+template <class X, class Y>
+double dot(const X& x, const Y& y, std::int64_t size) {
   Sum result;
   for (std::int64_t d = 0; d < size; ++d) {
     result.add(x[d] * y[d]);
@@ -61,7 +69,8 @@ struct Scored {
   double cap_slope;  // d(capped) / d(scaled): 1 without softcap
 };
 
-template <class T>
+// T is the query's type, Row what keys and values are stored as: the same, or in pages an 8-bit type.
+template <class T, class Row = T>
 class Head {
  public:
   Head(const Problem& problem, std::int64_t b, std::int64_t h)
@@ -79,8 +88,8 @@ class Head {
   bool is_padding(std::int64_t i) const { return i >= sequence_.real_queries; }
 
   Vector<T> query(std::int64_t i) const { return vector_at<T>(problem_.query, b_, h_, sequence_.query_begin + i); }
-  Vector<T> key(std::int64_t j) const { return vector_at<T>(problem_.key, b_, g_, sequence_.key_begin + j); }
-  Vector<T> value(std::int64_t j) const { return vector_at<T>(problem_.value, b_, g_, sequence_.key_begin + j); }
+  auto key(std::int64_t j) const { return key_row(problem_.key, &Pages::key_scales, j); }
+  auto value(std::int64_t j) const { return key_row(problem_.value, &Pages::value_scales, j); }
 
   double scaled(std::int64_t i, std::int64_t j) const {
     return problem_.scale * dot(query(i), key(j), problem_.head_dim);
@@ -116,6 +125,23 @@ class Head {
   }
 
  private:
+  // Row j of the sequence's keys or values: behind those of the sequences before it, or in its page.
+  auto key_row(const ConstTensorView& rows, std::optional<ConstTensorView> Pages::*scales, std::int64_t j) const {
+    std::int64_t item = b_, at = sequence_.key_begin + j;
+    if (problem_.pages) {
+      const Pages& pages = *problem_.pages;
+      item = load_integer(pages.table, b_ * pages.table.stride(0) + j / pages.size * pages.table.stride(1));
+      at = j % pages.size;
+    }
+    if constexpr (std::is_same_v<T, Row>) {
+      return vector_at<T>(rows, item, g_, at);
+    } else {
+      const ConstTensorView& scale = *((*problem_.pages).*scales);
+      return ScaledVector<Row>{vector_at<Row>(rows, item, g_, at),
+                               static_cast<const float*>(scale.data())[row_offset(scale, item, g_, at)]};
+    }
+  }
+
   const Problem& problem_;
   std::int64_t b_, h_, g_;
   Sequence sequence_;
