@@ -21,10 +21,16 @@ void example_float16() {
   std::cout << float(float16::from_bits(0x3c00)) << '\n';                            // 1
 }
 
+void example_float8_e4m3() {
+  std::cout << float(float8_e4m3(448.0f)) << ' ' << float(float8_e4m3(1.1f)) << '\n';  // 448 1.125
+  std::cout << float(float8_e4m3::from_bits(0x38)) << '\n';                            // 1
+}
+
 }  // namespace
 
 void dtype_examples() {
   example_DType();
   example_bfloat16();
   example_float16();
+  example_float8_e4m3();
 }

@@ -24,6 +24,7 @@ void linear_examples();
 void optimizer_examples();
 void plan_examples();
 void printable_examples();
+void serving_examples();
 void tensor_examples();
 void threads_examples();
 void trace_examples();

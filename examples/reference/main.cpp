@@ -16,6 +16,7 @@ void run_all() {
   optimizer_examples();
   plan_examples();
   printable_examples();
+  serving_examples();
   tensor_examples();
   threads_examples();
   trace_examples();

@@ -28,30 +28,33 @@ struct PagedKeys {
   std::optional<ConstTensorView> value_scales = {};
 };
 
-// Of the options all but mask, bias and dropout. The queries are the last tokens of their sequences: row i of Sq stands
-// at key length - Sq + i. Causal::none lets every query see all keys.
-inline AttentionOptions paged_defaults() { return {.causal = Causal::bottom_right}; }
-
-// query [B,H,Sq,D], out [B,H,Sq,Dv], lse [B,H,Sq]. Keys of different lengths have no weights of one shape, so that
-// outputs.weights is refused.
+// query [B,H,Sq,D], out [B,H,Sq,Dv], lse [B,H,Sq]. The queries are the last tokens of their sequences: row i of Sq
+// stands at key length - Sq + i, and by default sees the keys up to there. With Causal::none it sees all. Of the
+// options mask, bias and dropout are refused; so are weights, since keys of different lengths have none of one shape.
 void attention_paged(ConstTensorView query, const PagedKeys& keys, TensorView out,
-                     const AttentionOptions& options = paged_defaults(), const AttentionOutputs& outputs = {});
-Tensor attention_paged(ConstTensorView query, const PagedKeys& keys, const AttentionOptions& options = paged_defaults(),
+                     const AttentionOptions& options = {.causal = Causal::bottom_right},
+                     const AttentionOutputs& outputs = {});
+Tensor attention_paged(ConstTensorView query, const PagedKeys& keys,
+                       const AttentionOptions& options = {.causal = Causal::bottom_right},
                        const AttentionOutputs& outputs = {});
 
 // Packed queries, so that sequences with many queries (prefill) and with one (decode) share a call: query
 // [total_q,H,D], out [total_q,H,Dv], lse [H,total_q]; the queries of sequence b are rows cu_seqlens_q[b] to
 // cu_seqlens_q[b+1].
 void attention_paged(ConstTensorView query, ConstTensorView cu_seqlens_q, const PagedKeys& keys, TensorView out,
-                     const AttentionOptions& options = paged_defaults(), const AttentionOutputs& outputs = {});
+                     const AttentionOptions& options = {.causal = Causal::bottom_right},
+                     const AttentionOutputs& outputs = {});
 Tensor attention_paged(ConstTensorView query, ConstTensorView cu_seqlens_q, const PagedKeys& keys,
-                       const AttentionOptions& options = paged_defaults(), const AttentionOutputs& outputs = {});
+                       const AttentionOptions& options = {.causal = Causal::bottom_right},
+                       const AttentionOutputs& outputs = {});
 
 // What attention_paged would run and why; runs nothing. Packed queries come with cu_seqlens_q.
-Plan explain_paged(ConstTensorView query, const PagedKeys& keys, const AttentionOptions& options = paged_defaults(),
+Plan explain_paged(ConstTensorView query, const PagedKeys& keys,
+                   const AttentionOptions& options = {.causal = Causal::bottom_right},
                    const ExplainRequest& request = {});
 Plan explain_paged(ConstTensorView query, ConstTensorView cu_seqlens_q, const PagedKeys& keys,
-                   const AttentionOptions& options = paged_defaults(), const ExplainRequest& request = {});
+                   const AttentionOptions& options = {.causal = Causal::bottom_right},
+                   const ExplainRequest& request = {});
 
 }  // namespace headway
 #pragma GCC visibility pop

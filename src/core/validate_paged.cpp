@@ -81,14 +81,18 @@ void check_page_sizes(const Problem& problem, const PagedKeys& keys) {
   }
 }
 
+// The longest sequence that a row of the table has pages for.
+std::int64_t most_keys(const Pages& pages) {
+  std::int64_t most = 0;
+  const bool too_many = __builtin_mul_overflow(pages.table.size(1), pages.size, &most);
+  return too_many ? longest_axis : std::min(most, longest_axis);
+}
+
 // Every length, and every page that it needs; entries behind those are not read.
 void check_table(const Problem& problem) {
   const Pages& pages = *problem.pages;
   const ConstTensorView &table = pages.table, &lengths = pages.lengths;
-  std::int64_t most = 0;
-  if (__builtin_mul_overflow(table.size(1), pages.size, &most) || most > longest_axis) {
-    most = longest_axis;
-  }
+  const std::int64_t most = most_keys(pages);
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const std::int64_t length = load_integer(lengths, b * lengths.stride(0));
     if (length < 0 || length > most) {
@@ -106,7 +110,7 @@ void check_table(const Problem& problem) {
 
 std::int64_t longest_sequence(const Pages& pages) {
   if (!on_host(pages.lengths)) {
-    return pages.table.size(1) * pages.size;
+    return most_keys(pages);
   }
   std::int64_t longest = 0;
   for (std::int64_t b = 0; b < pages.lengths.size(0); ++b) {

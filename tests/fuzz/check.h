@@ -112,6 +112,7 @@ std::optional<Failure> check_backward(const Prepared& prepared, const Call& call
 std::optional<Failure> check_scores(const Prepared& prepared, const Call& call);
 std::optional<Failure> check_analysis(const Prepared& prepared, const Call& call);
 std::optional<Failure> check_bits(const Prepared& prepared, const Call& call, Outputs& outputs);
+std::optional<Failure> check_paged(const Prepared& prepared, const Call& call, const Results& base);
 std::optional<Failure> check_layer(const Prepared& prepared, Engine engine);
 std::vector<ExpectedOfLayer> expected_of_layer(const Case& one);
 

@@ -1,5 +1,5 @@
 // What the contract promises bit for bit: repeats, threads, strides, weights asked for or not, an item of a batch or
-// pack alone, whatever lies in forbidden positions, and -inf in a bias for false in a mask.
+// pack alone, keys in pages, whatever lies in forbidden positions, and -inf in a bias for false in a mask.
 #include <cmath>
 
 #include "fuzz/check.h"
@@ -317,6 +317,7 @@ Found check_bits(const Prepared& prepared, const Call& call, Outputs& outputs) {
   if (on_cpu) {
     if (Found found = check_strides(outputs, base)) return found;
     if (Found found = check_fewer_outputs(base)) return found;
+    if (Found found = check_paged(prepared, base.call, base.results)) return found;
   }
   if (on_cpu || call.options.batch_invariant)
     if (Found found = check_alone(prepared, base)) return found;

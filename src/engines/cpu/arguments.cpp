@@ -2,6 +2,7 @@
 #include "engines/cpu/arguments.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "core/elements.h"
 
@@ -21,6 +22,21 @@ MatrixType matrix_of(const View& view, std::int64_t bytes, std::int64_t b, std::
 template <class MatrixType, class View>
 MatrixType matrix_of(const View& view, std::int64_t b, std::int64_t h, std::int64_t begin) {
   return matrix_of<MatrixType>(view, bytes_of(view.dtype()), b, h, begin);
+}
+
+// Rows of kv head g of sequence b, in pages.
+RowSource paged_source(const Problem& problem, const ConstTensorView& rows,
+                       const std::optional<ConstTensorView>& scales, std::int64_t b, std::int64_t g) {
+  const ConstTensorView& table = problem.pages->table;
+  RowSource source = source_layout(problem, rows);
+  source.rows = matrix_of<Matrix>(rows, 0, g, 0);
+  source.table = static_cast<const char*>(table.data()) + b * table.stride(0) * bytes_of(table.dtype());
+  if (scales) {
+    source.scales = static_cast<const float*>(scales->data()) + g * scales->stride(1);
+    source.scale_page_stride = scales->stride(0);
+    source.scale_stride = scales->stride(2);
+  }
+  return source;
 }
 
 Modifiers modifiers_of(const Problem& problem, std::int64_t b, std::int64_t h) {
@@ -76,6 +92,27 @@ Storage storage_of(DType dtype) {
     case DType::f16: return Storage::f16;
     default: return Storage::f32;
   }
+}
+
+ScaledAs scaled_as(DType dtype) {
+  return dtype == DType::i8 ? ScaledAs::int8 : dtype == DType::f8e4m3 ? ScaledAs::float8 : ScaledAs::nothing;
+}
+
+RowSource source_layout(const Problem& problem, const ConstTensorView& rows) {
+  RowSource source;
+  source.rows = {nullptr, rows.stride(2), rows.stride(3)};
+  source.scaled = scaled_as(rows.dtype());
+  if (problem.pages) {
+    const Pages& pages = *problem.pages;
+    source.table = &pages;  // only asked whether it is there, until set_head says where
+    source.table_stride = pages.table.stride(1);
+    source.table_is_i64 = pages.table.dtype() == DType::i64;
+    source.page_size = pages.size;
+    source.page_stride = rows.stride(0);
+    const auto size = static_cast<std::uint64_t>(pages.size);
+    source.page_shift = std::has_single_bit(size) ? std::countr_zero(size) : -1;
+  }
+  return source;
 }
 
 RangeRule range_rule(const Problem& problem, const Sequence& sequence, std::int64_t b) {
@@ -139,8 +176,8 @@ void set_head(const BackwardProblem& problem, const Sequence& sequence, std::int
   }
   set_options(problem, b, h, head);
   if (problem.softcap) {
-    // The compute type must hold it. The kernels divide by it in double and hold what comes of that as two factors; less
-    // than the least is as good as the least, since any score but 0 is far above both.
+    // The compute type must hold it. The kernels divide by it in double and hold what comes of that as two factors;
+    // less than the least is as good as the least, since any score but 0 is far above both.
     const bool wide = problem.dtype() == DType::f64;
     head.modifiers.softcap = std::clamp(*problem.softcap, wide ? 0x1p-1022 : 0x1p-500, wide ? 0x1p1022 : 0x1p126);
   }
@@ -164,8 +201,13 @@ void set_head(const ForwardProblem& problem, const Sequence& sequence, std::int6
   const std::int64_t g = problem.kv_head(h);
   const std::int64_t bytes = bytes_of(problem.dtype());
   args.query = matrix_of<Matrix>(problem.query, bytes, b, h, sequence.query_begin);
-  args.key = matrix_of<Matrix>(problem.key, bytes, b, g, sequence.key_begin);
-  args.value = matrix_of<Matrix>(problem.value, bytes, b, g, sequence.key_begin);
+  if (problem.pages) {
+    args.key = paged_source(problem, problem.key, problem.pages->key_scales, b, g);
+    args.value = paged_source(problem, problem.value, problem.pages->value_scales, b, g);
+  } else {
+    args.key.rows = matrix_of<Matrix>(problem.key, bytes, b, g, sequence.key_begin);
+    args.value.rows = matrix_of<Matrix>(problem.value, bytes, b, g, sequence.key_begin);
+  }
   args.out = matrix_of<WritableMatrix>(problem.out, bytes, b, h, sequence.query_begin);
   if (problem.lse) {
     const TensorView& lse = *problem.lse;

@@ -9,6 +9,11 @@
 namespace headway::cpu {
 
 Storage storage_of(DType dtype);
+ScaledAs scaled_as(DType dtype);
+
+// What a kernel is told about keys or values before it is told where they are: their strides, and whether they are in
+// pages.
+RowSource source_layout(const Problem& problem, const ConstTensorView& rows);
 RangeRule range_rule(const Problem& problem, const Sequence& sequence, std::int64_t b);
 
 // Where row `row` of head h of batch item b lies, in a view of elements of `bytes` each: small heads are done in a

@@ -37,7 +37,14 @@ std::int64_t chunk_keys_of(std::int64_t keys) {
 }
 
 const DecodeKernel& kernel_for(const Problem& problem) {
-  return chosen_kernels().decode[static_cast<int>(storage_of(problem.dtype()))];
+  const auto storage = static_cast<int>(storage_of(problem.dtype()));
+  const Kernels& kernels = chosen_kernels();
+  switch (scaled_as(problem.key_dtype())) {
+    case ScaledAs::int8: return kernels.scaled_decode[0][storage];
+    case ScaledAs::float8: return kernels.scaled_decode[1][storage];
+    case ScaledAs::nothing: break;
+  }
+  return kernels.decode[storage];
 }
 
 // Kv heads and their chunks in a fixed numbering: sequence by sequence, head by head, chunk by chunk. Also what they
@@ -108,6 +115,7 @@ class Heads {
     args.heads = &dimensions;
     args.group = group();
     args.queries = current.query_count;
+    args.query_storage = storage_of(problem_.dtype());
     args.chunk_keys = chunk_keys_of(current.key_count);
     args.chunks = ceil_div(current.key_count, args.chunk_keys);
     kernel_scratch_ = std::max(kernel_scratch_, kernel.scratch_bytes(args));
@@ -135,7 +143,7 @@ double work_of(const Problem& problem) {
     if (is_decoded(problem, current.query_count, current.key_count)) {
       const double flops = 2 * group * static_cast<double>(current.query_count);
       work += static_cast<double>(problem.kv_heads) * static_cast<double>(current.key_count) * elements *
-              std::max(static_cast<double>(size_of(problem.dtype())), flops / flops_per_byte);
+              std::max(static_cast<double>(size_of(problem.key_dtype())), flops / flops_per_byte);
     }
   }
   return work;
@@ -153,7 +161,7 @@ bool is_decoded(const Problem& problem, std::int64_t queries, std::int64_t keys)
 }
 
 Decoded decoded_sequences(const Problem& problem) {
-  if (!problem.packed()) {
+  if (!problem.lengths_vary()) {
     const bool decoded = problem.batch > 0 && is_decoded(problem, problem.query_len, problem.key_len);
     return {decoded, decoded};
   }

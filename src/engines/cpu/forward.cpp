@@ -23,7 +23,8 @@ constexpr std::int64_t panel_bytes_limit = std::int64_t{1}
                                            << 19;  // Q and O panels of a task in half a megabyte of cache
 
 const ForwardKernel& kernel_for(const Problem& problem) {
-  return chosen_kernels().forward[static_cast<int>(storage_of(problem.dtype()))];
+  const auto storage = static_cast<int>(storage_of(problem.dtype()));
+  return is_8bit(problem.key_dtype()) ? chosen_kernels().scaled_forward[storage] : chosen_kernels().forward[storage];
 }
 
 // Whether a panel's scores are kept until all its keys are done.
@@ -53,7 +54,7 @@ std::int64_t panels_of_unit(const Problem& problem, const ForwardKernel& kernel,
 class Units {
  public:
   Units(const ForwardProblem& problem, std::int64_t rows) : problem_(problem), rows_(rows) {
-    if (!problem.packed()) {
+    if (!problem.lengths_vary()) {
       per_head_ = blocks(problem.query_len);
       count_ = problem.batch * problem.heads * per_head_;
       return;
@@ -78,7 +79,7 @@ class Units {
     std::int64_t per_head = per_head_;
     std::int64_t inside = index;
     std::int64_t rows = problem_.query_len;
-    if (problem_.packed()) {
+    if (problem_.lengths_vary()) {
       b = std::upper_bound(begins_.begin(), begins_.end(), index) - begins_.begin() - 1;
       rows = sequence(problem_, b).query_count;
       per_head = blocks(rows);
@@ -98,14 +99,13 @@ class Units {
   std::int64_t rows_;
   std::int64_t per_head_ = 0;
   std::int64_t count_ = 0;
-  std::vector<std::int64_t> begins_;  // packed: the first unit of each sequence
+  std::vector<std::int64_t> begins_;  // where lengths vary: the first unit of each sequence
 };
 
 ForwardArgs scratch_args(const Problem& problem) {
   ForwardArgs args;
-  args.key.row_stride = problem.key.stride(2);
-  args.key.column_stride = problem.key.stride(3);
-  args.value.column_stride = problem.value.stride(3);
+  args.key = source_layout(problem, problem.key);
+  args.value = source_layout(problem, problem.value);
   args.head_dim = problem.head_dim;
   args.value_dim = problem.value_dim;
   args.ranges.keys = problem.key_len;
@@ -173,7 +173,10 @@ class UnitArgs {
     const std::int64_t g = problem_.kv_head(unit.h);
     const Sequence after = unit.b == b_ ? sequence_ : sequence(problem_, unit.b);
     args_.next_query = row_address(problem_.query, bytes_, unit.b, unit.h, after.query_begin + unit.row_begin);
-    if (const void* key = row_address(problem_.key, bytes_, unit.b, g, after.key_begin); key != args_.key.data) {
+    if (problem_.pages) {
+      return;  // its rows lie in many places
+    }
+    if (const void* key = row_address(problem_.key, bytes_, unit.b, g, after.key_begin); key != args_.key.rows.data) {
       args_.next_key = key;
       args_.next_value = row_address(problem_.value, bytes_, unit.b, g, after.key_begin);
     }

@@ -68,6 +68,10 @@ struct Kernels {
   DecodeKernel decode[4];
   BackwardKernel backward[4];
   GemmKernel gemm[4];
+  // Of queries of each Storage but f64 beside 8-bit rows, which are multiplied as floats, whatever is fastest for the
+  // queries' own type.
+  ForwardKernel scaled_forward[4];
+  DecodeKernel scaled_decode[2][4];  // by ScaledAs, of those that are scaled, and Storage
 };
 
 // Each defined in isa/, where the build's machine has it.

@@ -15,6 +15,25 @@ struct Matrix {
   std::int64_t column_stride = 0;
 };
 
+// What 8-bit rows hold; other rows hold the storage type of the call.
+enum class ScaledAs : std::uint8_t { nothing, int8, float8 };
+
+// Where the [rows, columns] of one head's K or V come from; kernel/row_source.h reads them. Rows lie one behind the
+// other, or in pages: row j in slot j % page_size of page table[j / page_size].
+struct RowSource {
+  Matrix rows;                  // in pages: those of page 0
+  const void* table = nullptr;  // integers; null: no pages
+  std::int64_t table_stride = 0;
+  bool table_is_i64 = false;
+  std::int64_t page_size = 0;
+  std::int64_t page_stride = 0;  // in elements
+  int page_shift = -1;           // page_size is 2 to this power; -1: it is no power of two
+  // 8-bit rows: an element counts as scale * element, in float. The scales of page 0, and their strides.
+  ScaledAs scaled = ScaledAs::nothing;
+  const float* scales = nullptr;
+  std::int64_t scale_stride = 0, scale_page_stride = 0;
+};
+
 struct WritableMatrix {
   void* data = nullptr;
   std::int64_t row_stride = 0;
@@ -53,9 +72,10 @@ struct DropoutRule {
 };
 
 struct ForwardArgs {
-  Matrix query, key, value;  // [Sq, D], [Sk, D], [Sk, Dv]
-  WritableMatrix out;        // [Sq, Dv]
-  void* lse = nullptr;       // null: not wanted
+  Matrix query;          // [Sq, D]
+  RowSource key, value;  // [Sk, D], [Sk, Dv]
+  WritableMatrix out;    // [Sq, Dv]
+  void* lse = nullptr;   // null: not wanted
   std::int64_t lse_stride = 0;
   WritableMatrix weights;  // [Sq, Sk]; data null: not wanted
   std::int64_t head_dim = 0, value_dim = 0;

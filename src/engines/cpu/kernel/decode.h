@@ -115,11 +115,11 @@ class Decode : protected DecodeState<S, In> {
 
   // Lane groups start at the hull's first key: a score's bits do not depend on its lane.
   HEADWAY_NOINLINE void score_rows(const Range& hull) {
-    for (std::int64_t key = hull.begin; key < hull.end; key += packed_keys) {
-      const std::int64_t count = smaller(hull.end - key, packed_keys);
+    for (std::int64_t key = hull.begin, count = 0; key < hull.end; key += count) {
+      count = this->keys_together(head_.key, key, smaller(hull.end - key, packed_keys));
       const StoredRows<In> keys = this->stored_rows(head_.key, key, count, head_.head_dim);
       for (std::int64_t k = 0; k < count; k += lanes) {
-        const StoredRows<In> group{keys.data + k * keys.ld, keys.ld};
+        const StoredRows<In> group = keys.from(k);
         if (head_.head_dim > longest_dot_chain<S, In>) {
           score_rows_of<true>(key + k, group, count - 1 - k);
         } else {
@@ -143,9 +143,8 @@ class Decode : protected DecodeState<S, In> {
   HEADWAY_NOINLINE int score_group(int r, std::int64_t key, const StoredRows<In>& keys, std::int64_t last) {
     if constexpr (NR == 1 || lanes % NR == 0) {
       for (; r + NR <= rows_; r += NR) {
-        dot_tile<S, In, NR, in_chains>(at_.queries + r * at_.query_ld, at_.query_ld, keys.data, keys.ld, last,
-                                       head_.head_dim, this->product_scaling_, scores_of(r) + (key - block_.begin),
-                                       at_.score_ld);
+        dot_tile<S, In, NR, in_chains>(at_.queries + r * at_.query_ld, at_.query_ld, keys, last, head_.head_dim,
+                                       this->product_scaling_, scores_of(r) + (key - block_.begin), at_.score_ld);
       }
     }
     return r;
@@ -322,7 +321,7 @@ class Decode : protected DecodeState<S, In> {
     const std::int64_t whole = head_.value_dim / lanes * lanes;
     std::int64_t d = 0;
     for (; d + 8 * lanes <= whole; d += 8 * lanes) {
-      value_strip<!roomy ? 1 : sizeof(In) == 2 ? 2 : 3, 8>(row_begin, row_end, key, keys, values, d, sum);
+      value_strip<!roomy ? 1 : sizeof(In) < 4 ? 2 : 3, 8>(row_begin, row_end, key, keys, values, d, sum);
     }
     for (; d + 4 * lanes <= whole; d += 4 * lanes) {
       value_strip<2, 4>(row_begin, row_end, key, keys, values, d, sum);
@@ -337,8 +336,8 @@ class Decode : protected DecodeState<S, In> {
                                     const StoredRows<In>& values, std::int64_t d, Sum sum) {
     const int count = at_most(head_.value_dim - d, lanes);
     const auto rows = [&]<int N>(Strip<N>, int r) HEADWAY_LAMBDA {
-      value_tile<S, In, N, NV>(scores_of(r) + (key - block_.begin), at_.score_ld, values.data + d, values.ld, keys,
-                               count, at_.part_outputs + r * at_.output_ld + d, at_.output_ld, sum);
+      value_tile<S, In, N, NV>(scores_of(r) + (key - block_.begin), at_.score_ld, values, d, keys, count,
+                               at_.part_outputs + r * at_.output_ld + d, at_.output_ld, sum);
     };
     int r = row_begin;
     for (; r + NR <= row_end; r += NR) {

@@ -14,7 +14,8 @@ struct DecodeArgs {
   std::int64_t queries = 0;            // rows of each of them
   std::int64_t chunk_keys = 0;
   std::int64_t chunks = 0;
-  void* partials = nullptr;  // what each chunk leaves of each row, for the merge
+  Storage query_storage = Storage::f32;  // beside 8-bit rows; other rows have the queries' type
+  void* partials = nullptr;              // what each chunk leaves of each row, for the merge
   bool (*wanted)(const ForwardArgs& head, std::int64_t query) = nullptr;  // the rows to do now; null: all
 
   std::int64_t rows() const { return group * queries; }

@@ -13,7 +13,10 @@
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/query_factor.h"
 #include "engines/cpu/kernel/ranges.h"
+#include "engines/cpu/kernel/row_source.h"
 #include "engines/cpu/kernel/scratch.h"
+#include "engines/cpu/kernel/store_as.h"
+#include "engines/cpu/kernel/stored_rows.h"
 
 namespace headway::cpu {
 namespace {
@@ -108,13 +111,7 @@ struct PartialSoftmaxes {
   }
 };
 
-// Rows in the stored type, consecutive in d.
-template <class In>
-struct StoredRows {
-  const In* data;
-  std::int64_t ld;
-};
-
+// In is what rows of K and V hold; queries hold the same, except beside 8-bit rows.
 template <class S, class In>
 class DecodeState {
  public:
@@ -146,6 +143,7 @@ class DecodeState {
     Range* ranges;                   // of the rows
     bool* forbids;                   // whether the row may not attend to some of the block's hull
     In* copy;                        // of keys or values that cannot be read in place
+    float* scale_copy;               // and of their scales
 
     Layout(const DecodeArgs& args, void* memory) {
       const ForwardArgs& head = args.heads[0];
@@ -167,6 +165,7 @@ class DecodeState {
       ranges = scratch.take<Range>(rows);
       forbids = scratch.take<bool>(rows);
       copy = scratch.take<In>(packed_keys * larger(head.head_dim, head.value_dim));
+      scale_copy = scratch.take<float>(is_scaled<In> ? packed_keys : 0);
       bytes = scratch.used;
     }
   };
@@ -201,13 +200,12 @@ class DecodeState {
   }
 
   void pack_query(const Matrix& query, std::int64_t i, Operand* packed) const {
-    const In* row = static_cast<const In*>(query.data) + i * query.row_stride;
-    if constexpr (fold == 1) {
-      for (std::int64_t d = 0; d < head_.head_dim; d += lanes) {
-        const Vector x = load_row<S>(row, query.column_stride, d, at_most(head_.head_dim - d, lanes));
-        S::store(packed + d, x * S::set(static_cast<Scalar>(query_factor_)));
-      }
+    if constexpr (is_scaled<In>) {
+      with_storage(args_.query_storage, [&]<class Query>(Query*) { pack_scalars<Query>(query, i, packed); });
+    } else if constexpr (fold == 1) {
+      pack_scalars<In>(query, i, packed);
     } else {
+      const In* row = static_cast<const In*>(query.data) + i * query.row_stride;
       auto* halves = reinterpret_cast<In*>(packed);
       for (std::int64_t d = 0; d < fold * at_.query_ld; ++d) {
         halves[d] = d < head_.head_dim ? row[d * query.column_stride] : In{};
@@ -218,30 +216,61 @@ class DecodeState {
     }
   }
 
-  // ---- The block of keys at hand ----
-
-  // Rows [begin, begin + count) of K or V, in place where d is consecutive. With a set of allowed pairs the others'
-  // rows become 0.
-  HEADWAY_INLINE StoredRows<In> stored_rows(const Matrix& matrix, std::int64_t begin, std::int64_t count,
-                                            std::int64_t dim, const std::uint64_t* allowed = nullptr) const {
-    const In* first = static_cast<const In*>(matrix.data) + begin * matrix.row_stride;
-    if (matrix.column_stride == 1 && allowed == nullptr) {
-      return {first, matrix.row_stride};
+  template <class Query>
+  void pack_scalars(const Matrix& query, std::int64_t i, Scalar* packed) const {
+    const Query* row = static_cast<const Query*>(query.data) + i * query.row_stride;
+    for (std::int64_t d = 0; d < head_.head_dim; d += lanes) {
+      const Vector x = load_row<S>(row, query.column_stride, d, at_most(head_.head_dim - d, lanes));
+      S::store(packed + d, x * S::set(static_cast<Scalar>(query_factor_)));
     }
-    return copied_rows(matrix, begin, count, dim, allowed);
   }
 
-  HEADWAY_NOINLINE StoredRows<In> copied_rows(const Matrix& matrix, std::int64_t begin, std::int64_t count,
-                                              std::int64_t dim, const std::uint64_t* allowed) const {
-    const In* first = static_cast<const In*>(matrix.data) + begin * matrix.row_stride;
-    for (std::int64_t j = 0; j < count; ++j) {
-      const std::int64_t key = begin + j - block_.begin;
-      const bool hidden = allowed != nullptr && (allowed[key / tile] >> (key % tile) & 1) == 0;
-      for (std::int64_t d = 0; d < dim; ++d) {
-        at_.copy[j * dim + d] = hidden ? In{} : first[j * matrix.row_stride + d * matrix.column_stride];
-      }
+  // ---- The block of keys at hand ----
+
+  // How many of `count` keys from `key` on go together: those of one run, which are read in place, unless runs are so
+  // short that gathering several costs less than lanes without a key.
+  static HEADWAY_INLINE std::int64_t keys_together(const RowSource& source, std::int64_t key, std::int64_t count) {
+    return source.page_size >= lanes ? run_length(source, key, count) : count;
+  }
+
+  // Rows [begin, begin + count) of K or V, in place where they are one run with consecutive d. With a set of allowed
+  // pairs the others' rows become 0.
+  HEADWAY_INLINE StoredRows<In> stored_rows(const RowSource& source, std::int64_t begin, std::int64_t count,
+                                            std::int64_t dim, const std::uint64_t* allowed = nullptr) const {
+    if (source.rows.column_stride == 1 && allowed == nullptr && in_one_run(source, begin, count)) {
+      return rows_in_place<In>(source, begin);
     }
-    return {at_.copy, dim};
+    return copied_rows(source, begin, count, dim, allowed);
+  }
+
+  HEADWAY_NOINLINE StoredRows<In> copied_rows(const RowSource& source, std::int64_t begin, std::int64_t count,
+                                              std::int64_t dim, const std::uint64_t* allowed) const {
+    const auto hidden = [&](std::int64_t j) {
+      const std::int64_t key = begin + j - block_.begin;
+      return allowed != nullptr && (allowed[key / tile] >> (key % tile) & 1) == 0;
+    };
+    each_run<In>(source, begin, count, [&](const Matrix& run, std::int64_t done, std::int64_t rows) {
+      const In* first = static_cast<const In*>(run.data);
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const bool zero = hidden(done + r);
+        In* copy = at_.copy + (done + r) * dim;
+        if (run.column_stride == 1 && !zero) {
+          std::memcpy(copy, first + r * run.row_stride, static_cast<std::size_t>(dim) * sizeof(In));
+        } else {
+          for (std::int64_t d = 0; d < dim; ++d) {
+            copy[d] = zero ? In{} : first[r * run.row_stride + d * run.column_stride];
+          }
+        }
+        if constexpr (is_scaled<In>) {
+          at_.scale_copy[done + r] = zero ? 0 : scale_of(source, begin + done + r);
+        }
+      }
+    });
+    if constexpr (is_scaled<In>) {
+      return {at_.copy, dim, at_.scale_copy, 1};
+    } else {
+      return {at_.copy, dim};
+    }
   }
 
   Range hull_inside(const Range& keys) const { return {larger(hull_.begin, keys.begin), smaller(hull_.end, keys.end)}; }

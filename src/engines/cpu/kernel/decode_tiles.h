@@ -10,38 +10,19 @@
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/ranges.h"
 #include "engines/cpu/kernel/score_factor.h"
+#include "engines/cpu/kernel/stored_rows.h"
 #include "engines/cpu/kernel/strips.h"
 #include "engines/cpu/simd/common.h"
 
 namespace headway::cpu {
 namespace {
 
-// What a dot product multiplies at once: a vector of the compute type or, for a vocabulary that multiplies pairs, a
-// vector of pairs. A stored row is read where it lies; behind its end are zeros.
-template <class S, class In, int fold = Operands<S>::fold>
-struct DotOperand {
-  static constexpr int size = S::lanes;
-  HEADWAY_INLINE static auto load(const In* p) { return S::load_first(p, S::lanes); }
-  HEADWAY_INLINE static auto load_part(const In* p, int count) { return S::load_first(p, count); }
-};
-
-template <class S, class In>
-struct DotOperand<S, In, 2> {
-  static constexpr int size = 2 * S::lanes;
-  using Pair = typename Operands<S>::Scalar;
-  HEADWAY_INLINE static auto load(const In* p) { return Operands<S>::load(reinterpret_cast<const Pair*>(p)); }
-  HEADWAY_INLINE static auto load_part(const In* p, int count) {
-    const PaddedRow<size, In> row = padded_row<size>(p, count);
-    return load(row.elements);
-  }
-};
-
 // How many keys pass together and how many vectors of each at once. Memory streams best to whole rows one after the
-// other: two rows of floats at a time halved its speed. Keys of half types, whose rows are shorter, may come four at a
-// time, which saves most loads of queries.
+// other: two rows of floats at a time halved its speed. Keys of shorter types, whose rows are shorter, may come four at
+// a time, which saves most loads of queries.
 template <class S, class In, int NR>
 struct KeyTile {
-  static constexpr int wanted = NR > 1 && sizeof(In) == 2 ? 4 : 1;
+  static constexpr int wanted = NR > 1 && sizeof(In) <= 2 ? 4 : 1;
   static constexpr int together = wanted < S::lanes / NR ? wanted : S::lanes / NR;
   static constexpr int vectors = together == 1 ? 8 : 1;
 };
@@ -54,7 +35,7 @@ constexpr std::int64_t longest_dot_chain = 16 * DotOperand<S, In>::size;
 // `together` keys. Only columns [begin, end), whose sums are added to those of the columns before.
 template <class S, class In, int NR, int NK, int together>
 HEADWAY_INLINE void dot_keys(const typename Operands<S>::Scalar* queries, std::int64_t query_ld,
-                             const In* const (&keys)[together], std::int64_t begin, std::int64_t end,
+                             const KeyRow<S, In> (&keys)[together], std::int64_t begin, std::int64_t end,
                              typename S::Vector* products) {
   using Dot = DotOperand<S, In>;
   using Operand = Operands<S>;
@@ -72,7 +53,7 @@ HEADWAY_INLINE void dot_keys(const typename Operands<S>::Scalar* queries, std::i
     for (int n = 0; n < together; ++n) {
       HEADWAY_UNROLL
       for (int v = 0; v < NV; ++v) {
-        x[n][v] = load(keys[n] + d + v * Dot::size);
+        x[n][v] = load(keys[n], d + v * Dot::size);
       }
     }
     HEADWAY_UNROLL
@@ -87,7 +68,7 @@ HEADWAY_INLINE void dot_keys(const typename Operands<S>::Scalar* queries, std::i
       }
     }
   };
-  const auto whole = [](const In* p) HEADWAY_LAMBDA { return Dot::load(p); };
+  const auto whole = [](const KeyRow<S, In>& key, std::int64_t at) HEADWAY_LAMBDA { return key.load(at); };
   constexpr int vectors = KeyTile<S, In, NR>::vectors;
   std::int64_t d = begin;
   for (; d + vectors * Dot::size <= end; d += vectors * Dot::size) {
@@ -98,7 +79,8 @@ HEADWAY_INLINE void dot_keys(const typename Operands<S>::Scalar* queries, std::i
   }
   if (d < end) {
     const int count = static_cast<int>(end - d);
-    strip(Strip<1>{}, d, [count](const In* p) HEADWAY_LAMBDA { return Dot::load_part(p, count); });
+    strip(Strip<1>{}, d,
+          [count](const KeyRow<S, In>& key, std::int64_t at) HEADWAY_LAMBDA { return key.load_part(at, count); });
   }
   HEADWAY_UNROLL
   for (int r = 0; r < NR; ++r) {
@@ -112,18 +94,18 @@ HEADWAY_INLINE void dot_keys(const typename Operands<S>::Scalar* queries, std::i
 // scores[r][k] = factor * <query r, key k> for NR queries and `lanes` keys; past the key `last` it repeats. NR * NK
 // vectors of products make one of sums. `in_chains`: a head is wider than longest_dot_chain.
 template <class S, class In, int NR, bool in_chains>
-HEADWAY_INLINE void dot_tile(const typename Operands<S>::Scalar* queries, std::int64_t query_ld, const In* keys,
-                             std::int64_t key_ld, std::int64_t last, std::int64_t dim, const Scaling<S>& factor,
+HEADWAY_INLINE void dot_tile(const typename Operands<S>::Scalar* queries, std::int64_t query_ld,
+                             const StoredRows<In>& keys, std::int64_t last, std::int64_t dim, const Scaling<S>& factor,
                              typename S::Scalar* scores, std::int64_t score_ld) {
   constexpr int NK = S::lanes / NR;
   constexpr int together = KeyTile<S, In, NR>::together;
   for (int part = 0; part < NR; ++part) {
     typename S::Vector products[S::lanes];
     const auto some_keys = [&](int k) HEADWAY_LAMBDA {
-      const In* rows[together];
+      KeyRow<S, In> rows[together];
       HEADWAY_UNROLL
       for (int n = 0; n < together; ++n) {
-        rows[n] = keys + smaller(part * NK + k + n, last) * key_ld;
+        rows[n] = KeyRow<S, In>(keys, smaller(part * NK + k + n, last));
       }
       constexpr std::int64_t longest = longest_dot_chain<S, In>;
       dot_keys<S, In, NR, NK, together>(queries, query_ld, rows, 0, in_chains ? longest : dim, products + k);
@@ -151,14 +133,14 @@ HEADWAY_INLINE void dot_tile(const typename Operands<S>::Scalar* queries, std::i
 // Where a tile of sums goes: the first of a part replaces what is there.
 enum class Sum : bool { starts, continues };
 
-// acc[r][v] += sum over k of weights[r][k] * values[k][d], for NR rows and NV vectors of d, of which `count` elements
-// exist in the last.
+// acc[r][v] += sum over k of weights[r][k] * values[k][d ...], for NR rows and NV vectors of d, of which `count`
+// elements exist in the last.
 template <class S, class In, int NR, int NV>
 HEADWAY_INLINE void add_weighted(typename S::Vector (&acc)[NR][NV], const typename S::Scalar* weights,
-                                 std::int64_t weight_ld, const In* values, std::int64_t value_ld, std::int64_t keys,
-                                 int count) {
+                                 std::int64_t weight_ld, const StoredRows<In>& values, std::int64_t d,
+                                 std::int64_t keys, int count) {
   using Vector = typename S::Vector;
-  constexpr bool in_pairs = NV % 2 == 0 && requires(Vector & x) { S::load_alternating(values, x, x); };
+  constexpr bool in_pairs = NV % 2 == 0 && requires(Vector & x) { S::load_alternating(values.data, x, x); };
   constexpr int step = in_pairs ? 2 : 1;
   for (std::int64_t k = 0; k < keys; ++k) {
     Vector p[NR];
@@ -169,11 +151,11 @@ HEADWAY_INLINE void add_weighted(typename S::Vector (&acc)[NR][NV], const typena
     HEADWAY_UNROLL
     for (int v = 0; v < NV; v += step) {
       Vector x[step];
-      const In* at = values + k * value_ld + v * S::lanes;
+      const In* at = values.data + k * values.ld + d + v * S::lanes;
       if constexpr (in_pairs) {
         S::load_alternating(at, x[0], x[1]);
       } else {
-        x[0] = S::load_first(at, NV == 1 ? count : S::lanes);
+        x[0] = values.template scaled_part<S>(k, S::load_first(at, NV == 1 ? count : S::lanes));
       }
       HEADWAY_UNROLL
       for (int r = 0; r < NR; ++r) {
@@ -197,8 +179,8 @@ HEADWAY_INLINE void add_weighted(typename S::Vector (&acc)[NR][NV], const typena
 
 // output[r][d] (+)= sum over k of weights[r][k] * values[k][d].
 template <class S, class In, int NR, int NV>
-HEADWAY_INLINE void value_tile(const typename S::Scalar* weights, std::int64_t weight_ld, const In* values,
-                               std::int64_t value_ld, std::int64_t keys, int count, typename S::Scalar* output,
+HEADWAY_INLINE void value_tile(const typename S::Scalar* weights, std::int64_t weight_ld, const StoredRows<In>& values,
+                               std::int64_t d, std::int64_t keys, int count, typename S::Scalar* output,
                                std::int64_t output_ld, Sum sum) {
   typename S::Vector acc[NR][NV];
   HEADWAY_UNROLL
@@ -208,7 +190,7 @@ HEADWAY_INLINE void value_tile(const typename S::Scalar* weights, std::int64_t w
       acc[r][v] = S::zero();
     }
   }
-  add_weighted<S, In, NR, NV>(acc, weights, weight_ld, values, value_ld, keys, count);
+  add_weighted<S, In, NR, NV>(acc, weights, weight_ld, values, d, keys, count);
   HEADWAY_UNROLL
   for (int r = 0; r < NR; ++r) {
     HEADWAY_UNROLL

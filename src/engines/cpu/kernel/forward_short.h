@@ -48,8 +48,8 @@ class ShortForward : Forward<S, In> {
     if (args_.value_dim % lanes != 0) {
       this->copy_values();  // whose last vector may be read whole
     }
-    key_ahead_ = ahead_of<In>(args_.next_key, args_.key, args_.ranges.keys, args_.head_dim);
-    value_ahead_ = ahead_of<In>(args_.next_value, args_.value, args_.ranges.keys, args_.value_dim);
+    key_ahead_ = ahead_of<In>(args_.next_key, args_.key.rows, args_.ranges.keys, args_.head_dim);
+    value_ahead_ = ahead_of<In>(args_.next_value, args_.value.rows, args_.ranges.keys, args_.value_dim);
     query_ahead_ = ahead_of<In>(args_.next_query, args_.query, args_.row_end - args_.row_begin, args_.head_dim);
     In* out = static_cast<In*>(args_.out.data) + args_.row_begin * args_.out.row_stride;
     out_ahead_ = ahead_of<In>(args_.out.data == nullptr ? nullptr : out,

@@ -10,6 +10,7 @@
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/query_factor.h"
 #include "engines/cpu/kernel/ranges.h"
+#include "engines/cpu/kernel/row_source.h"
 #include "engines/cpu/kernel/scratch.h"
 #include "engines/cpu/kernel/tile.h"
 #include "engines/cpu/kernel/tile_pack.h"
@@ -75,6 +76,7 @@ class ForwardState {
     Scalar *outputs, *references, *sums, *scores, *dropped, *piece_references;
     Scalar *largest_values, *exact_outputs;                                            // for outputs that pairs lose
     Scalar *total_outputs, *lost_outputs, *total_sums, *lost_sums, *total_references;  // where has_totals
+    const void** value_rows;  // the addresses of a block's rows, where pairs are made of rows that are not one run
     Range* ranges;
     PanelRanges* panel_ranges;
     Piece* pieces;
@@ -103,6 +105,7 @@ class ForwardState {
       key_copy = scratch.take<Operand>(in_place ? 0 : (key_block + key_step / 2) * folded<S>(args.head_dim));
       value_copy = scratch.take<Operand>(HasTiles<S> ? transposed_ld(key_block) * output_rows(args)
                                                      : folded<S>(key_block) * args.value_dim + lanes);
+      value_rows = scratch.take<const void*>(fold > 1 && !is_one_run(args.value) ? key_block : 0);
       ranges = scratch.take<Range>(panels * width);
       panel_ranges = scratch.take<PanelRanges>(panels);
       pieces = scratch.take<Piece>(most_pieces);
@@ -246,10 +249,11 @@ class ForwardState {
     seen_ = {};
     if constexpr (HasTiles<S>) {
       values_ = {at_.value_copy, transposed_ld(key_block)};
-      transpose_values<S, In>(args_.value, block_begin_, count, args_.value_dim, at_.value_copy, values_.ld, seen_);
+      transpose_values<S, In>(args_.value, block_begin_, count, args_.value_dim, at_.value_copy, values_.ld, seen_,
+                              at_.value_rows);
     } else {
       values_ = Packing<S, In>::values(args_.value, block_begin_, count, args_.value_dim, at_.value_copy,
-                                       args_.value_dim, seen_);
+                                       args_.value_dim, seen_, at_.value_rows);
     }
     block_loaded_ = true;
     const bool forbids = args_.modifiers.mask.data != nullptr || args_.modifiers.bias.data != nullptr;
@@ -301,10 +305,9 @@ class ForwardState {
     }
     Vector zeros = S::zero();  // NaN after 0 * inf or 0 * NaN
     for (std::int64_t key = keys.begin; key < keys.end; ++key) {
+      const SourceRow<S, In> row(args_.value, key);
       for (std::int64_t d = 0; d < args_.value_dim; d += lanes) {
-        const Vector values =
-            load_row<S>(value_row(key), args_.value.column_stride, d, at_most(args_.value_dim - d, lanes));
-        zeros = S::fma(values, S::zero(), zeros);
+        zeros = S::fma(row.part(d, at_most(args_.value_dim - d, lanes)), S::zero(), zeros);
       }
     }
     return !S::any(S::not_less_equal(zeros, S::zero()));
@@ -326,12 +329,9 @@ class ForwardState {
     const bool tiny = fold > 1 && x != 0 && x < tiny_value && x > -tiny_value;
     return x - x != 0 || tiny;
   }
-  const In* value_row(std::int64_t key) const {
-    return static_cast<const In*>(args_.value.data) + key * args_.value.row_stride;
-  }
   Scalar value_at(std::int64_t key, std::int64_t d) const {
     alignas(64) Scalar loaded[lanes];
-    S::store(loaded, load_row<S>(value_row(key), args_.value.column_stride, d, 1));
+    S::store(loaded, SourceRow<S, In>(args_.value, key).part(d, 1));
     return loaded[0];
   }
 

@@ -53,8 +53,8 @@ class ForwardTiles : public ForwardTiny<S, In> {
   // Before the first panel.
   void look_ahead() {
     if (args_.ranges.keys <= HeadAhead::most_keys) {
-      ahead_.key = ahead_of<In>(args_.next_key, args_.key, args_.ranges.keys, args_.head_dim);
-      ahead_.value = ahead_of<In>(args_.next_value, args_.value, args_.ranges.keys, args_.value_dim);
+      ahead_.key = ahead_of<In>(args_.next_key, args_.key.rows, args_.ranges.keys, args_.head_dim);
+      ahead_.value = ahead_of<In>(args_.next_value, args_.value.rows, args_.ranges.keys, args_.value_dim);
       ahead_.query = ahead_of<In>(args_.next_query, args_.query, args_.row_end - args_.row_begin, args_.head_dim);
       ahead_.rows = larger(ahead_.key.rows, ahead_.query.rows);
     }

@@ -87,7 +87,7 @@ class ForwardTiny : public ForwardScores<S, In> {
       const int count = at_most(args_.value_dim - d, lanes);
       Vector largest = S::zero();
       for (std::int64_t key = 0; key < args_.ranges.keys; ++key) {
-        largest = S::max(S::abs(load_row<S>(this->value_row(key), args_.value.column_stride, d, count)), largest);
+        largest = S::max(S::abs(SourceRow<S, In>(args_.value, key).part(d, count)), largest);
       }
       S::store_first(at_.largest_values + d, count, largest);
     }

@@ -79,6 +79,16 @@ constexpr DecodeKernel decode_kernel() {
           decode_scratch<S, In>, decode_partials<S>,   S::lanes > 4 ? S::lanes / 2 : 2};
 }
 
+// 8-bit rows beside queries of type In: no weights, which rows in pages do not have.
+template <class Row, class In>
+constexpr DecodeKernel scaled_decode_kernel() {
+  DecodeKernel kernel = decode_kernel<F32, In>();
+  kernel.run = run_decode<F32, Row>;
+  kernel.run_weights = nullptr;
+  kernel.scratch_bytes = decode_scratch<F32, Row>;
+  return kernel;
+}
+
 template <class S, class In>
 std::int64_t prepare_scratch(const BackwardArgs& args) {
   return LargeRows<S, In>::scratch_size(args) * static_cast<std::int64_t>(sizeof(typename S::Scalar));
@@ -148,7 +158,16 @@ constexpr Kernels make_kernels(const char* name) {
           {backward_kernel<F32, float>(), backward_kernel<F64, double>(), backward_kernel<F32, bfloat16>(),
            backward_kernel<F32, float16>()},
           {gemm_kernel<F32, float>(), gemm_kernel<F64, double>(), gemm_kernel<F32, bfloat16>(),
-           gemm_kernel<F32, float16>()}};
+           gemm_kernel<F32, float16>()},
+          {forward_kernel<F32, float>(), {}, forward_kernel<F32, bfloat16>(), forward_kernel<F32, float16>()},
+          {{scaled_decode_kernel<int8, float>(),
+            {},
+            scaled_decode_kernel<int8, bfloat16>(),
+            scaled_decode_kernel<int8, float16>()},
+           {scaled_decode_kernel<float8, float>(),
+            {},
+            scaled_decode_kernel<float8, bfloat16>(),
+            scaled_decode_kernel<float8, float16>()}}};
 }
 
 }  // namespace

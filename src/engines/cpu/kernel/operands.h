@@ -6,6 +6,7 @@
 
 #include "engines/cpu/kernel/args.h"
 #include "engines/cpu/kernel/pack.h"
+#include "engines/cpu/kernel/row_source.h"
 #include "engines/cpu/kernel/tile.h"
 #include "engines/cpu/kernel/tiles.h"
 
@@ -37,16 +38,21 @@ struct Packing {
                       Scalar* panel, std::int64_t width) {
     pack_transposed<S, In>(matrix, row_begin, rows, dim, static_cast<Scalar>(factor), panel, width);
   }
-  static OperandRows<S> keys(const Matrix& matrix, std::int64_t begin, std::int64_t count, std::int64_t dim,
+  // Of a Matrix, or of any source of rows.
+  template <class Source>
+  static OperandRows<S> keys(const Source& source, std::int64_t begin, std::int64_t count, std::int64_t dim,
                              Scalar* copy) {
-    const Rows<Scalar> rows = readable_rows<S, In>(matrix, begin, count, dim, copy);
+    const Rows<Scalar> rows = readable_rows<S, In>(source, begin, count, dim, copy);
     return {rows.data, rows.ld};
   }
-  static OperandRows<S> values(const Matrix& matrix, std::int64_t begin, std::int64_t count, std::int64_t dim,
-                               Scalar* copy, std::int64_t, typename Operands<S>::Magnitudes&) {
-    return keys(matrix, begin, count, dim, copy);
+  static OperandRows<S> values(const RowSource& source, std::int64_t begin, std::int64_t count, std::int64_t dim,
+                               Scalar* copy, std::int64_t, typename Operands<S>::Magnitudes&, const void**) {
+    return keys(source, begin, count, dim, copy);
   }
-  static bool keys_in_place(const Matrix& matrix, std::int64_t) { return readable_in_place<S, In>(matrix); }
+  // Whether keys never need a copy.
+  static bool keys_in_place(const RowSource& source, std::int64_t) {
+    return is_one_run(source) && readable_in_place<S, In>(source.rows);
+  }
 };
 
 // Pairs of bf16: queries and keys pair neighbours along d, values pair neighbouring keys. Rows are read 32 elements at
@@ -85,6 +91,9 @@ struct Packing<S, In, 2> {
   static bool keys_in_place(const Matrix& matrix, std::int64_t dim) {
     return !HasTiles<S> && matrix.column_stride == 1 && matrix.row_stride % 2 == 0 && dim % 2 == 0;
   }
+  static bool keys_in_place(const RowSource& source, std::int64_t dim) {
+    return is_one_run(source) && keys_in_place(source.rows, dim);
+  }
 
   static HEADWAY_NOINLINE OperandRows<S> keys(const Matrix& matrix, std::int64_t begin, std::int64_t count,
                                               std::int64_t dim, Scalar* copy) {
@@ -93,6 +102,17 @@ struct Packing<S, In, 2> {
       return {reinterpret_cast<const Scalar*>(first), matrix.row_stride / 2};
     }
     return copied_keys(matrix, begin, count, dim, copy);
+  }
+  static OperandRows<S> keys(const RowSource& source, std::int64_t begin, std::int64_t count, std::int64_t dim,
+                             Scalar* copy) {
+    if (in_one_run(source, begin, count)) {
+      return keys(run_at<In>(source, begin), 0, count, dim, copy);
+    }
+    const std::int64_t ld = folded<S>(dim);
+    each_run<In>(source, begin, count, [&](const Matrix& run, std::int64_t done, std::int64_t rows) {
+      copied_keys(run, 0, rows, dim, copy + done * ld);
+    });
+    return {copy, ld};
   }
 
   static HEADWAY_NOINLINE OperandRows<S> copied_keys(const Matrix& matrix, std::int64_t begin, std::int64_t count,
@@ -110,18 +130,31 @@ struct Packing<S, In, 2> {
   }
 
   // copy[j / 2][d] = (value(j, d), value(j + 1, d)); `seen` sees all values.
-  static HEADWAY_NOINLINE OperandRows<S> values(const Matrix& matrix, std::int64_t begin, std::int64_t count,
-                                                std::int64_t dim, Scalar* copy, std::int64_t ld,
-                                                typename Operand::Magnitudes& seen) {
+  static OperandRows<S> values(const Matrix& matrix, std::int64_t begin, std::int64_t count, std::int64_t dim,
+                               Scalar* copy, std::int64_t ld, typename Operand::Magnitudes& seen) {
     const In* first = static_cast<const In*>(matrix.data) + begin * matrix.row_stride;
+    return paired_rows(RunRows<In>{first, matrix.row_stride}, matrix.column_stride, count, dim, copy, ld, seen);
+  }
+  static OperandRows<S> values(const RowSource& source, std::int64_t begin, std::int64_t count, std::int64_t dim,
+                               Scalar* copy, std::int64_t ld, typename Operand::Magnitudes& seen, const void** list) {
+    with_addresses<In>(source, begin, count, list, [&](const auto& rows) HEADWAY_LAMBDA {
+      paired_rows(rows, source.rows.column_stride, count, dim, copy, ld, seen);
+    });
+    return {copy, ld};
+  }
+
+  template <class RowAt>
+  static HEADWAY_NOINLINE OperandRows<S> paired_rows(const RowAt& row, std::int64_t column_stride, std::int64_t count,
+                                                     std::int64_t dim, Scalar* copy, std::int64_t ld,
+                                                     typename Operand::Magnitudes& seen) {
     for (std::int64_t j = 0; j < count; j += 2) {
-      const In* low = first + j * matrix.row_stride;
+      const In* low = row(j);
+      const In* high = j + 1 < count ? row(j + 1) : nullptr;
       Scalar* target = copy + j / 2 * ld;
       for (std::int64_t d = 0; d < dim; d += part) {
         const int some = at_most(dim - d, part);
-        const Vector a = row_part(low, matrix.column_stride, d, some);
-        const Vector b =
-            j + 1 < count ? row_part(low + matrix.row_stride, matrix.column_stride, d, some) : Operand::zero();
+        const Vector a = row_part(low, column_stride, d, some);
+        const Vector b = high != nullptr ? row_part(high, column_stride, d, some) : Operand::zero();
         seen.see(a);
         seen.see(b);
         Operand::store_interleaved(target + d, some, a, b);

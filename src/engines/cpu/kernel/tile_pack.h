@@ -28,18 +28,16 @@ HEADWAY_INLINE void store_transposed(typename Operands<S>::Vector (&rows)[tile_p
   }
 }
 
-// copy[d][j / 2] = (value(begin + j, d), value(begin + j + 1, d)) for whole tiles of d; zeros behind the values and, of
-// one more tile of keys, behind the keys. `seen` sees all values.
-template <class S, class In>
-HEADWAY_NOINLINE void transpose_values(const Matrix& matrix, std::int64_t begin, std::int64_t count, std::int64_t dim,
-                                       typename Operands<S>::Scalar* copy, std::int64_t ld,
-                                       typename Operands<S>::Magnitudes& seen) {
+// copy[d][j / 2] = (value(j, d), value(j + 1, d)) for `count` rows and whole tiles of d; zeros behind the values and,
+// of one more tile of keys, behind the keys. `seen` sees all values.
+template <class S, class In, class RowAt>
+HEADWAY_NOINLINE void transpose_rows(const RowAt& row, std::int64_t column_stride, std::int64_t count, std::int64_t dim,
+                                     typename Operands<S>::Scalar* copy, std::int64_t ld,
+                                     typename Operands<S>::Magnitudes& seen) {
   using Operand = Operands<S>;
   using Vector = typename Operand::Vector;
-  const In* first = static_cast<const In*>(matrix.data) + begin * matrix.row_stride;
   const auto part = [&](std::int64_t j, std::int64_t d, int some) HEADWAY_LAMBDA {
-    return j < count ? Packing<S, In>::row_part(first + j * matrix.row_stride, matrix.column_stride, d, some)
-                     : Operand::zero();
+    return j < count ? Packing<S, In>::row_part(row(j), column_stride, d, some) : Operand::zero();
   };
   const std::int64_t whole = (count + tile_steps - 1) / tile_steps * tile_steps;
   for (std::int64_t d = 0; d < dim; d += 2 * tile_side) {
@@ -65,6 +63,22 @@ HEADWAY_NOINLINE void transpose_values(const Matrix& matrix, std::int64_t begin,
       Operand::store(front + r * ld + whole / 2, Operand::zero());
     }
   }
+}
+
+template <class S, class In>
+HEADWAY_INLINE void transpose_values(const Matrix& matrix, std::int64_t begin, std::int64_t count, std::int64_t dim,
+                                     typename Operands<S>::Scalar* copy, std::int64_t ld,
+                                     typename Operands<S>::Magnitudes& seen) {
+  const In* first = static_cast<const In*>(matrix.data) + begin * matrix.row_stride;
+  transpose_rows<S, In>(RunRows<In>{first, matrix.row_stride}, matrix.column_stride, count, dim, copy, ld, seen);
+}
+template <class S, class In>
+HEADWAY_INLINE void transpose_values(const RowSource& source, std::int64_t begin, std::int64_t count, std::int64_t dim,
+                                     typename Operands<S>::Scalar* copy, std::int64_t ld,
+                                     typename Operands<S>::Magnitudes& seen, const void** list) {
+  with_addresses<In>(source, begin, count, list, [&](const auto& rows) HEADWAY_LAMBDA {
+    transpose_rows<S, In>(rows, source.rows.column_stride, count, dim, copy, ld, seen);
+  });
 }
 
 }  // namespace

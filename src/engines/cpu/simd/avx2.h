@@ -52,6 +52,15 @@ struct Wide {
     const PaddedRow<8, Half> row = padded_row<8>(p, n);
     return _mm_load_si128(reinterpret_cast<const __m128i*>(row.elements));
   }
+  // The first n of 8 bytes.
+  template <class Byte>
+  HEADWAY_INLINE static __m128i load_bytes(const Byte* p, int n) {
+    if (n == 8) {
+      return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    }
+    const PaddedRow<8, Byte> row = padded_row<8>(p, n);
+    return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row.elements));
+  }
 };
 
 struct F32 : Wide {
@@ -98,6 +107,18 @@ struct F32 : Wide {
   HEADWAY_INLINE static Vector load_first(const float16* p, int n) { return _mm256_cvtph_ps(load_halves<8>(p, n)); }
   HEADWAY_INLINE static Vector load_first(const bfloat16* p, int n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_halves<8>(p, n)), 16));
+  }
+  HEADWAY_INLINE static Vector load_first(const int8* p, int n) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_bytes(p, n)));
+  }
+  // As the half numbers with the same bits in front, which are 2^8 times smaller.
+  HEADWAY_INLINE static Vector load_first(const float8* p, int n) {
+    const __m128i wide = _mm_cvtepu8_epi16(load_bytes(p, n));
+    const __m128i magnitude = _mm_and_si128(wide, _mm_set1_epi16(0x7f));
+    const __m128i sign = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x80)), 8);
+    const __m128i nan = _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7e00));
+    const __m128i half = _mm_or_si128(_mm_or_si128(sign, nan), _mm_slli_epi16(magnitude, 7));
+    return _mm256_cvtph_ps(half) * set(0x1p8f);
   }
   HEADWAY_INLINE static void store_first(float* p, int n, Vector x) {
     n == lanes ? _mm256_storeu_ps(p, x) : _mm256_maskstore_ps(p, first_words(n), x);

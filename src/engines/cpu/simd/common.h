@@ -17,12 +17,19 @@
 namespace headway::cpu {
 namespace {
 
-// Storage of half types; conversions belong to the vocabularies.
+// Storage of short types; conversions belong to the vocabularies. 8-bit numbers, int8 and float8 (e4m3), are those of
+// quantised rows.
 struct bfloat16 {
   std::uint16_t bits;
 };
 struct float16 {
   std::uint16_t bits;
+};
+struct int8 {
+  std::int8_t bits;
+};
+struct float8 {
+  std::uint8_t bits;
 };
 
 // ---- What vocabularies without an instruction for it share ----

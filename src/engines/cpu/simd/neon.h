@@ -55,6 +55,30 @@ struct Wide {
   HEADWAY_INLINE static float32x4_t load_floats(const bfloat16* p, int n) {
     return vreinterpretq_f32_u32(vshll_n_u16(load_halves(p, n), 16));
   }
+  // The first n of 4 bytes, with zeros behind them.
+  template <class Byte>
+  HEADWAY_INLINE static uint8x8_t load_bytes(const Byte* p, int n) {
+    std::uint64_t bytes = 0;
+    if (n == 4) {
+      std::memcpy(&bytes, p, 4);
+    } else {
+      std::memcpy(&bytes, p, static_cast<std::size_t>(n));
+    }
+    return vcreate_u8(bytes);
+  }
+  HEADWAY_INLINE static float32x4_t load_floats(const int8* p, int n) {
+    const int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(load_bytes(p, n)));
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+  }
+  // As the half numbers with the same bits in front, which are 2^8 times smaller.
+  HEADWAY_INLINE static float32x4_t load_floats(const float8* p, int n) {
+    const uint16x4_t wide = vget_low_u16(vmovl_u8(load_bytes(p, n)));
+    const uint16x4_t magnitude = vand_u16(wide, vdup_n_u16(0x7f));
+    const uint16x4_t sign = vshl_n_u16(vand_u16(wide, vdup_n_u16(0x80)), 8);
+    const uint16x4_t nan = vand_u16(vceq_u16(magnitude, vdup_n_u16(0x7f)), vdup_n_u16(0x7e00));
+    const uint16x4_t half = vorr_u16(vorr_u16(sign, nan), vshl_n_u16(magnitude, 7));
+    return vmulq_n_f32(vcvt_f32_f16(vreinterpret_f16_u16(half)), 0x1p8f);
+  }
   template <class T, class V>
   HEADWAY_INLINE static void store_part(T* p, int n, V x) {
     if (n * sizeof(T) == sizeof(V)) {

@@ -22,6 +22,17 @@ HEADWAY_INLINE float to_float(float16 x) {
   const float scaled = __builtin_bit_cast(float, magnitude) * 0x1p112f;
   return __builtin_bit_cast(float, sign | __builtin_bit_cast(std::uint32_t, scaled));
 }
+HEADWAY_INLINE float to_float(int8 x) { return x.bits; }
+HEADWAY_INLINE float to_float(float8 x) {
+  const std::uint32_t sign = (x.bits & 0x80u) << 24;
+  const std::uint32_t magnitude = x.bits & 0x7fu;
+  if (magnitude == 0x7fu) {
+    return __builtin_bit_cast(float, sign | 0x7fc00000u);
+  }
+  const float value = magnitude < 8 ? static_cast<float>(magnitude) * 0x1p-9f
+                                    : __builtin_bit_cast(float, (magnitude << 20) + ((127u - 7u) << 23));
+  return __builtin_bit_cast(float, sign | __builtin_bit_cast(std::uint32_t, value));
+}
 
 // To nearest even, denormals kept; a NaN keeps its upper bits and becomes quiet.
 HEADWAY_INLINE float16 to_float16(float x) {

@@ -1,0 +1,108 @@
+// Rows of K or V in the type that they are stored in, as decode reads them: features in lanes, each converted to the
+// compute type on its way into a register. 8-bit rows take their scale there too.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "engines/cpu/kernel/row_source.h"
+#include "engines/cpu/kernel/tile.h"
+#include "engines/cpu/simd/common.h"
+
+namespace headway::cpu {
+namespace {
+
+template <class In>
+constexpr bool is_scaled = std::is_same_v<In, int8> || std::is_same_v<In, float8>;
+
+// Consecutive in d, `ld` elements apart.
+template <class In, bool scaled = is_scaled<In>>
+struct StoredRows {
+  const In* data;
+  std::int64_t ld;
+
+  HEADWAY_INLINE StoredRows from(std::int64_t row) const { return {data + row * ld, ld}; }
+  // What the elements of a row are multiplied by.
+  template <class S>
+  HEADWAY_INLINE typename S::Vector scaled_part(std::int64_t, typename S::Vector x) const {
+    return x;
+  }
+};
+
+template <class In>
+struct StoredRows<In, true> {
+  const In* data;
+  std::int64_t ld;
+  const float* scales;
+  std::int64_t scale_ld;
+
+  HEADWAY_INLINE StoredRows from(std::int64_t row) const {
+    return {data + row * ld, ld, scales + row * scale_ld, scale_ld};
+  }
+  template <class S>
+  HEADWAY_INLINE typename S::Vector scaled_part(std::int64_t row, typename S::Vector x) const {
+    return x * S::set(scales[row * scale_ld]);
+  }
+};
+
+// The run of a source that begins at a row.
+template <class In>
+HEADWAY_INLINE StoredRows<In> rows_in_place(const RowSource& source, std::int64_t begin) {
+  const Matrix run = run_at<In>(source, begin);
+  const auto* data = static_cast<const In*>(run.data);
+  if constexpr (is_scaled<In>) {
+    const Slot at = slot_of(source, begin);
+    return {data, run.row_stride, source.scales + at.page * source.scale_page_stride + at.slot * source.scale_stride,
+            source.scale_stride};
+  } else {
+    return {data, run.row_stride};
+  }
+}
+
+// What a dot product multiplies at once: a vector of the compute type or, for a vocabulary that multiplies pairs, a
+// vector of pairs. A stored row is read where it lies; behind its end are zeros.
+template <class S, class In, int fold = Operands<S>::fold>
+struct DotOperand {
+  static constexpr int size = S::lanes;
+  HEADWAY_INLINE static auto load(const In* p) { return S::load_first(p, S::lanes); }
+  HEADWAY_INLINE static auto load_part(const In* p, int count) { return S::load_first(p, count); }
+};
+
+template <class S, class In>
+struct DotOperand<S, In, 2> {
+  static constexpr int size = 2 * S::lanes;
+  using Pair = typename Operands<S>::Scalar;
+  HEADWAY_INLINE static auto load(const In* p) { return Operands<S>::load(reinterpret_cast<const Pair*>(p)); }
+  HEADWAY_INLINE static auto load_part(const In* p, int count) {
+    const PaddedRow<size, In> row = padded_row<size>(p, count);
+    return load(row.elements);
+  }
+};
+
+// One row of keys in a dot product.
+template <class S, class In, bool scaled = is_scaled<In>>
+struct KeyRow {
+  const In* data;
+
+  HEADWAY_INLINE KeyRow() = default;
+  HEADWAY_INLINE KeyRow(const StoredRows<In>& keys, std::int64_t row) : data(keys.data + row * keys.ld) {}
+  HEADWAY_INLINE auto load(std::int64_t d) const { return DotOperand<S, In>::load(data + d); }
+  HEADWAY_INLINE auto load_part(std::int64_t d, int count) const {
+    return DotOperand<S, In>::load_part(data + d, count);
+  }
+};
+
+template <class S, class In>
+struct KeyRow<S, In, true> {
+  const In* data;
+  typename S::Vector scale;
+
+  HEADWAY_INLINE KeyRow() = default;
+  HEADWAY_INLINE KeyRow(const StoredRows<In>& keys, std::int64_t row)
+      : data(keys.data + row * keys.ld), scale(S::set(keys.scales[row * keys.scale_ld])) {}
+  HEADWAY_INLINE auto load(std::int64_t d) const { return S::load_first(data + d, S::lanes) * scale; }
+  HEADWAY_INLINE auto load_part(std::int64_t d, int count) const { return S::load_first(data + d, count) * scale; }
+};
+
+}  // namespace
+}  // namespace headway::cpu

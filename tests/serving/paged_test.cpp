@@ -1,0 +1,231 @@
+// Attention over pages: what attention gives on the gathered rows, bit for bit, and within the oracle's bounds,
+// whatever the pages, the table and the rest of the batch look like.
+#include "serving/paged.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "headway/threads.h"
+
+namespace headway::test {
+namespace {
+
+class Paged : public EngineTest {
+ protected:
+  ~Paged() override { set_threads(threads_before_); }
+
+  static AttentionOptions causal(AttentionOptions options = {}) {
+    options.causal = Causal::bottom_right;
+    return options;
+  }
+
+  // Runs a batch of `queries` rows for each sequence, and every sequence alone over its gathered rows.
+  void expect_gathered(const PagedShape& shape, std::int64_t heads, std::int64_t queries,
+                       AttentionOptions options = causal(), DType query_type = DType::f32) {
+    SCOPED_TRACE(testing::Message() << "pages of " << shape.page_size << ", " << shape.type << " pages, " << query_type
+                                    << " queries, " << queries << " of them");
+    const PagedInputs inputs(shape);
+    const auto batch = static_cast<std::int64_t>(shape.lengths.size());
+    Random random(7);
+    const Tensor query = normal({batch, heads, queries, shape.head_dim}, query_type, random);
+    options = on_engine(options);
+    Tensor out = filled({batch, heads, queries, shape.value_dim}, query_type, NAN);
+    Tensor lse = filled({batch, heads, queries}, query_type == DType::f64 ? DType::f64 : DType::f32, NAN);
+    attention_paged(query, inputs.keys(), out, options, {.lse = lse});
+    for (std::int64_t b = 0; b < batch; ++b) {
+      SCOPED_TRACE(testing::Message() << "sequence " << b << " of " << shape.lengths[static_cast<std::size_t>(b)]);
+      expect_sequence(inputs, b, ConstTensorView(query).slice(0, b, b + 1), ConstTensorView(out).slice(0, b, b + 1),
+                      ConstTensorView(lse).slice(0, b, b + 1), options);
+    }
+    EXPECT_TRUE(inputs.key_pages.surroundings_intact());
+    EXPECT_TRUE(inputs.value_pages.surroundings_intact());
+  }
+
+  // query, out [1,H,Sq,..], lse [1,H,Sq] of one sequence.
+  static void expect_sequence(const PagedInputs& inputs, std::int64_t b, ConstTensorView query, ConstTensorView out,
+                              ConstTensorView lse, const AttentionOptions& options) {
+    const bool scaled = is_8bit(inputs.shape.type);
+    const Tensor as_floats = convert(query, scaled ? DType::f32 : query.dtype());
+    const Call call = gathered_call(inputs, b, as_floats, options);
+    const Results results = call.run();
+    const Tensor expected = convert(results.out, out.dtype());
+    if (options.engine == Engine::reference && out.dtype() != results.out.dtype()) {
+      // It sums in float64 and rounds that once; by way of float32 it may be the neighbouring number.
+      Array bound = read(expected);
+      for (Real& value : bound.values) value = std::fabs(value) * 0x1p-7L;
+      EXPECT_TRUE(within(out, read(expected), bound));
+    } else {
+      EXPECT_TRUE(same_bits(out, expected));
+    }
+    EXPECT_TRUE(same_bits(lse, results.lse));
+    if (!scaled || query.dtype() == DType::f32) {
+      TensorView written(const_cast<void*>(lse.data()), lse.dtype(), lse.sizes(), lse.strides());
+      expect_forward(call, out, {.lse = written});
+    }
+  }
+
+ private:
+  int threads_before_ = get_threads();
+};
+
+TEST_P(Paged, any_page_size_gives_what_gathered_rows_give) {
+  for (const DType type : float_types)
+    for (const std::int64_t page_size : {1, 2, 3, 16, 24, 64, 256}) {
+      expect_gathered({.lengths = {150, 33, 0, 1, 64, 31}, .page_size = page_size, .type = type}, 4, 1, causal(), type);
+      expect_gathered({.lengths = {300, 40, 0, 5}, .page_size = page_size, .type = type}, 4, 20, causal(), type);
+    }
+}
+
+TEST_P(Paged, several_chunks_and_blocks_of_keys_do_too) {
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const std::int64_t page_size : {3, 16, 128}) {
+      expect_gathered({.lengths = {2600, 700}, .page_size = page_size, .type = type}, 2, 2, causal(), type);
+      expect_gathered({.lengths = {1100, 520}, .page_size = page_size, .kv_heads = 1, .type = type}, 2, 70, causal(),
+                      type);
+    }
+}
+
+TEST_P(Paged, eight_bit_pages_give_what_their_rows_read_back_as_floats_give) {
+  for (const DType type : {DType::i8, DType::f8e4m3})
+    for (const DType query_type : {DType::f32, DType::bf16, DType::f16})
+      for (const std::int64_t page_size : {1, 3, 16, 64}) {
+        expect_gathered({.lengths = {150, 33, 0, 7}, .page_size = page_size, .type = type}, 4, 1, causal(), query_type);
+        expect_gathered({.lengths = {300, 600, 9}, .page_size = page_size, .type = type}, 4, 20, causal(), query_type);
+      }
+}
+
+TEST_P(Paged, options_of_attention_apply) {
+  const Tensor slopes = Tensor::of<float>({4}, {0.5F, 0.25F, 0.125F, 0.0625F});
+  const Tensor sinks = Tensor::of<float>({4}, {0.5F, -1.0F, 3.0F, 0.0F});
+  const std::vector<AttentionOptions> kinds = {
+      {},
+      {.causal = Causal::top_left},
+      {.causal = Causal::bottom_right, .window = Window{70, 0}},
+      {.window = Window{20, 10}},
+      {.causal = Causal::bottom_right, .scale = 0.3, .softcap = 2.0},
+      {.causal = Causal::bottom_right, .alibi_slopes = slopes},
+      {.causal = Causal::bottom_right, .sinks = sinks},
+      {.causal = Causal::bottom_right,
+       .window = Window{100, 0},
+       .softcap = 5.0,
+       .alibi_slopes = slopes,
+       .sinks = sinks},
+  };
+  for (const AttentionOptions& options : kinds)
+    for (const DType type : {DType::f32, DType::bf16, DType::i8})
+      for (const std::int64_t queries : {1, 3, 40})
+        expect_gathered({.lengths = {301, 18, 90}, .page_size = 16, .type = type}, 4, queries, options,
+                        type == DType::bf16 ? DType::bf16 : DType::f32);
+}
+
+TEST_P(Paged, heads_may_be_grouped_and_share_one_key_head) {
+  for (const std::int64_t kv_heads : {1, 2, 8})
+    expect_gathered({.lengths = {130, 60}, .kv_heads = kv_heads, .head_dim = 64, .value_dim = 64}, 8, 1);
+}
+
+TEST_P(Paged, sequences_may_share_pages) {
+  for (const DType type : {DType::f32, DType::i8})
+    expect_gathered({.lengths = {200, 150, 97}, .type = type, .shared_prefix = true}, 4, 2);
+}
+
+TEST_P(Paged, pages_may_have_any_strides) {
+  for (const Layout layout : {Layout::heads_inside, Layout::gaps, Layout::reversed, Layout::misaligned})
+    for (const DType type : {DType::f32, DType::bf16, DType::i8})
+      for (const std::int64_t queries : {1, 20})
+        expect_gathered({.lengths = {150, 33}, .type = type, .table_type = DType::i64, .layout = layout}, 4, queries,
+                        causal(), type == DType::bf16 ? DType::bf16 : DType::f32);
+}
+
+TEST_P(Paged, values_may_be_the_first_columns_of_the_keys) {
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const std::int64_t queries : {1, 12}) {
+      const PagedInputs inputs({.lengths = {90, 40}, .kv_heads = 1, .head_dim = 576, .value_dim = 512, .type = type});
+      PagedKeys keys = inputs.keys();
+      keys.value_pages = keys.key_pages.slice(3, 0, 512);
+      Random random(3);
+      const Tensor query = normal({2, 16, queries, 576}, type, random);
+      const Tensor out = attention_paged(query, keys, on_engine(causal()));
+      for (std::int64_t b = 0; b < 2; ++b) {
+        const ConstTensorView rows = inputs.gathered_keys[static_cast<std::size_t>(b)];
+        const Call call{
+            ConstTensorView(query).slice(0, b, b + 1), rows, rows.slice(3, 0, 512), on_engine(causal()), {}};
+        EXPECT_TRUE(same_bits(ConstTensorView(out).slice(0, b, b + 1), call.run().out));
+        expect_forward(call, ConstTensorView(out).slice(0, b, b + 1));
+      }
+    }
+}
+
+TEST_P(Paged, packed_queries_mix_prefill_and_decode) {
+  for (const DType type : {DType::f32, DType::bf16, DType::i8, DType::f8e4m3}) {
+    const DType query_type = type == DType::bf16 ? type : DType::f32;
+    const PagedInputs inputs({.lengths = {300, 150, 0, 70, 3, 33}, .page_size = 16, .type = type});
+    const std::vector<std::int64_t> counts{1, 100, 0, 8, 5, 1};  // the fifth has more queries than keys
+    const Tensor bounds = cu_seqlens(counts);
+    const std::int64_t total = 115, heads = 4;
+    Random random(11);
+    const Tensor query = normal({total, heads, 24}, query_type, random);
+    Tensor out = filled({total, heads, 20}, query_type, NAN);
+    Tensor lse = filled({heads, total}, DType::f32, NAN);
+    const AttentionOptions options = on_engine(causal({.window = Window{120, 0}}));
+    attention_paged(query, bounds, inputs.keys(), out, options, {.lse = lse});
+    EXPECT_TRUE(same_bits(out, attention_paged(query, bounds, inputs.keys(), options)));
+    std::int64_t begin = 0;
+    for (std::size_t b = 0; b < counts.size(); begin += counts[b], ++b) {
+      const auto rows = [&](ConstTensorView view) {
+        return view.slice(0, begin, begin + counts[b]).transpose(0, 1).unsqueeze(0);
+      };
+      const ConstTensorView lse_rows = ConstTensorView(lse).slice(1, begin, begin + counts[b]).unsqueeze(0);
+      expect_sequence(inputs, static_cast<std::int64_t>(b), rows(query), rows(out), lse_rows, options);
+    }
+  }
+}
+
+TEST_P(Paged, neither_threads_nor_the_batch_change_a_bit) {
+  const PagedInputs inputs({.lengths = {3000, 40, 900, 2049}, .page_size = 16, .head_dim = 64, .value_dim = 64});
+  Random random(5);
+  const Tensor query = normal({4, 4, 2, 64}, DType::f32, random);
+  set_threads(1);
+  const Tensor one = attention_paged(query, inputs.keys(), on_engine(causal()));
+  set_threads(4);
+  EXPECT_TRUE(same_bits(one, attention_paged(query, inputs.keys(), on_engine(causal()))));
+  for (std::int64_t b = 0; b < 4; ++b) {
+    PagedKeys alone = inputs.keys();
+    alone.block_table = alone.block_table.slice(0, b, b + 1);
+    alone.lengths = alone.lengths.slice(0, b, b + 1);
+    EXPECT_TRUE(same_bits(ConstTensorView(one).slice(0, b, b + 1),
+                          attention_paged(ConstTensorView(query).slice(0, b, b + 1), alone, on_engine(causal()))));
+  }
+}
+
+TEST_P(Paged, nan_in_an_allowed_key_shows_in_its_own_sequence_only) {
+  for (const std::int64_t queries : {1, 20}) {
+    PagedInputs inputs({.lengths = {100, 100}});
+    const auto page = static_cast<std::int64_t>(get(inputs.table, {1, 2}));
+    set(inputs.value_pages.view(), {page, 3, 0, 0}, NAN);
+    Random random(5);
+    const Tensor query = normal({2, 2, queries, 24}, DType::f32, random);
+    const Tensor out = attention_paged(query, inputs.keys(), on_engine({}));
+    EXPECT_TRUE(std::isnan(get(out, {1, 0, 0, 0})));
+    EXPECT_FALSE(std::isnan(get(out, {1, 1, 0, 0})));
+    EXPECT_FALSE(std::isnan(get(out, {0, 0, 0, 0})));
+    // Not in a row that may not attend to it.
+    const Tensor windowed = attention_paged(query, inputs.keys(), on_engine(causal({.window = Window{5, 0}})));
+    for (const Real value : read(windowed).values) EXPECT_FALSE(std::isnan(value));
+  }
+}
+
+TEST_P(Paged, sizes_of_zero_are_legal) {
+  const PagedInputs none({.lengths = {}});
+  EXPECT_EQ(attention_paged(Tensor({0, 2, 3, 24}), none.keys(), on_engine(causal())).elements(), 0);
+  const PagedInputs inputs({.lengths = {20, 0}});
+  EXPECT_EQ(attention_paged(Tensor({2, 2, 0, 24}), inputs.keys(), on_engine(causal())).elements(), 0);
+  const Tensor pages_k({0, 4, 2, 24}), pages_v({0, 4, 2, 20}), table({1, 0}, DType::i32), lengths({1}, DType::i32);
+  const Tensor out = attention_paged(Tensor({1, 2, 1, 24}), {pages_k, pages_v, table, lengths}, on_engine(causal()));
+  for (const Real value : read(out).values) EXPECT_EQ(value, 0);
+}
+
+ON_EVERY_HOST_ENGINE(Paged);
+
+}  // namespace
+}  // namespace headway::test
