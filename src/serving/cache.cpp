@@ -113,6 +113,38 @@ Tensor rotated(const CacheState& state, const AttendCall& call, const RowCounts&
   return result;
 }
 
+// The spans of keys that rows see where first keys are kept: those before `first`, and the window's. [B,1,Sq,2,2], packed
+// [1,1,total,2,2].
+Tensor first_and_window(const CacheState& state, const AttendCall& call, const RowCounts& rows) {
+  const bool packed = rows.packed;
+  const std::int64_t each = call.query.size(packed ? 0 : 2), sequences = std::ssize(rows.counts);
+  Tensor spans(packed ? Dims{1, 1, each, 2, 2} : Dims{sequences, 1, each, 2, 2}, DType::i64);  // 0 to 0: empty
+  const Window& window = *state.config.window;
+  const std::int64_t first = state.config.first;
+  for (std::size_t b = 0; b < call.ids.size(); ++b) {
+    const std::int64_t length = state.book.at(attend_operation, call.ids[b]).length, count = rows.counts[b];
+    const std::int64_t begin = packed ? rows.begins[b] : static_cast<std::int64_t>(b) * each;
+    for (std::int64_t i = std::max<std::int64_t>(count - length, 0); i < count; ++i) {
+      const std::int64_t position = length - count + i;
+      const bool bounded = window.right && *window.right < length - position;
+      const std::int64_t end = bounded ? position + *window.right + 1 : length;
+      auto* row = spans.as<std::int64_t>() + (begin + i) * 4;
+      row[1] = std::min(first, end);
+      row[2] = std::min(std::max(first, position - *window.left), end);
+      row[3] = end;
+    }
+  }
+  return spans;
+}
+
+// Whether some row sees keys behind a gap.
+bool needs_spans(const CacheState& state, const AttendCall& call) {
+  const KeptKeys& kept = state.book.kept();
+  return kept.left && kept.first > 0 && std::any_of(call.ids.begin(), call.ids.end(), [&](std::int64_t id) {
+    return state.book.at(attend_operation, id).length - 1 - *kept.left > kept.first;
+  });
+}
+
 // The cache's own window in the call's options.
 void add_window(const CacheState& state, const AttendCall& call, const RowCounts& rows, AttentionOptions& options) {
   if (!state.config.window) {
@@ -141,6 +173,17 @@ void attend_in(const CacheState& state, const AttendCall& call, TensorView out, 
   const RowCounts rows = query_counts(call, options);
   const Tables tables = tables_of(state, call.ids);
   add_window(state, call, rows, options);
+  std::optional<Tensor> spans;
+  if (state.config.window && state.config.first > 0) {
+    options.window->left.reset();  // up to there everything is seen
+    if (needs_spans(state, call)) {
+      if (options.spans) {
+        invalid("the cache keeps first keys beside its window: expected no spans, found some");
+      }
+      spans = first_and_window(state, call, rows);
+      options.spans = *spans;
+    }
+  }
   const PagedKeys keys{.key_pages = state.key.data,
                        .value_pages = state.value_pages(),
                        .block_table = tables.block_table,

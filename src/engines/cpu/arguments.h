@@ -14,7 +14,10 @@ ScaledAs scaled_as(DType dtype);
 // What a kernel is told about keys or values before it is told where they are: their strides, and whether they are in
 // pages.
 RowSource source_layout(const Problem& problem, const ConstTensorView& rows);
+
+// The ranges of a sequence's rows, and the spans of one of its heads.
 RangeRule range_rule(const Problem& problem, const Sequence& sequence, std::int64_t b);
+SpanLists span_lists(const Problem& problem, const Sequence& sequence, std::int64_t b, std::int64_t h);
 
 // Where row `row` of head h of batch item b lies, in a view of elements of `bytes` each: small heads are done in a
 // microsecond, so the size is looked up once for many.

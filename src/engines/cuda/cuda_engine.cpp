@@ -37,6 +37,9 @@ class CudaEngine final : public EngineBase {
     if (problem.pages) {
       return "attention over keys in pages is not on the cuda engine yet";
     }
+    if (problem.spans) {
+      return "spans are not on the cuda engine yet";
+    }
     return std::nullopt;
   }
 
