@@ -16,6 +16,7 @@
 // Those of one header, called in the order in which they stand in its file.
 void analysis_examples();
 void attention_examples();
+void cache_examples();
 void dtype_examples();
 void error_examples();
 void io_examples();
@@ -24,6 +25,7 @@ void linear_examples();
 void optimizer_examples();
 void plan_examples();
 void printable_examples();
+void rope_examples();
 void serving_examples();
 void tensor_examples();
 void threads_examples();

@@ -8,6 +8,7 @@ namespace {
 void run_all() {
   analysis_examples();
   attention_examples();
+  cache_examples();
   dtype_examples();
   error_examples();
   io_examples();
@@ -16,6 +17,7 @@ void run_all() {
   optimizer_examples();
   plan_examples();
   printable_examples();
+  rope_examples();
   serving_examples();
   tensor_examples();
   threads_examples();

@@ -5,9 +5,9 @@
 //   cache.append(id, {.key = key, .value = value});     // [1,Hkv,S,D], [1,Hkv,S,Dv]
 //   Tensor out = cache.attend(id, query);               // [1,H,Sq,D]: the last Sq tokens of the sequence
 //
-// A result is, bit for bit on the CPU, what attention gives on the sequence's keys and values in one tensor. Errors (too
-// few pages, an unknown sequence, a shape) come before anything changes. Several threads may use one cache: attend,
-// read and questions run side by side, changes one at a time.
+// A result is, bit for bit on the CPU, what attention gives on the sequence's keys and values in one tensor. Errors
+// (too few pages, an unknown sequence, a shape) come before anything changes. Several threads may use one cache:
+// attend, read and questions run side by side, changes one at a time.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,8 @@ struct KVCacheConfig {
   Device device = {};                          // host memory only, today
   CacheFormat quantize = CacheFormat::plain;   // 8 bits take f32, bf16 and f16
   std::optional<RopeConfig> rope = {};         // rotates keys when they are appended and queries in attend
-  // A query at position p sees the keys from p - window.left on, and the keys before `first`. An append first frees what
-  // no query from there on sees, but for `slack` keys more.
+  // A query at position p sees the keys from p - window.left on, and the keys before `first`. An append first frees
+  // what no query from there on sees, but for `slack` keys more.
   std::optional<Window> window = {};
   std::int64_t first = 0;
   std::int64_t slack = 0;
@@ -54,11 +54,11 @@ struct KVCacheConfig {
 // One or more sequences: an id, {a, b}, or a vector.
 class SequenceIds {
  public:
-  SequenceIds(const std::int64_t& id HEADWAY_LIFETIMEBOUND) : ids_(&id, 1) {}           // NOLINT(*-explicit-*)
+  SequenceIds(const std::int64_t& id HEADWAY_LIFETIMEBOUND) : ids_(&id, 1) {}  // NOLINT(*-explicit-*)
   SequenceIds(std::initializer_list<std::int64_t> ids) : ids_(ids.begin(), ids.size()) {}
   SequenceIds(const std::vector<std::int64_t>& ids HEADWAY_LIFETIMEBOUND) : ids_(ids) {}  // NOLINT(*-explicit-*)
-  SequenceIds(std::span<const std::int64_t> ids) : ids_(ids) {}                          // NOLINT(*-explicit-*)
-  operator std::span<const std::int64_t>() const { return ids_; }                        // NOLINT(*-explicit-*)
+  SequenceIds(std::span<const std::int64_t> ids) : ids_(ids) {}                           // NOLINT(*-explicit-*)
+  operator std::span<const std::int64_t>() const { return ids_; }                         // NOLINT(*-explicit-*)
 
  private:
   std::span<const std::int64_t> ids_;
@@ -81,8 +81,8 @@ class KVCache {
 
   const KVCacheConfig& config() const;  // as given, with value_dim filled in
   std::int64_t free_pages() const;
-  std::vector<std::int64_t> ids() const;          // of all sequences, in the order of their making
-  std::int64_t length(std::int64_t id) const;     // tokens appended and not truncated, freed ones among them
+  std::vector<std::int64_t> ids() const;       // of all sequences, in the order of their making
+  std::int64_t length(std::int64_t id) const;  // tokens appended and not truncated, freed ones among them
 
   std::int64_t add();                  // an empty sequence; its id, which is never given again
   std::int64_t fork(std::int64_t id);  // a second sequence over the same pages; a page is copied when one writes to it
@@ -92,15 +92,18 @@ class KVCache {
   // Adds tokens at the ends of the sequences, each at most once. OutOfPages if there are too few.
   void append(SequenceIds ids, const CacheRows& rows);
 
-  // Attention of queries [B,H,Sq,D], the last Sq tokens of their sequences, over all keys of these that they may see; out
-  // [B,H,Sq,Dv]. Packed: query [total,H,D] and cu_seqlens [B+1]. Options as of attention_paged; the cache's window and
-  // first keys come on top.
+  // Attention of queries [B,H,Sq,D], the last Sq tokens of their sequences, over all keys of these that they may see;
+  // out [B,H,Sq,Dv]. Packed: query [total,H,D] and cu_seqlens [B+1]. Options as of attention_paged; the cache's window
+  // and first keys come on top.
   void attend(SequenceIds ids, ConstTensorView query, TensorView out,
-              const AttentionOptions& options = paged_defaults(), const AttentionOutputs& outputs = {}) const;
-  Tensor attend(SequenceIds ids, ConstTensorView query, const AttentionOptions& options = paged_defaults(),
+              const AttentionOptions& options = {.causal = Causal::bottom_right},
+              const AttentionOutputs& outputs = {}) const;
+  Tensor attend(SequenceIds ids, ConstTensorView query,
+                const AttentionOptions& options = {.causal = Causal::bottom_right},
                 const AttentionOutputs& outputs = {}) const;
   void attend_packed(SequenceIds ids, ConstTensorView query, ConstTensorView cu_seqlens, TensorView out,
-                     const AttentionOptions& options = paged_defaults(), const AttentionOutputs& outputs = {}) const;
+                     const AttentionOptions& options = {.causal = Causal::bottom_right},
+                     const AttentionOutputs& outputs = {}) const;
 
   // The keys [Hkv,S,D] and values [Hkv,S,Dv] of tokens begin to end, as attend reads them: rotated, and from 8 bits as
   // f32. InvalidArgument if some were freed.

@@ -3,8 +3,8 @@
 // With x the first number of pair n, y the second and a = position * frequency[n]:
 //   x' = attention_factor * (x cos a - y sin a)
 //   y' = attention_factor * (y cos a + x sin a)
-// Angles, cosines and sines are computed in float64. f64 rows are rotated in float64; all others in float32, and rounded
-// once to their own type.
+// Angles, cosines and sines are computed in float64. f64 rows are rotated in float64; all others in float32, and
+// rounded once to their own type.
 #pragma once
 
 #include <cstdint>
@@ -27,9 +27,9 @@ enum class RopeScaling : std::uint8_t {
 };
 
 struct RopeConfig {
-  double base = 10000.0;                   // frequency[n] = base^(-2n / dims)
-  std::optional<std::int64_t> dims = {};   // the first dims numbers of a row are rotated, the others stay; all if absent
-  bool interleaved = false;                // pairs are (2n, 2n + 1), else (n, n + dims / 2)
+  double base = 10000.0;                  // frequency[n] = base^(-2n / dims)
+  std::optional<std::int64_t> dims = {};  // the first dims numbers of a row are rotated, the others stay; all if absent
+  bool interleaved = false;               // pairs are (2n, 2n + 1), else (n, n + dims / 2)
   RopeScaling scaling = RopeScaling::none;
   double factor = 1.0;                               // of every scaling
   std::optional<std::int64_t> original_length = {};  // dynamic, yarn, llama3: the longest text of the training

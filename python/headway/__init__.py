@@ -26,6 +26,8 @@ import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from headway import convert
+from headway._cache import KVCache
+from headway._errors import OutOfPages
 from headway._headway import (
     Plan,
     __version__,
@@ -40,8 +42,6 @@ from headway._headway import (
     mean_weights,
     weights_in,
 )
-from headway._cache import KVCache
-from headway._errors import OutOfPages
 from headway._page import Page
 from headway._plots import plot_heads, plot_row
 from headway._results import Analysis, Gradients

@@ -25,16 +25,16 @@ class KVCache:
     dtype                of keys, values and queries: "float32", "float64", "bfloat16" or "float16"
     device               None or "cpu"
     quantize             "int8" or "fp8" (e4m3): pages of 8 bits with a scale for each token and head
-    rope                 a dict of rope's base, dims, interleaved and scaling, or a scaling dict alone: keys are rotated to
-                         their positions when they are appended, queries in attend
-    window, first        (left, right), or left alone: a query at position p sees the keys from p - left on, and always the
-                         first ones. append first frees the pages that no query from there on can see
+    rope                 a dict of rope's base, dims, interleaved and scaling, or a scaling dict alone: keys are rotated
+                         to their positions when they are appended, queries in attend
+    window, first        (left, right), or left alone: a query at position p sees the keys from p - left on, and always
+                         the first ones. append first frees the pages that no query from there on can see
     slack                so many keys more are kept, for truncate
     value_in_key         values are the first so many numbers of the keys, stored once: append takes no value
 
-    A result is, bit for bit on the CPU, what attention gives on the sequence's own keys and values: in any batch, paged or
-    not, forked or not. Errors come before anything changes: OutOfPages (a MemoryError), KeyError for an unknown sequence.
-    Several threads may use one cache.
+    A result is, bit for bit on the CPU, what attention gives on the sequence's own keys and values: in any batch, paged
+    or not, forked or not. Errors come before anything changes: OutOfPages (a MemoryError), KeyError for an unknown
+    sequence. Several threads may use one cache.
 
     >>> import numpy as np, headway
     >>> cache = headway.KVCache(pages=64, page_size=16, kv_heads=2, head_dim=8)
@@ -129,8 +129,8 @@ class KVCache:
 
         ids          B of them, or one
         key, value   (B, Hkv, S, D) and (B, Hkv, S, Dv): S tokens for each
-        cu_seqlens   (B + 1,) integers: key and value are then packed, (total, Hkv, D), and sequence b gets the rows from
-                     cu_seqlens[b] to cu_seqlens[b + 1]
+        cu_seqlens   (B + 1,) integers: key and value are then packed, (total, Hkv, D), and sequence b gets the rows
+                     from cu_seqlens[b] to cu_seqlens[b + 1]
 
         >>> import numpy as np, headway
         >>> cache = headway.KVCache(pages=8, page_size=4, kv_heads=1, head_dim=2)
@@ -269,7 +269,8 @@ def _rope(rope: Any, head_dim: int) -> dict[str, Any] | None:
     scaling = given.get("scaling")
     if isinstance(scaling, Mapping) and "dynamic" in (scaling.get("rope_type"), scaling.get("type")):
         raise ValueError(
-            "KVCache: dynamic rope scaling depends on the length of the text, and keys are rotated once: expected another"
+            "KVCache: dynamic rope scaling depends on the length of the text, and keys are rotated once: "
+            "expected another"
         )
     return settings_of(
         "KVCache", head_dim, given.get("base", 10000.0), given.get("dims"), given.get("interleaved", False), scaling
@@ -279,6 +280,8 @@ def _rope(rope: Any, head_dim: int) -> dict[str, Any] | None:
 def _check_device(device: Any) -> None:
     kind = "cpu" if device is None else str(getattr(device, "type", device)).partition(":")[0]
     if kind in ("cuda", "gpu"):
-        raise NotImplementedError(f"KVCache: device is {device!r}, expected 'cpu': a cache is not on the cuda engine yet")
+        raise NotImplementedError(
+            f"KVCache: device is {device!r}, expected 'cpu': a cache is not on the cuda engine yet"
+        )
     if kind != "cpu":
         raise ValueError(f"KVCache: device is {device!r}, expected None or 'cpu'")

@@ -31,6 +31,24 @@ class Options(TypedDict, total=False):
     batch_invariant: bool
     layout: Literal["bhsd", "bshd"]
 
+class PagedOptions(TypedDict, total=False):
+    cu_seqlens_q: _Integers | None
+    key_scales: Any | None
+    value_scales: Any | None
+    causal: bool | Literal["top_left", "bottom_right"]
+    window: tuple[int | None, int | None] | None
+    query_lens: _Integers | None
+    spans: _Integers | None
+    scale: float | None
+    softcap: float | None
+    alibi_slopes: _Floats | None
+    sinks: _Floats | None
+    return_weights: Literal[False]
+    out: Any | None
+    engine: Literal["reference", "cpu", "cuda"] | None
+    batch_invariant: bool
+    layout: Literal["bhsd", "bshd"]
+
 __version__: str
 xla_handlers: dict[str, Any]  # PyCapsules, by the names that headway.jax registers
 
@@ -201,6 +219,28 @@ def attention_varlen(
     out: Any | None = None,
     **options: Unpack[Options],
 ) -> tuple[_Array, Any]: ...
+@overload
+def attention_paged(
+    query: _Array,
+    key_pages: Any,
+    value_pages: Any,
+    block_table: _Integers,
+    lengths: _Integers,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[PagedOptions],
+) -> _Array: ...
+@overload
+def attention_paged(
+    query: _Array,
+    key_pages: Any,
+    value_pages: Any,
+    block_table: _Integers,
+    lengths: _Integers,
+    *,
+    return_lse: bool,
+    **options: Unpack[PagedOptions],
+) -> Any: ...
 def attention_varlen_backward(
     grad_out: Any,
     query: Any,
@@ -286,6 +326,25 @@ class LiveView:
     ) -> None: ...
     def address(self, own_host: str) -> str: ...
     def answer(self, target: str, host: str, own_host: str) -> tuple[int, dict[str, str], bytes]: ...
+
+def rotate(x: _Array, positions: _Integers, settings: dict[str, Any], back: bool, out: Any | None) -> _Array: ...
+def rope_frequencies(head_dim: int, settings: dict[str, Any]) -> tuple[list[float], float]: ...
+
+class Cache:
+    def __init__(self, settings: dict[str, Any]) -> None: ...
+    def described(self) -> dict[str, Any]: ...
+    def free_pages(self) -> int: ...
+    def ids(self) -> list[int]: ...
+    def length(self, id: int, /) -> int: ...
+    def add(self) -> int: ...
+    def fork(self, id: int, /) -> int: ...
+    def truncate(self, id: int, length: int, /) -> None: ...
+    def remove(self, id: int, /) -> None: ...
+    def append(self, ids: _Integers, key: Any, value: Any | None, cu_seqlens: _Integers | None) -> None: ...
+    def read(self, id: int, begin: int, end: int, /) -> tuple[Any, Any]: ...
+    def save(self, path: bytes, overwrite: bool, /) -> None: ...
+    @staticmethod
+    def load(path: bytes, /) -> Cache: ...
 
 def set_threads(n: int, /) -> None: ...
 def get_threads() -> int: ...

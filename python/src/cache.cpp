@@ -168,12 +168,12 @@ void add_cache(nb::module_& module) {
              self.save(place, overwrite);
            })
       .def_static("load", [](const nb::bytes& path) { return KVCache::load(path_of(path)); });
-  add_method<call_attend>(module,
-                          Signature("KVCache.attend", {{"cache"}, {"ids"}, {"query"}},
-                                    {{"cu_seqlens"}, {"return_weights", "False"}, {"return_lse", "False"}, {"out"}},
-                                    absent_in_pages())
-                              .with_causal("'bottom_right'"),
-                          "For headway.KVCache.attend.");
+  add_method<call_attend>(
+      module,
+      Signature("KVCache.attend", {{"cache"}, {"ids"}, {"query"}},
+                {{"cu_seqlens"}, {"return_weights", "False"}, {"return_lse", "False"}, {"out"}}, absent_in_pages())
+          .with_causal("'bottom_right'"),
+      "For headway.KVCache.attend.");
 }
 
 }  // namespace headway::python

@@ -12,7 +12,8 @@ namespace {
 nb::object call_paged(const Arguments& arguments) {
   const Array key_pages(arguments.leading(1)), value_pages(arguments.leading(2));
   std::optional<Array> table, lengths, key_scales, value_scales;
-  PagedKeys keys{.key_pages = key_pages.page_view(), .value_pages = value_pages.page_view(),
+  PagedKeys keys{.key_pages = key_pages.page_view(),
+                 .value_pages = value_pages.page_view(),
                  .block_table = read_integers(arguments.leading(3), table),
                  .lengths = read_integers(arguments.leading(4), lengths)};
   const auto read_scales = [](const Argument& argument, std::optional<Array>& array,
@@ -27,14 +28,15 @@ nb::object call_paged(const Arguments& arguments) {
   PagedCall call(arguments, arguments.leading(0),
                  {arguments.own(0), arguments.own(3), arguments.own(4), arguments.own(5)});
   const std::int64_t width = keys.value_pages.rank() == 0 ? 0 : keys.value_pages.size(-1);
-  return call.run(arguments, width, [&](ConstTensorView query, std::optional<ConstTensorView> bounds, TensorView out,
-                                        const AttentionOutputs& outputs) {
-    if (bounds) {
-      attention_paged(query, *bounds, keys, out, call.options.values, outputs);
-    } else {
-      attention_paged(query, keys, out, call.options.values, outputs);
-    }
-  });
+  return call.run(arguments, width,
+                  [&](ConstTensorView query, std::optional<ConstTensorView> bounds, TensorView out,
+                      const AttentionOutputs& outputs) {
+                    if (bounds) {
+                      attention_paged(query, *bounds, keys, out, call.options.values, outputs);
+                    } else {
+                      attention_paged(query, keys, out, call.options.values, outputs);
+                    }
+                  });
 }
 
 }  // namespace
@@ -45,8 +47,8 @@ PagedCall::PagedCall(const Arguments& arguments, const Argument& query, const Pa
     options.values.causal = Causal::bottom_right;
   }
   if (is_true(keywords.return_weights)) {
-    refuse<InvalidArgument>(keywords.return_weights, "is True, expected False: keys of several lengths have no weights ",
-                            "of one shape");
+    refuse<InvalidArgument>(keywords.return_weights,
+                            "is True, expected False: keys of several lengths have no weights ", "of one shape");
   }
   if (!is_absent(keywords.bounds)) {
     if (layout_ != Layout::bhsd) {
@@ -81,18 +83,18 @@ nb::object PagedCall::finish() {
 }
 
 void add_paged(nb::module_& module) {
-  add_method<call_paged>(module,
-                         Signature("attention_paged",
-                                   {{"query"}, {"key_pages"}, {"value_pages"}, {"block_table"}, {"lengths"}},
-                                   {{"cu_seqlens_q"},
-                                    {"key_scales"},
-                                    {"value_scales"},
-                                    {"return_weights", "False"},
-                                    {"return_lse", "False"},
-                                    {"out"}},
-                                   absent_in_pages())
-                             .with_causal("'bottom_right'"),
-                         docs::attention_paged);
+  add_method<call_paged>(
+      module,
+      Signature("attention_paged", {{"query"}, {"key_pages"}, {"value_pages"}, {"block_table"}, {"lengths"}},
+                {{"cu_seqlens_q"},
+                 {"key_scales"},
+                 {"value_scales"},
+                 {"return_weights", "False"},
+                 {"return_lse", "False"},
+                 {"out"}},
+                absent_in_pages())
+          .with_causal("'bottom_right'"),
+      docs::attention_paged);
 }
 
 }  // namespace headway::python

@@ -32,8 +32,8 @@ nb::object rotate(nb::handle x, nb::handle positions, const nb::dict& settings, 
   std::optional<Output> out;
   if (given_out.is_none()) {
     if (view.device() != Device{}) {
-      throw Unsupported(text(operation, ": expected host memory, found ", view.device(),
-                             ": rope is not on the cuda engine yet"));
+      throw Unsupported(
+          text(operation, ": expected host memory, found ", view.device(), ": rope is not on the cuda engine yet"));
     }
     out.emplace(out_argument, array, view.dtype(), view.sizes());
   } else {

@@ -1,5 +1,5 @@
-// Shapes of results. They are computed before the call is checked, so they must stand any rank: what does not fit then gets
-// an empty result, and the check, which looks at the inputs first, refuses the inputs.
+// Shapes of results. They are computed before the call is checked, so they must stand any rank: what does not fit then
+// gets an empty result, and the check, which looks at the inputs first, refuses the inputs.
 #pragma once
 
 #include "errors.h"
@@ -14,7 +14,9 @@ inline Dims with_last(Dims sizes, std::int64_t last) {
   return sizes;
 }
 
-inline std::int64_t from_end(const Dims& sizes, int back) { return sizes.size() < back ? 0 : sizes[sizes.size() - back]; }
+inline std::int64_t from_end(const Dims& sizes, int back) {
+  return sizes.size() < back ? 0 : sizes[sizes.size() - back];
+}
 
 // [.., Sq, Dv]
 inline Dims out_sizes(const Dims& query, const Dims& value) { return with_last(query, from_end(value, 1)); }

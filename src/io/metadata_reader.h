@@ -46,7 +46,8 @@ class MetadataReader {
     Number number{};
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
     if (error != std::errc{} || end != digits.data() + digits.size()) {
-      refuse("expected ", key, std::is_integral_v<Number> ? " to be an integer" : " to be a number", ", found \"", shortened(digits), "\"");
+      refuse("expected ", key, std::is_integral_v<Number> ? " to be an integer" : " to be a number", ", found \"",
+             shortened(digits), "\"");
     }
     return number;
   }

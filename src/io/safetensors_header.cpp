@@ -16,9 +16,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr TypeName types[] = {{"F32", DType::f32}, {"F64", DType::f64}, {"BF16", DType::bf16}, {"F16", DType::f16},
-                              {"BOOL", DType::b8}, {"I32", DType::i32}, {"I64", DType::i64}, {"I8", DType::i8},
-                              {"F8_E4M3", DType::f8e4m3}};
+constexpr TypeName types[] = {{"F32", DType::f32}, {"F64", DType::f64}, {"BF16", DType::bf16},
+                              {"F16", DType::f16}, {"BOOL", DType::b8}, {"I32", DType::i32},
+                              {"I64", DType::i64}, {"I8", DType::i8},   {"F8_E4M3", DType::f8e4m3}};
 
 // Parses JSON one token at a time. No tree is built, so a hostile header costs little more than its own size; nesting
 // is refused at the first superfluous bracket; and a repeated key is noticed, which a tree would have merged.

@@ -37,8 +37,8 @@ Metadata metadata_of(const MultiHeadAttentionConfig& config) {
 
 MultiHeadAttentionConfig read_config(const MetadataReader& reader) {
   if (reader.value(kind_key) != layer_kind) {
-    reader.refuse("expected ", kind_key, " to be ", layer_kind, ", found \"", MetadataReader::shortened(reader.value(kind_key)),
-                  "\"");
+    reader.refuse("expected ", kind_key, " to be ", layer_kind, ", found \"",
+                  MetadataReader::shortened(reader.value(kind_key)), "\"");
   }
   MultiHeadAttentionConfig config;
   for_each_integer(config, [&](const char* key, auto& number) {

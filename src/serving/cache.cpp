@@ -46,8 +46,7 @@ void check_query(const CacheState& state, const AttendCall& call) {
 // The queries of each sequence: of padded rows, query_lens says how many.
 RowCounts query_counts(const AttendCall& call, const AttentionOptions& options) {
   const bool packed = call.cu_seqlens.has_value();
-  RowCounts rows =
-      count_rows(attend_operation, call.ids.size(), call.query.size(packed ? 0 : 2), call.cu_seqlens);
+  RowCounts rows = count_rows(attend_operation, call.ids.size(), call.query.size(packed ? 0 : 2), call.cu_seqlens);
   if (options.query_lens) {
     const ConstTensorView& lens = *options.query_lens;
     if (!is_integer(lens.dtype()) || lens.sizes() != Dims{static_cast<std::int64_t>(call.ids.size())} ||
@@ -113,8 +112,8 @@ Tensor rotated(const CacheState& state, const AttendCall& call, const RowCounts&
   return result;
 }
 
-// The spans of keys that rows see where first keys are kept: those before `first`, and the window's. [B,1,Sq,2,2], packed
-// [1,1,total,2,2].
+// The spans of keys that rows see where first keys are kept: those before `first`, and the window's. [B,1,Sq,2,2],
+// packed [1,1,total,2,2].
 Tensor first_and_window(const CacheState& state, const AttendCall& call, const RowCounts& rows) {
   const bool packed = rows.packed;
   const std::int64_t each = call.query.size(packed ? 0 : 2), sequences = std::ssize(rows.counts);
@@ -141,8 +140,8 @@ Tensor first_and_window(const CacheState& state, const AttendCall& call, const R
 bool needs_spans(const CacheState& state, const AttendCall& call) {
   const KeptKeys& kept = state.book.kept();
   return kept.left && kept.first > 0 && std::any_of(call.ids.begin(), call.ids.end(), [&](std::int64_t id) {
-    return state.book.at(attend_operation, id).length - 1 - *kept.left > kept.first;
-  });
+           return state.book.at(attend_operation, id).length - 1 - *kept.left > kept.first;
+         });
 }
 
 // The cache's own window in the call's options.
@@ -184,13 +183,13 @@ void attend_in(const CacheState& state, const AttendCall& call, TensorView out, 
       options.spans = *spans;
     }
   }
-  const PagedKeys keys{.key_pages = state.key.data,
-                       .value_pages = state.value_pages(),
-                       .block_table = tables.block_table,
-                       .lengths = tables.lengths,
-                       .key_scales = state.key.scales ? std::optional<ConstTensorView>(*state.key.scales) : std::nullopt,
-                       .value_scales = state.value_scales() ? std::optional<ConstTensorView>(*state.value_scales())
-                                                            : std::nullopt};
+  const PagedKeys keys{
+      .key_pages = state.key.data,
+      .value_pages = state.value_pages(),
+      .block_table = tables.block_table,
+      .lengths = tables.lengths,
+      .key_scales = state.key.scales ? std::optional<ConstTensorView>(*state.key.scales) : std::nullopt,
+      .value_scales = state.value_scales() ? std::optional<ConstTensorView>(*state.value_scales()) : std::nullopt};
   std::optional<Tensor> turned;
   if (state.rope) {
     turned = rotated(state, call, rows, tables);

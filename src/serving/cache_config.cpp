@@ -45,8 +45,8 @@ void check_types(const KVCacheConfig& config) {
     throw TypeMismatch("KVCache: quantised pages take f32, bf16 or f16, found f64");
   }
   if (config.device != Device{}) {
-    throw Unsupported(text("KVCache: expected host memory, found ", config.device, ": a cache is not on the cuda ",
-                           "engine yet"));
+    throw Unsupported(
+        text("KVCache: expected host memory, found ", config.device, ": a cache is not on the cuda ", "engine yet"));
   }
 }
 

@@ -1,6 +1,6 @@
-// A cache as a .safetensors file: its config as text in the metadata, the pages that sequences hold, renumbered from 0, and
-// for each sequence its id, length and table. Slots that hold no token are written as 0. A file is treated as hostile: its
-// tables are checked against its pages before a cache is made of them.
+// A cache as a .safetensors file: its config as text in the metadata, the pages that sequences hold, renumbered from 0,
+// and for each sequence its id, length and table. Slots that hold no token are written as 0. A file is treated as
+// hostile: its tables are checked against its pages before a cache is made of them.
 #include <mutex>
 
 #include "core/out_of_memory.h"
@@ -120,10 +120,11 @@ bool read_flag(const MetadataReader& reader, const char* key) {
 RopeConfig read_rope(const MetadataReader& reader) {
   RopeConfig rope;
   for_each_rope_field(rope, FieldReader{reader});
-  rope.scaling = reader
-                     .choice<ScalingChoice>("rope.scaling", {{RopeScaling::none}, {RopeScaling::linear},
-                                                             {RopeScaling::yarn}, {RopeScaling::llama3}})
-                     .scaling;
+  rope.scaling =
+      reader
+          .choice<ScalingChoice>(
+              "rope.scaling", {{RopeScaling::none}, {RopeScaling::linear}, {RopeScaling::yarn}, {RopeScaling::llama3}})
+          .scaling;
   rope.interleaved = read_flag(reader, "rope.interleaved");
   rope.truncate = read_flag(reader, "rope.truncate");
   return rope;
@@ -260,8 +261,7 @@ void load_sequences(const MetadataReader& reader, std::int64_t held, NamedTensor
   const Tensor ids = take_tensor(reader, tensors, "ids", {count}, DType::i64);
   const Tensor lengths = take_tensor(reader, tensors, "lengths", {count}, DType::i64);
   const Tensor freed = take_tensor(reader, tensors, "freed", {count}, DType::i64);
-  const Tensor tables =
-      take_tensor(reader, tensors, "tables", {tensors.at("tables").elements()}, DType::i32);
+  const Tensor tables = take_tensor(reader, tensors, "tables", {tensors.at("tables").elements()}, DType::i32);
   const auto entries = std::span(tables.as<std::int32_t>(), static_cast<std::size_t>(tables.elements()));
   const auto next_id = reader.number<std::int64_t>("next_id");
   std::size_t at = 0;

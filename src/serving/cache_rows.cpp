@@ -1,7 +1,7 @@
 // Tokens on their way into pages, and back: KVCache::append and KVCache::read.
 //
-// An append is one pass over its rows: each is read once, rotated (or quantised) and written into its slot. 8-bit rows go
-// through a staging buffer, since a row that 8 bits cannot hold must be refused before anything changes.
+// An append is one pass over its rows: each is read once, rotated (or quantised) and written into its slot. 8-bit rows
+// go through a staging buffer, since a row that 8 bits cannot hold must be refused before anything changes.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -30,7 +30,8 @@ void for_blocks(std::int64_t tokens, std::int64_t width, const Action& action) {
   });
 }
 
-// Keys or values as they come: rows of several sequences, each number at offset(token) + head * head_stride + d * stride.
+// Keys or values as they come: rows of several sequences, each number at offset(token) + head * head_stride + d *
+// stride.
 struct Rows {
   ConstTensorView view;
   bool packed;
@@ -74,7 +75,9 @@ struct Staged {
   Tensor scales;  // [tokens, Hkv]
 };
 
-std::int8_t nearest(float value, std::int8_t) { return static_cast<std::int8_t>(std::lrint(std::clamp(value, -127.0f, 127.0f))); }
+std::int8_t nearest(float value, std::int8_t) {
+  return static_cast<std::int8_t>(std::lrint(std::clamp(value, -127.0f, 127.0f)));
+}
 float8_e4m3 nearest(float value, float8_e4m3) { return float8_e4m3(std::clamp(value, -448.0f, 448.0f)); }
 
 // One scale for a row; that of a row of zeros is the smallest normal number, as is that of rows so small that their own
@@ -139,7 +142,8 @@ Staged stage(const CacheState& state, std::span<const std::int64_t> ids, const c
                 Tensor::uninitialized({count, heads}, DType::f32)};
   std::atomic<std::int64_t> first_bad = count * heads;
   for_blocks(count, heads * from.width(), [&](std::int64_t begin, std::int64_t end) {
-    const auto block = std::span(tokens).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
+    const auto block =
+        std::span(tokens).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
     const auto run = [&](auto element, auto stored) {
       stage_block<decltype(element), decltype(stored)>(rope, from, block, staged, first_bad);
     };
@@ -155,8 +159,8 @@ Staged stage(const CacheState& state, std::span<const std::int64_t> ids, const c
   if (first_bad != count * heads) {
     const Token& token = tokens[static_cast<std::size_t>(first_bad / heads)];
     throw InvalidArgument(text(operation, ": ", name, " of sequence ", ids[static_cast<std::size_t>(token.sequence)],
-                               ", token ", token.position, ", head ", first_bad % heads,
-                               " holds NaN or Inf, which ", headway::name(state.config.quantize), " pages cannot"));
+                               ", token ", token.position, ", head ", first_bad % heads, " holds NaN or Inf, which ",
+                               headway::name(state.config.quantize), " pages cannot"));
   }
   return staged;
 }
@@ -222,7 +226,8 @@ void write_staged(const Tensor& from, const std::vector<std::int64_t>& slots, st
 void copy_slots(const std::vector<PageCopy>& copies, Tensor& pages) {
   const std::size_t page_bytes = static_cast<std::size_t>(pages.elements() / pages.size(0)) * size_of(pages.dtype());
   for (const PageCopy& copy : copies) {
-    const std::size_t bytes = page_bytes / static_cast<std::size_t>(pages.size(1)) * static_cast<std::size_t>(copy.slots);
+    const std::size_t bytes =
+        page_bytes / static_cast<std::size_t>(pages.size(1)) * static_cast<std::size_t>(copy.slots);
     auto* data = static_cast<char*>(pages.data());
     if (bytes > 0) {
       std::memcpy(data + static_cast<std::size_t>(copy.to) * page_bytes,
@@ -272,8 +277,9 @@ void check_rows(const CacheState& state, const char* name, ConstTensorView view,
   check_cached_type(operation, name, view, state.config.dtype);
   const auto batch = static_cast<std::int64_t>(sequences);
   if (view.rank() != (packed ? 3 : 4)) {
-    throw InvalidArgument(text(operation, ": ", name, " has shape ", view.sizes(), ", expected ",
-                               packed ? "(total, heads, dim) with cu_seqlens" : "(B, heads, S, dim) without cu_seqlens"));
+    throw InvalidArgument(
+        text(operation, ": ", name, " has shape ", view.sizes(), ", expected ",
+             packed ? "(total, heads, dim) with cu_seqlens" : "(B, heads, S, dim) without cu_seqlens"));
   }
   const std::int64_t heads = state.config.kv_heads;
   const Dims expected =
@@ -329,9 +335,8 @@ namespace {
 Tensor gathered(const CacheState& state, const PagedSequence& sequence, std::int64_t begin, std::int64_t end,
                 ConstTensorView pages, const std::optional<Tensor>& scales) {
   const std::int64_t heads = pages.size(2), width = pages.size(3);
-  Tensor result = Tensor::uninitialized({heads, end - begin, width}, state.config.quantize == CacheFormat::plain
-                                                                         ? state.config.dtype
-                                                                         : DType::f32);
+  Tensor result = Tensor::uninitialized({heads, end - begin, width},
+                                        state.config.quantize == CacheFormat::plain ? state.config.dtype : DType::f32);
   for (std::int64_t position = begin; position < end; ++position) {
     const std::int64_t slot = slot_of(state.book, sequence, position), size = state.book.page_size();
     const ConstTensorView row = pages.select(0, slot / size).select(0, slot % size);  // [Hkv, width]

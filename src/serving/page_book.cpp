@@ -73,8 +73,8 @@ void PageBook::remove(std::string_view operation, std::int64_t id) {
 void PageBook::truncate(std::string_view operation, std::int64_t id, std::int64_t length) {
   const PagedSequence& found = at(operation, id);
   if (length < 0 || length > found.length) {
-    throw InvalidArgument(text(operation, ": expected a length of 0 to ", found.length, " for sequence ", id,
-                               ", found ", length));
+    throw InvalidArgument(
+        text(operation, ": expected a length of 0 to ", found.length, " for sequence ", id, ", found ", length));
   }
   if (!kept_.all_seen_are_kept(length, length, found.freed)) {
     throw InvalidArgument(text(operation, ": sequence ", id, " cannot go back to length ", length,

@@ -34,8 +34,8 @@ struct KeptKeys {
 
 struct PagedSequence {
   std::int64_t length = 0;
-  std::int64_t freed = 0;            // the tokens from `first` to here are gone; 0: none
-  std::vector<std::int32_t> pages;   // of tokens n * page_size to (n + 1) * page_size; no_page where freed
+  std::int64_t freed = 0;           // the tokens from `first` to here are gone; 0: none
+  std::vector<std::int32_t> pages;  // of tokens n * page_size to (n + 1) * page_size; no_page where freed
 };
 
 // Tokens of one page that must be copied before anything is written.
@@ -68,8 +68,8 @@ class PageBook {
   std::vector<PageCopy> append(std::string_view operation, std::span<const std::int64_t> ids,
                                std::span<const std::int64_t> counts);
 
-  // A sequence as it was saved; its pages become held once more. The caller has checked it. After the last one, what the
-  // next id is.
+  // A sequence as it was saved; its pages become held once more. The caller has checked it. After the last one, what
+  // the next id is.
   void restore(std::int64_t id, PagedSequence sequence);
   void finish_restoring(std::int64_t next_id);
   std::int64_t next_id() const { return next_id_; }

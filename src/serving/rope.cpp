@@ -1,8 +1,8 @@
 // rope and rope_backward: checks, and the loop over rows.
 //
-// A task is a block of positions: their cosines and sines are computed once, into a table that stays in cache, and every
-// head's rows at these positions are rotated with it. Rows are read and written once, which bounds the time for more
-// than a few heads; for one head the sines do.
+// A task is a block of positions: their cosines and sines are computed once, into a table that stays in cache, and
+// every head's rows at these positions are rotated with it. Rows are read and written once, which bounds the time for
+// more than a few heads; for one head the sines do.
 #include "headway/rope.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ constexpr std::int64_t parallel_elements = std::int64_t{1} << 15;  // fewer are 
 
 struct Rotated {
   const char* operation;
-  const char* input;   // names for error texts
+  const char* input;  // names for error texts
   const char* output;
   ConstTensorView x, positions;
   TensorView out;
@@ -133,8 +133,8 @@ void rotate_block(const Rotated& call, const RopePairs& pairs, const RowOffsets&
   const auto rotate = [&](auto stride, auto out_stride) {
     for (std::size_t i = 0; i < offsets.size(); ++i) {
       for (std::int64_t r = 0; r < rows; ++r) {
-        rotate_row(pairs, table.data() + r * pairs.dims(), width, x + offsets.x(i) + r * call.x.stride(rank - 2), stride,
-                   out + offsets.out(i) + r * call.out.stride(rank - 2), out_stride);
+        rotate_row(pairs, table.data() + r * pairs.dims(), width, x + offsets.x(i) + r * call.x.stride(rank - 2),
+                   stride, out + offsets.out(i) + r * call.out.stride(rank - 2), out_stride);
       }
     }
   };
@@ -168,7 +168,13 @@ void run(const Rotated& call) {
 }  // namespace
 
 void rope(ConstTensorView x, ConstTensorView positions, TensorView out, const RopeConfig& config) try {
-  run({.operation = "rope", .input = "x", .output = "out", .x = x, .positions = positions, .out = out, .config = config,
+  run({.operation = "rope",
+       .input = "x",
+       .output = "out",
+       .x = x,
+       .positions = positions,
+       .out = out,
+       .config = config,
        .back = false});
 } catch (...) {
   throw_own_error("rope");
@@ -183,8 +189,14 @@ Tensor rope(ConstTensorView x, ConstTensorView positions, const RopeConfig& conf
 }
 
 void rope_backward(ConstTensorView grad_out, ConstTensorView positions, TensorView dx, const RopeConfig& config) try {
-  run({.operation = "rope_backward", .input = "grad_out", .output = "dx", .x = grad_out, .positions = positions,
-       .out = dx, .config = config, .back = true});
+  run({.operation = "rope_backward",
+       .input = "grad_out",
+       .output = "dx",
+       .x = grad_out,
+       .positions = positions,
+       .out = dx,
+       .config = config,
+       .back = true});
 } catch (...) {
   throw_own_error("rope_backward");
 }

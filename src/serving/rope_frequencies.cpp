@@ -142,8 +142,8 @@ class Scaling {
     RopeFrequencies result{plain(config_.base), 1.0};
     for (double& frequency : result.frequencies) {
       const double turns = original * frequency / (2 * std::numbers::pi);
-      const double kept = std::clamp((turns - config_.low_freq_factor) /
-                                         (config_.high_freq_factor - config_.low_freq_factor), 0.0, 1.0);
+      const double kept = std::clamp(
+          (turns - config_.low_freq_factor) / (config_.high_freq_factor - config_.low_freq_factor), 0.0, 1.0);
       frequency = (1 - kept) * frequency / config_.factor + kept * frequency;
     }
     return result;

@@ -50,9 +50,7 @@ def test_pages_give_what_attention_gives_on_the_gathered_rows(dtype, page_size):
     for b, length in enumerate(lengths):
         one = slice(b, b + 1)
         gathered = key[one, :, :length], value[one, :, :length]
-        alone, alone_lse = headway.attention(
-            query[one], *gathered, causal="bottom_right", **options, return_lse=True
-        )
+        alone, alone_lse = headway.attention(query[one], *gathered, causal="bottom_right", **options, return_lse=True)
         assert np.array_equal(out[one], alone) and np.array_equal(lse[one], alone_lse)
         answer = oracle.attention(query[one], *gathered, causal="bottom_right", **options)
         assert np.allclose(out[one].astype(float), answer.out, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
@@ -357,7 +355,9 @@ def test_eight_bits_are_within_their_bound(quantize, dtype):
     read = cache.read(0)
     for rows, back in zip((key, value), read):
         largest = np.abs(rows.astype(float)).max(-1, keepdims=True)
-        step = largest / 254 if quantize == "int8" else np.maximum(np.abs(rows.astype(float)) / 16, largest / 448 / 1024)
+        step = (
+            largest / 254 if quantize == "int8" else np.maximum(np.abs(rows.astype(float)) / 16, largest / 448 / 1024)
+        )
         assert back.dtype == np.float32 and (np.abs(back - rows[0].astype(float)) <= step[0] * 1.0001).all()
     query = random(rng, (1, 4, 3, 8), dtype)
     out = cache.attend(0, query)
@@ -412,7 +412,11 @@ def test_torch_tensors_in_a_cache():
         (lambda c, row: c.append([0, 0], *row), ValueError, "expected each sequence once, found 0 twice"),
         (lambda c, row: c.append(["a", "b"], *row), TypeError, "ids"),
         (lambda c, row: c.append([0], *row), ValueError, r"key has shape \(2, 2, 1, 8\), expected \(1, 2, 1, 8\)"),
-        (lambda c, row: c.append([0, 1], row[0].astype(float), row[1]), TypeError, "key has type f64, the cache has f32"),
+        (
+            lambda c, row: c.append([0, 1], row[0].astype(float), row[1]),
+            TypeError,
+            "key has type f64, the cache has f32",
+        ),
         (lambda c, row: c.append([0, 1], row[0]), ValueError, "expected a value, found none"),
         (lambda c, row: c.append([0], row[0], row[1], cu_seqlens=[0, 1]), ValueError, "with cu_seqlens"),
         (lambda c, row: c.attend([0], row[0]), ValueError, "query has batch 2, expected 1"),
@@ -492,3 +496,21 @@ def test_threads_share_a_cache():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_rope_in_torch_has_gradients_of_every_order():
+    torch = pytest.importorskip("torch")
+    import headway.torch
+
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+    def turn(x):
+        return headway.torch.rope(x, torch.arange(5), interleaved=True, scaling=scaling)
+
+    x = torch.randn(2, 3, 5, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(turn, x) and torch.autograd.gradgradcheck(turn, x)
+    assert np.array_equal(
+        turn(x).detach(), headway.rope(x.detach().numpy(), range(5), interleaved=True, scaling=scaling)
+    )
+    with pytest.raises(TypeError, match="^rope: x is a list, expected a torch.Tensor"):
+        headway.torch.rope([1.0], [0])

@@ -108,6 +108,9 @@ GROUPED = SIZES | {"num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "
 DECODERS = {
     "Llama": GROUPED,
     "Mistral": GROUPED | {"sliding_window": 5},
+    "Qwen3": GROUPED,
+    "Gemma3": GROUPED | {"sliding_window": 5, "query_pre_attn_scalar": 8},
+    "GPT2": {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2},
     "Gemma2": GROUPED | {"sliding_window": 5, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8},
     "GptOss": GROUPED | {"sliding_window": 4, "num_local_experts": 2, "num_experts_per_tok": 1},
 }
@@ -115,8 +118,10 @@ DECODERS = {
 
 def causal_model(transformers, name):
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**DECODERS[name])
-    model = getattr(transformers, f"{name}ForCausalLM")._from_config(config, attn_implementation="eager")
+    config = getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(name, f"{name}Config"))(**DECODERS[name])
+    model = getattr(transformers, {"GPT2": "GPT2LMHeadModel"}.get(name, f"{name}ForCausalLM"))._from_config(
+        config, attn_implementation="eager"
+    )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     return model
@@ -141,6 +146,78 @@ def test_decoders_write_the_same_tokens(one_thread, transformers, name):  # noqa
         results[implementation] = (*logits, tokens)
     for one, other in zip(*results.values()):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+WAYS = {
+    "greedy": {},
+    "sampled": {"do_sample": True, "top_k": 20},
+    "beams": {"num_beams": 3},
+    "prompt lookup": {"prompt_lookup_num_tokens": 3},
+    "static cache": {"cache_implementation": "static"},
+    "no cache": {"use_cache": False},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("padding", ["left", "right", "none"])
+def test_every_way_to_generate_writes_the_same_tokens(one_thread, transformers, name, padding):  # noqa: F811
+    model = causal_model(transformers, name).eval().double()  # so that no near tie decides between two tokens
+    prompt = torch.randint(3, 96, (2, 9))
+    mask = torch.ones_like(prompt)
+    if padding != "none":
+        mask[1, slice(0, 3) if padding == "left" else slice(6, 9)] = 0
+    for way, options in WAYS.items():
+        if way == "prompt lookup" and padding != "none":
+            continue  # one sequence at a time, without padding
+        one = slice(0, 1) if way == "prompt lookup" else slice(None)
+        tokens = {}
+        for implementation in ("eager", "headway"):
+            model.set_attn_implementation(implementation)
+            torch.manual_seed(1)
+            given = {"do_sample": False, "max_new_tokens": 10, "eos_token_id": None, "pad_token_id": 0, **options}
+            given |= {"disable_compile": True} if way == "static cache" else {}
+            tokens[implementation] = model.generate(prompt[one], attention_mask=mask[one], **given)
+        assert torch.equal(*tokens.values()), way
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_assistant_writes_the_same_tokens(one_thread, transformers):  # noqa: F811
+    model, assistant = causal_model(transformers, "Llama").eval(), causal_model(transformers, "Llama").eval()
+    torch.nn.init.normal_(assistant.lm_head.weight, std=0.3)
+    prompt = torch.randint(3, 96, (1, 9))
+    tokens = []
+    for implementation in ("eager", "headway"):
+        model.set_attn_implementation(implementation)
+        assistant.set_attn_implementation(implementation)
+        given = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None}
+        tokens.append(model.generate(prompt, assistant_model=assistant, **given))
+    assert torch.equal(*tokens)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["Llama", "Mistral"])
+def test_continuous_batching_writes_the_same_tokens(one_thread, transformers, name):  # noqa: F811
+    from transformers.modeling_utils import AttentionInterface
+
+    model = causal_model(transformers, name).eval()
+    prompts = [torch.randint(3, 96, (length,)).tolist() for length in (5, 12, 3)]
+    settings = transformers.GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    theirs, calls = AttentionInterface._global_mapping["paged|eager"], []
+
+    def counted(*arguments, **options):
+        calls.append(1)
+        return headway.torch.hugging_face.attention_forward(*arguments, **options)
+
+    tokens = []
+    try:
+        for implementation in (theirs, counted):
+            AttentionInterface.register("paged|eager", implementation)
+            found = model.generate_batch(inputs=prompts, generation_config=settings)
+            tokens.append([found[key].generated_tokens for key in sorted(found)])
+    finally:
+        AttentionInterface.register("paged|eager", theirs)
+    assert tokens[0] == tokens[1] and all(len(each) == 8 for each in tokens[1]) and calls
 
 
 def gradients_of(model, loss):

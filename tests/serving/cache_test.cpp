@@ -25,8 +25,8 @@ Sequence random_sequence(KVCache& cache, std::int64_t tokens, unsigned seed) {
 }
 
 void append(KVCache& cache, const Sequence& sequence, std::int64_t begin, std::int64_t end) {
-  cache.append(sequence.id, {.key = sequence.key.view().slice(2, begin, end),
-                             .value = sequence.value.view().slice(2, begin, end)});
+  cache.append(sequence.id,
+               {.key = sequence.key.view().slice(2, begin, end), .value = sequence.value.view().slice(2, begin, end)});
 }
 
 // attention of the reference engine over the first `length` tokens, which attention_paged runs on as well.
@@ -38,11 +38,16 @@ Tensor expected(const Sequence& sequence, std::int64_t length, ConstTensorView q
 TEST(KVCache, attend_gives_the_bits_of_attention_however_tokens_came_in) {
   for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
     for (const std::int64_t page_size : {1, 3, 16, 64}) {
-      KVCache cache({.pages = 200, .page_size = page_size, .kv_heads = kv_heads, .head_dim = dim, .value_dim = 6,
+      KVCache cache({.pages = 200,
+                     .page_size = page_size,
+                     .kv_heads = kv_heads,
+                     .head_dim = dim,
+                     .value_dim = 6,
                      .dtype = dtype});
       const Sequence at_once = random_sequence(cache, 50, 7), one_by_one = random_sequence(cache, 50, 7);
       append(cache, at_once, 0, 50);
-      for (std::int64_t begin = 0, step = 1; begin < 50; begin += step, step = std::min<std::int64_t>(step + 2, 50 - begin)) {
+      for (std::int64_t begin = 0, step = 1; begin < 50;
+           begin += step, step = std::min<std::int64_t>(step + 2, 50 - begin)) {
         append(cache, one_by_one, begin, begin + step);
       }
       for (const std::int64_t queries : {1, 5, 50}) {
@@ -69,7 +74,8 @@ TEST(KVCache, a_batch_or_a_pack_of_sequences_changes_no_bit) {
   for (int b = 0; b < 3; ++b) {
     const ConstTensorView row = query.view().slice(0, b, b + 1);
     const auto length = cache.length(ids[static_cast<std::size_t>(b)]);
-    EXPECT_TRUE(same_bits(out.view().slice(0, b, b + 1), expected(sequences[static_cast<std::size_t>(b)], length, row)));
+    EXPECT_TRUE(
+        same_bits(out.view().slice(0, b, b + 1), expected(sequences[static_cast<std::size_t>(b)], length, row)));
   }
   const Tensor packed = random_tensor({6, heads, dim}, DType::f32, 6), bounds = cu_seqlens({3, 0, 3});
   Tensor packed_out({6, heads, dim});
@@ -83,7 +89,8 @@ TEST(KVCache, a_batch_or_a_pack_of_sequences_changes_no_bit) {
 
 TEST(KVCache, packed_appends_are_appends) {
   KVCache cache({.pages = 100, .page_size = 4, .kv_heads = kv_heads, .head_dim = dim});
-  const Tensor key = random_tensor({9, kv_heads, dim}, DType::f32, 1), value = random_tensor({9, kv_heads, dim}, DType::f32, 2);
+  const Tensor key = random_tensor({9, kv_heads, dim}, DType::f32, 1),
+               value = random_tensor({9, kv_heads, dim}, DType::f32, 2);
   const std::int64_t a = cache.add(), b = cache.add();
   cache.append({a, b}, {.key = key, .value = value, .cu_seqlens = cu_seqlens({2, 7})});
   EXPECT_EQ(cache.length(a), 2);
@@ -131,8 +138,8 @@ TEST(KVCache, values_inside_of_keys_are_stored_once) {
   const std::int64_t id = cache.add();
   const Tensor key = random_tensor({1, 1, 9, 12}, DType::f32, 2), query = random_tensor({1, 4, 2, 12}, DType::f32, 3);
   cache.append(id, {.key = key});
-  EXPECT_TRUE(same_bits(cache.attend(id, query), attention(query, key, key.view().slice(3, 0, 8),
-                                                           {.causal = Causal::bottom_right})));
+  EXPECT_TRUE(same_bits(cache.attend(id, query),
+                        attention(query, key, key.view().slice(3, 0, 8), {.causal = Causal::bottom_right})));
   EXPECT_EQ(error_text<InvalidArgument>([&] { cache.append(id, {.key = key, .value = key}); }),
             "KVCache::append: expected no value, as value_in_key takes it from the key");
 }
@@ -140,8 +147,8 @@ TEST(KVCache, values_inside_of_keys_are_stored_once) {
 TEST(KVCache, keys_are_rotated_at_append_and_queries_at_attend) {
   const RopeConfig settings{.base = 100, .interleaved = true};
   for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
-    KVCache cache({.pages = 30, .page_size = 4, .kv_heads = kv_heads, .head_dim = dim, .dtype = dtype,
-                   .rope = settings});
+    KVCache cache(
+        {.pages = 30, .page_size = 4, .kv_heads = kv_heads, .head_dim = dim, .dtype = dtype, .rope = settings});
     Sequence sequence = random_sequence(cache, 20, 4);
     append(cache, sequence, 0, 6);
     append(cache, sequence, 6, 20);
@@ -179,9 +186,8 @@ TEST(KVCache, eight_bit_rows_are_within_half_a_step_of_what_came_in) {
           largest = std::max(largest, std::fabs(x[d]));
         }
         for (int d = 0; d < 16; ++d) {
-          const double step = format == CacheFormat::int8
-                                  ? largest / 254.0
-                                  : std::max(std::fabs(x[d]) / 16.0, largest / 448.0 * 0x1p-10);
+          const double step = format == CacheFormat::int8 ? largest / 254.0
+                                                          : std::max(std::fabs(x[d]) / 16.0, largest / 448.0 * 0x1p-10);
           ASSERT_LE(std::fabs(double{x[d]} - double{y[d]}), step * (1 + 1e-4)) << "row " << row;
         }
       }
@@ -194,8 +200,13 @@ TEST(KVCache, eight_bit_rows_are_within_half_a_step_of_what_came_in) {
 TEST(KVCache, eight_bit_results_are_attention_over_the_rows_read_back) {
   for (const CacheFormat format : {CacheFormat::int8, CacheFormat::fp8}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-      KVCache cache({.pages = 30, .page_size = 4, .kv_heads = kv_heads, .head_dim = dim, .dtype = dtype,
-                     .quantize = format, .rope = RopeConfig{}});
+      KVCache cache({.pages = 30,
+                     .page_size = 4,
+                     .kv_heads = kv_heads,
+                     .head_dim = dim,
+                     .dtype = dtype,
+                     .quantize = format,
+                     .rope = RopeConfig{}});
       const Sequence at_once = random_sequence(cache, 20, 7), one_by_one = random_sequence(cache, 20, 7);
       append(cache, at_once, 0, 20);
       for (std::int64_t s = 0; s < 20; ++s) {
@@ -243,7 +254,9 @@ TEST(KVCache, errors_come_before_anything_changes) {
   const Sequence first = random_sequence(cache, 40, 1), second = random_sequence(cache, 40, 2);
   append(cache, first, 0, 6);
   const Tensor before = cache.read(first.id, 0, 6).first;
-  const auto text_of = [](auto type, const auto& action) { return error_text<std::remove_pointer_t<decltype(type)>>(action); };
+  const auto text_of = [](auto type, const auto& action) {
+    return error_text<std::remove_pointer_t<decltype(type)>>(action);
+  };
   constexpr InvalidArgument* invalid = nullptr;
   constexpr TypeMismatch* mismatch = nullptr;
 
@@ -254,31 +267,50 @@ TEST(KVCache, errors_come_before_anything_changes) {
   cache.remove(gone);
   EXPECT_EQ(error_text<UnknownSequence>([&] { cache.fork(gone); }), "KVCache::fork: there is no sequence 2 any more");
   const Tensor row({2, 2, 1, 8}), wide({2, 2, 1, 9}), packed({3, 2, 8});
-  EXPECT_EQ(text_of(invalid, [&] { cache.append({first.id, first.id}, {.key = row, .value = row}); }),
+  EXPECT_EQ(text_of(invalid,
+                    [&] {
+                      cache.append({first.id, first.id}, {.key = row, .value = row});
+                    }),
             "KVCache::append: expected each sequence once, found 0 twice");
-  EXPECT_EQ(error_text<UnknownSequence>([&] { cache.append({first.id, 9}, {.key = row, .value = row}); }),
-            "KVCache::append: there is no sequence 9");
-  EXPECT_EQ(text_of(invalid, [&] { cache.append({0, 1}, {.key = wide, .value = row}); }),
-            "KVCache::append: key has shape (2, 2, 1, 9), expected (2, 2, 1, 8) for 2 sequences");
-  EXPECT_EQ(text_of(invalid, [&] { cache.append({0, 1}, {.key = row}); }),
-            "KVCache::append: expected a value, found none");
-  EXPECT_EQ(text_of(invalid, [&] { cache.append({0, 1}, {.key = packed, .value = packed}); }),
-            "KVCache::append: key has shape (3, 2, 8), expected (B, heads, S, dim) without cu_seqlens");
-  EXPECT_EQ(text_of(invalid, [&] {
-              cache.append({0, 1}, {.key = packed, .value = packed, .cu_seqlens = Tensor::of<std::int64_t>({3}, {0, 4, 3})});
+  EXPECT_EQ(error_text<UnknownSequence>([&] {
+              cache.append({first.id, 9}, {.key = row, .value = row});
             }),
+            "KVCache::append: there is no sequence 9");
+  EXPECT_EQ(text_of(invalid,
+                    [&] {
+                      cache.append({0, 1}, {.key = wide, .value = row});
+                    }),
+            "KVCache::append: key has shape (2, 2, 1, 9), expected (2, 2, 1, 8) for 2 sequences");
+  EXPECT_EQ(text_of(invalid,
+                    [&] {
+                      cache.append({0, 1}, {.key = row});
+                    }),
+            "KVCache::append: expected a value, found none");
+  EXPECT_EQ(text_of(invalid,
+                    [&] {
+                      cache.append({0, 1}, {.key = packed, .value = packed});
+                    }),
+            "KVCache::append: key has shape (3, 2, 8), expected (B, heads, S, dim) without cu_seqlens");
+  EXPECT_EQ(text_of(invalid,
+                    [&] {
+                      cache.append(
+                          {0, 1},
+                          {.key = packed, .value = packed, .cu_seqlens = Tensor::of<std::int64_t>({3}, {0, 4, 3})});
+                    }),
             "KVCache::append: cu_seqlens[2] is 3, expected numbers that go up from 0 to the 3 rows");
   const Tensor half({1, 2, 1, 8}, DType::f16);
   EXPECT_EQ(text_of(mismatch, [&] { cache.append(first.id, {.key = half, .value = half}); }),
             "KVCache::append: key has type f16, the cache has f32");
   EXPECT_EQ(text_of(mismatch, [&] { cache.attend(first.id, half); }),
             "KVCache::attend: query has type f16, the cache has f32");
-  EXPECT_EQ(text_of(invalid, [&] { cache.attend({0, 1}, Tensor({1, 2, 1, 8})); }),
+  EXPECT_EQ(text_of(invalid,
+                    [&] {
+                      cache.attend({0, 1}, Tensor({1, 2, 1, 8}));
+                    }),
             "KVCache::attend: query has batch 1, expected 2: one for each sequence");
   EXPECT_EQ(text_of(invalid, [&] { cache.truncate(first.id, 7); }),
             "KVCache::truncate: expected a length of 0 to 6 for sequence 0, found 7");
-  EXPECT_EQ(text_of(invalid, [&] { cache.attend(first.id, Tensor({1, 3, 1, 8})); }).substr(0, 17),
-            "KVCache::attend: ");
+  EXPECT_EQ(text_of(invalid, [&] { cache.attend(first.id, Tensor({1, 3, 1, 8})); }).substr(0, 17), "KVCache::attend: ");
 
   EXPECT_EQ(cache.length(first.id), 6);
   EXPECT_EQ(cache.length(second.id), 0);
@@ -299,9 +331,12 @@ TEST(KVCache, windows_do_not_go_back_past_what_they_freed) {
   EXPECT_EQ(error_text<InvalidArgument>([&] { cache.truncate(0, 20); }),
             "KVCache::truncate: sequence 0 cannot go back to length 20: the next query would see keys from 16 on, and "
             "keys 0 to 24 have been freed; slack keeps more");
-  EXPECT_EQ(error_text<InvalidArgument>([&] { cache.attend(0, Tensor({1, 2, 5, 8})); }),
-            "KVCache::attend: the first of 5 queries of sequence 0 is at position 25 and sees keys from 21 on; keys 0 to "
-            "24 have been freed");
+  EXPECT_EQ(
+      error_text<InvalidArgument>([&] {
+        cache.attend(0, Tensor({1, 2, 5, 8}));
+      }),
+      "KVCache::attend: the first of 5 queries of sequence 0 is at position 25 and sees keys from 21 on; keys 0 to "
+      "24 have been freed");
   EXPECT_EQ(error_text<InvalidArgument>([&] { cache.read(0, 0, 30); }),
             "KVCache::read: keys 0 to 24 of sequence 0 have been freed, found 0 to 30");
   cache.truncate(0, 29);  // what the last append added
@@ -310,7 +345,9 @@ TEST(KVCache, windows_do_not_go_back_past_what_they_freed) {
   KVCache roomy = filled(10);
   roomy.truncate(0, 20);
   EXPECT_EQ(error_text<InvalidArgument>([&] { roomy.truncate(0, 18); }).substr(0, 17), "KVCache::truncate");
-  EXPECT_EQ(error_text<InvalidArgument>([&] { cache.attend(0, Tensor({1, 2, 1, 8}), {.window = Window{3, 0}}); }),
+  EXPECT_EQ(error_text<InvalidArgument>([&] {
+              cache.attend(0, Tensor({1, 2, 1, 8}), {.window = Window{3, 0}});
+            }),
             "KVCache::attend: the cache has a window of its own: expected no other, found one");
 }
 
@@ -325,20 +362,30 @@ TEST(KVCache, configs_that_cannot_be_are_refused) {
   EXPECT_EQ(refused([](auto& c) { c.page_size = 0; }), "KVCache: expected page_size of 1 or more, found 0");
   EXPECT_EQ(refused([](auto& c) { c.kv_heads = 0; }), "KVCache: expected kv_heads of 1 or more, found 0");
   EXPECT_EQ(refused([](auto& c) { c.first = 2; }), "KVCache: first 2 and slack 0 need a window, found none");
-  EXPECT_EQ(refused([](auto& c) { c.window = Window{-1, 0}; }),
+  EXPECT_EQ(refused([](auto& c) {
+              c.window = Window{-1, 0};
+            }),
             "KVCache: expected a window of 0 or more to each side, or None for unlimited, found -1");
   EXPECT_EQ(refused([](auto& c) { c.dtype = DType::i32; }),
             "KVCache: expected a dtype of f32, f64, bf16 or f16, found i32");
-  EXPECT_EQ(refused([](auto& c) { c.device = {DeviceType::cuda, 0}; }),
+  EXPECT_EQ(refused([](auto& c) {
+              c.device = {DeviceType::cuda, 0};
+            }),
             "KVCache: expected host memory, found cuda:0: a cache is not on the cuda engine yet");
-  EXPECT_EQ(refused([](auto& c) { c.dtype = DType::f64; c.quantize = CacheFormat::int8; }),
+  EXPECT_EQ(refused([](auto& c) {
+              c.dtype = DType::f64;
+              c.quantize = CacheFormat::int8;
+            }),
             "KVCache: quantised pages take f32, bf16 or f16, found f64");
   EXPECT_EQ(refused([](auto& c) { c.value_in_key = 9; }),
             "KVCache: expected value_in_key of 0 to the head_dim 8, found 9");
   EXPECT_EQ(refused([](auto& c) { c.rope = RopeConfig{.scaling = RopeScaling::dynamic}; }),
             "KVCache: dynamic rope scaling depends on the length of the text, and keys are rotated once: expected "
             "another");
-  EXPECT_EQ(refused([](auto& c) { c.pages = 1 << 30; c.page_size = std::int64_t{1} << 40; }),
+  EXPECT_EQ(refused([](auto& c) {
+              c.pages = 1 << 30;
+              c.page_size = std::int64_t{1} << 40;
+            }),
             "KVCache: pages of shape (1073741824, 1099511627776, 2, 8) would have more than 2^63 bytes");
 }
 

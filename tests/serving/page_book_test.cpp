@@ -96,9 +96,7 @@ struct Model {
 class Pair {
  public:
   Pair(std::int64_t pages, std::int64_t page_size, const KeptKeys& kept, unsigned seed)
-      : book_(pages, page_size, kept),
-        slots_(static_cast<std::size_t>(pages * page_size), -1),
-        random_(seed) {
+      : book_(pages, page_size, kept), slots_(static_cast<std::size_t>(pages * page_size), -1), random_(seed) {
     model_.page_size = page_size;
     model_.kept = kept;
   }

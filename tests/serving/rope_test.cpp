@@ -141,7 +141,8 @@ TEST(Rope, errors_say_what_was_expected_and_found) {
   EXPECT_EQ(refused({.dims = 3}), "rope: expected dims even and at most the head_dim 6, found 3");
   EXPECT_EQ(refused({.dims = 8}), "rope: expected dims even and at most the head_dim 6, found 8");
   EXPECT_EQ(refused({.base = 0}), "rope: expected a finite base above 0, found 0");
-  EXPECT_EQ(refused({.scaling = RopeScaling::linear, .factor = -1}), "rope: expected a finite factor above 0, found -1");
+  EXPECT_EQ(refused({.scaling = RopeScaling::linear, .factor = -1}),
+            "rope: expected a finite factor above 0, found -1");
   EXPECT_EQ(refused({.scaling = RopeScaling::yarn}),
             "rope: the scaling needs original_length (original_max_position_embeddings), found none");
   EXPECT_EQ(refused({.scaling = RopeScaling::dynamic}),
@@ -149,7 +150,9 @@ TEST(Rope, errors_say_what_was_expected_and_found) {
   EXPECT_EQ(refused({.scaling = RopeScaling::llama3, .original_length = 10, .low_freq_factor = 4}),
             "rope: expected high_freq_factor above low_freq_factor 4, found 4");
   const auto text_of = [](auto&& action) { return error_text<InvalidArgument>(action); };
-  EXPECT_EQ(text_of([&] { rope(x, Tensor::of<std::int64_t>({3}, {0, 1, 2})); }),
+  EXPECT_EQ(text_of([&] {
+              rope(x, Tensor::of<std::int64_t>({3}, {0, 1, 2}));
+            }),
             "rope: positions has shape (3), expected (4) or (2, 4) for x (2, 4, 6)");
   EXPECT_EQ(text_of([&] { rope(Tensor({6}), positions); }), "rope: x has shape (6), expected (..., S, D)");
   Tensor out({2, 4, 8});
@@ -158,7 +161,9 @@ TEST(Rope, errors_say_what_was_expected_and_found) {
             "rope: out overlaps an input in memory");
   EXPECT_EQ(error_text<TypeMismatch>([&] { rope(x, Tensor({4})); }),
             "rope: positions has type f32, expected integers (i32 or i64)");
-  EXPECT_EQ(error_text<TypeMismatch>([&] { rope(Tensor({4, 6}, DType::i32), positions); }),
+  EXPECT_EQ(error_text<TypeMismatch>([&] {
+              rope(Tensor({4, 6}, DType::i32), positions);
+            }),
             "rope: x has type i32, expected f32, f64, bf16 or f16");
 }
 

@@ -8,7 +8,8 @@ tutorial.MultiHeadAttention         the tutorials' module, with nn.Linear W_q, W
 record                              what every attention layer of a model attends to, while it runs
 attention, attention_varlen         headway.attention and headway.attention_varlen with gradients
 activate, deactivate                torch's own scaled_dot_product_attention and varlen_attn, computed by Headway
-flash_attn_func                     flash_attn.flash_attn_func, and flash_attn_varlen_func
+flash_attn_func                     flash_attn.flash_attn_func, flash_attn_varlen_func and flash_attn_with_kvcache
+rope                                headway.rope with a gradient
 
 >>> import torch, headway.torch
 >>> x = torch.randn(2, 8, 128, 64, requires_grad=True)
@@ -26,7 +27,9 @@ try:
 except ImportError as error:
     raise ImportError("headway.torch needs PyTorch: pip install torch") from error
 
+from headway.torch._rope import rope
 from headway.torch.flash import flash_attn_func, flash_attn_varlen_func
+from headway.torch.flash_cache import flash_attn_with_kvcache
 from headway.torch.functional import attention, attention_varlen
 from headway.torch.hugging_face import register_with_transformers
 from headway.torch.multihead import MultiheadAttention
@@ -49,9 +52,11 @@ __all__ = [
     "deactivate",
     "flash_attn_func",
     "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
     "record",
     "register_with_transformers",
     "replace_attention",
     "restore_attention",
+    "rope",
     "scaled_dot_product_attention",
 ]

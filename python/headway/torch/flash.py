@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headway import _headway
 from headway.functions import renamed
 from headway.torch.functional import Window, attention, attention_varlen
 
@@ -84,6 +85,8 @@ def flash_attn_varlen_func(
     k, v          (total_k, Hkv, D)
     cu_seqlens_q  (B + 1,) integers: sequence b is the rows from cu_seqlens_q[b] to cu_seqlens_q[b + 1]; so for k and v
     alibi_slopes  (H,)
+    block_table   (B, most pages): k and v are then pages (pages, page_size, Hkv, D), cu_seqlens_k counts their keys,
+                  and there are no gradients
     returns       out (total_q, H, D); with return_attn_probs (out, lse (H, total_q), None)
 
     The other arguments are those of flash_attn_func. max_seqlen_q and max_seqlen_k are not needed and not read.
@@ -94,14 +97,33 @@ def flash_attn_varlen_func(
     >>> flash_attn_varlen_func(rows, rows, rows, starts, starts, 4, 4, causal=True).shape
     torch.Size([7, 2, 8])
     """
-    if block_table is not None:
-        raise NotImplementedError("flash_attn_varlen_func: block_table is given: paged keys are not read here")
     try:
         options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
-        results = attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, return_lse=return_attn_probs, **options)
+        if block_table is not None:
+            results = _over_pages(q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, return_attn_probs, options)
+        else:
+            results = attention_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, return_lse=return_attn_probs, **options)
     except Exception as error:
         raise _in_their_words(error, "flash_attn_varlen_func") from None
     return (*results, None) if return_attn_probs else results
+
+
+def _over_pages(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    block_table: Tensor,
+    return_lse: bool,
+    options: dict[str, Any],
+) -> Any:
+    if options.pop("dropout") != 0:
+        raise NotImplementedError("flash_attn_varlen_func: keys in pages take no dropout_p")
+    lengths = torch.as_tensor(cu_seqlens_k).diff()
+    return _headway.attention_paged(
+        q, k, v, block_table, lengths, cu_seqlens_q=cu_seqlens_q, return_lse=return_lse, **options
+    )
 
 
 def _options(
@@ -143,6 +165,7 @@ def _item_by_item(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, options: dict
 def _in_their_words(error: Exception, function: str) -> Exception:
     names = {"query": "q", "key": "k", "value": "v", "dropout": "dropout_p", "scale": "softmax_scale"}
     text = str(error)
-    if text.startswith("attention_varlen: "):
-        error = type(error)(text.replace("attention_varlen: ", "attention: ", 1))
+    for inner in ("attention_varlen: ", "attention_paged: "):
+        if text.startswith(inner):
+            error = type(error)(text.replace(inner, "attention: ", 1))
     return renamed(error, function, **names, window="window_size")
