@@ -9,8 +9,6 @@ from typing import Any
 from headway import _headway
 from headway._rope import settings_of
 
-_attend = getattr(_headway, "KVCache.attend")
-
 _DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16"}
 _ROPE_KEYS = ("base", "dims", "interleaved", "scaling")
 
@@ -161,7 +159,7 @@ class KVCache:
         >>> cache.attend(id, np.zeros((1, 4, 1, 2), np.float32))[0, :, 0, 0]
         array([3., 3., 3., 3.], dtype=float32)
         """
-        return _attend(self._cache, ids, query, **options)
+        return _headway.attend_cache(self._cache, ids, query, **options)
 
     def read(self, id: int, begin: int = 0, end: int | None = None) -> tuple[Any, Any]:
         """Keys (Hkv, S, D) and values (Hkv, S, Dv) of tokens begin to end as attend reads them, in NumPy.

@@ -31,24 +31,6 @@ class Options(TypedDict, total=False):
     batch_invariant: bool
     layout: Literal["bhsd", "bshd"]
 
-class PagedOptions(TypedDict, total=False):
-    cu_seqlens_q: _Integers | None
-    key_scales: Any | None
-    value_scales: Any | None
-    causal: bool | Literal["top_left", "bottom_right"]
-    window: tuple[int | None, int | None] | None
-    query_lens: _Integers | None
-    spans: _Integers | None
-    scale: float | None
-    softcap: float | None
-    alibi_slopes: _Floats | None
-    sinks: _Floats | None
-    return_weights: Literal[False]
-    out: Any | None
-    engine: Literal["reference", "cpu", "cuda"] | None
-    batch_invariant: bool
-    layout: Literal["bhsd", "bshd"]
-
 __version__: str
 xla_handlers: dict[str, Any]  # PyCapsules, by the names that headway.jax registers
 
@@ -219,27 +201,31 @@ def attention_varlen(
     out: Any | None = None,
     **options: Unpack[Options],
 ) -> tuple[_Array, Any]: ...
-@overload
 def attention_paged(
-    query: _Array,
+    query: Any,
     key_pages: Any,
     value_pages: Any,
     block_table: _Integers,
     lengths: _Integers,
     *,
-    return_lse: Literal[False] = False,
-    **options: Unpack[PagedOptions],
-) -> _Array: ...
-@overload
-def attention_paged(
-    query: _Array,
-    key_pages: Any,
-    value_pages: Any,
-    block_table: _Integers,
-    lengths: _Integers,
+    cu_seqlens_q: _Integers | None = None,
+    key_scales: Any | None = None,
+    value_scales: Any | None = None,
+    return_weights: Literal[False] = False,
+    return_lse: bool = False,
+    out: Any | None = None,
+    **options: Unpack[Options],
+) -> Any: ...
+def attend_cache(
+    cache: Cache,
+    ids: _Integers,
+    query: Any,
     *,
-    return_lse: bool,
-    **options: Unpack[PagedOptions],
+    cu_seqlens: _Integers | None = None,
+    return_weights: Literal[False] = False,
+    return_lse: bool = False,
+    out: Any | None = None,
+    **options: Unpack[Options],
 ) -> Any: ...
 def attention_varlen_backward(
     grad_out: Any,

@@ -173,7 +173,7 @@ void add_cache(nb::module_& module) {
       Signature("KVCache.attend", {{"cache"}, {"ids"}, {"query"}},
                 {{"cu_seqlens"}, {"return_weights", "False"}, {"return_lse", "False"}, {"out"}}, absent_in_pages())
           .with_causal("'bottom_right'"),
-      "For headway.KVCache.attend.");
+      "For headway.KVCache.attend.", "attend_cache");
 }
 
 }  // namespace headway::python

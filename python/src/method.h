@@ -23,15 +23,20 @@ PyObject* guarded(const Body& body) noexcept {
 // `signature` as Python writes it: "engines()".
 void add_method(nb::module_& module, const std::string& signature, PyCFunction function, int flags, const char* doc);
 
-// A function with the attention functions' options. Each Body is one function, with one Signature for good.
+// A function with the attention functions' options. Each Body is one function, with one Signature for good. `name` is
+// for one that has another name in the module than in error texts.
 template <nb::object (*Body)(const Arguments&)>
-void add_method(nb::module_& module, Signature&& described, const char* doc) {
+void add_method(nb::module_& module, Signature&& described, const char* doc, const char* name = nullptr) {
   static const Signature& signature = *new Signature(std::move(described));
   const auto call = [](PyObject*, PyObject* const* values, Py_ssize_t count, PyObject* keywords) -> PyObject* {
     return guarded([&] { return Body(Arguments(signature, values, count, keywords)); });
   };
   PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*) = call;
-  add_method(module, signature.python_text(), reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
+  std::string shown = signature.python_text();
+  if (name != nullptr) {
+    shown.replace(0, shown.find('('), name);
+  }
+  add_method(module, shown, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
              METH_FASTCALL | METH_KEYWORDS, doc);
 }
 

@@ -67,6 +67,30 @@ std::int64_t slot_of(const PageBook& book, const PagedSequence& sequence, std::i
   return page * book.page_size() + position % book.page_size();
 }
 
+// The cosines and sines of every token's position, [tokens, dims], where the cache rotates keys.
+struct Turns {
+  Turns(const CacheState& state, const std::vector<Token>& tokens) : pairs(*state.rope) {
+    const auto count = static_cast<std::int64_t>(tokens.size()), dims = pairs.dims();
+    table = Tensor::uninitialized({count, dims}, state.config.dtype == DType::f64 ? DType::f64 : DType::f32);
+    constexpr std::int64_t cost = 16;  // of a sine, in copied numbers
+    for_blocks(count, cost * dims, [&](std::int64_t begin, std::int64_t end) {
+      with_float_type(table.dtype(), [&](auto type) {
+        using Number = RotationType<decltype(type)>;
+        for (std::int64_t t = begin; t < end; ++t) {
+          pairs.turn(tokens[static_cast<std::size_t>(t)].position, static_cast<Number*>(table.data()) + t * dims);
+        }
+      });
+    });
+  }
+  template <class Number>
+  const Number* of(const Token& token) const {
+    return static_cast<const Number*>(table.data()) + token.row * pairs.dims();
+  }
+
+  const RopePairs& pairs;
+  Tensor table;
+};
+
 // ---- 8 bits ----
 
 // Where 8-bit rows wait until the pages are theirs.
@@ -102,20 +126,16 @@ bool quantise_row(const std::vector<float>& row, Stored* out, float* scale) {
 }
 
 template <class T, class Stored>
-void stage_block(const std::optional<RopePairs>& rope, const Rows& from, std::span<const Token> tokens, Staged& to,
+void stage_block(const Turns* turns, const Rows& from, std::span<const Token> tokens, Staged& to,
                  std::atomic<std::int64_t>& first_bad) {
   const std::int64_t heads = to.data.size(1), width = from.width();
   std::vector<float> row(static_cast<std::size_t>(width));
-  std::vector<float> cos_sin(rope ? static_cast<std::size_t>(rope->dims()) : 0);
   for (const Token& token : tokens) {
-    if (rope) {
-      rope->turn(token.position, cos_sin.data());
-    }
     for (std::int64_t h = 0; h < heads; ++h) {
       const T* source = static_cast<const T*>(from.view.data()) + from.offset(token.sequence, token.row, token.s) +
                         h * from.head_stride();
-      if (rope) {
-        rotate_row(*rope, cos_sin.data(), width, source, from.stride(), row.data(), std::int64_t{1});
+      if (turns != nullptr) {
+        rotate_row(turns->pairs, turns->of<float>(token), width, source, from.stride(), row.data(), std::int64_t{1});
       } else {
         for (std::int64_t d = 0; d < width; ++d) {
           row[static_cast<std::size_t>(d)] = converted<float>(source[d * from.stride()]);
@@ -132,11 +152,9 @@ void stage_block(const std::optional<RopePairs>& rope, const Rows& from, std::sp
 }
 
 Staged stage(const CacheState& state, std::span<const std::int64_t> ids, const char* name, const Rows& from,
-             const std::vector<Token>& tokens, bool rotated) {
+             const std::vector<Token>& tokens, const Turns* turns) {
   const auto count = static_cast<std::int64_t>(tokens.size());
   const std::int64_t heads = state.config.kv_heads;
-  static const std::optional<RopePairs> none;
-  const std::optional<RopePairs>& rope = rotated ? state.rope : none;
   const DType type = page_type(state.config);
   Staged staged{Tensor::uninitialized({count, heads, from.width()}, type),
                 Tensor::uninitialized({count, heads}, DType::f32)};
@@ -145,7 +163,7 @@ Staged stage(const CacheState& state, std::span<const std::int64_t> ids, const c
     const auto block =
         std::span(tokens).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
     const auto run = [&](auto element, auto stored) {
-      stage_block<decltype(element), decltype(stored)>(rope, from, block, staged, first_bad);
+      stage_block<decltype(element), decltype(stored)>(turns, from, block, staged, first_bad);
     };
     const auto with_stored = [&](auto element) {
       type == DType::i8 ? run(element, std::int8_t{}) : run(element, float8_e4m3{});
@@ -179,20 +197,16 @@ void copy_row(const T* from, std::int64_t stride, std::int64_t width, T* to) {
 }
 
 template <class T>
-void write_block(const std::optional<RopePairs>& rope, const Rows& from, std::span<const Token> tokens,
+void write_block(const Turns* turns, const Rows& from, std::span<const Token> tokens,
                  std::span<const std::int64_t> slots, Tensor& pages) {
   const std::int64_t heads = pages.size(2), width = pages.size(3);
-  std::vector<RotationType<T>> cos_sin(rope ? static_cast<std::size_t>(rope->dims()) : 0);
   for (std::size_t t = 0; t < tokens.size(); ++t) {
     const Token& token = tokens[t];
     const T* source = static_cast<const T*>(from.view.data()) + from.offset(token.sequence, token.row, token.s);
     T* to = static_cast<T*>(pages.data()) + slots[t] * heads * width;
-    if (rope) {
-      rope->turn(token.position, cos_sin.data());
-    }
     for (std::int64_t h = 0; h < heads; ++h, source += from.head_stride(), to += width) {
-      if (rope) {
-        rotate_row(*rope, cos_sin.data(), width, source, from.stride(), to, std::int64_t{1});
+      if (turns != nullptr) {
+        rotate_row(turns->pairs, turns->of<RotationType<T>>(token), width, source, from.stride(), to, std::int64_t{1});
       } else {
         copy_row(source, from.stride(), width, to);
       }
@@ -200,15 +214,13 @@ void write_block(const std::optional<RopePairs>& rope, const Rows& from, std::sp
   }
 }
 
-void write_plain(const CacheState& state, const Rows& from, const std::vector<Token>& tokens,
-                 const std::vector<std::int64_t>& slots, bool rotated, Tensor& pages) {
-  static const std::optional<RopePairs> none;
-  const std::optional<RopePairs>& rope = rotated ? state.rope : none;
+void write_plain(const Turns* turns, const Rows& from, const std::vector<Token>& tokens,
+                 const std::vector<std::int64_t>& slots, Tensor& pages) {
   for_blocks(static_cast<std::int64_t>(tokens.size()), pages.size(2) * pages.size(3),
              [&](std::int64_t begin, std::int64_t end) {
                const auto first = static_cast<std::size_t>(begin), count = static_cast<std::size_t>(end - begin);
                with_float_type(from.view.dtype(), [&](auto type) {
-                 write_block<decltype(type)>(rope, from, std::span(tokens).subspan(first, count),
+                 write_block<decltype(type)>(turns, from, std::span(tokens).subspan(first, count),
                                              std::span(slots).subspan(first, count), pages);
                });
              });
@@ -224,14 +236,17 @@ void write_staged(const Tensor& from, const std::vector<std::int64_t>& slots, st
 }
 
 void copy_slots(const std::vector<PageCopy>& copies, Tensor& pages) {
-  const std::size_t page_bytes = static_cast<std::size_t>(pages.elements() / pages.size(0)) * size_of(pages.dtype());
+  std::size_t slot_bytes = size_of(pages.dtype());
+  for (int axis = 2; axis < pages.rank(); ++axis) {
+    slot_bytes *= static_cast<std::size_t>(pages.size(axis));
+  }
+  const std::size_t page_bytes = static_cast<std::size_t>(pages.size(1)) * slot_bytes;
+  auto* data = static_cast<char*>(pages.data());
   for (const PageCopy& copy : copies) {
-    const std::size_t bytes =
-        page_bytes / static_cast<std::size_t>(pages.size(1)) * static_cast<std::size_t>(copy.slots);
-    auto* data = static_cast<char*>(pages.data());
-    if (bytes > 0) {
+    if (slot_bytes > 0) {
       std::memcpy(data + static_cast<std::size_t>(copy.to) * page_bytes,
-                  data + static_cast<std::size_t>(copy.from) * page_bytes, bytes);
+                  data + static_cast<std::size_t>(copy.from) * page_bytes,
+                  static_cast<std::size_t>(copy.slots) * slot_bytes);
     }
   }
 }
@@ -243,30 +258,29 @@ void copy_slots(const std::vector<PageCopy>& copies, PageStore& store) {
   }
 }
 
-// One operand of an append: keys or values.
+// One operand of an append: keys or values. What may fail happens in the constructor, before the pages are theirs.
 class Operand {
  public:
   Operand(const CacheState& state, std::span<const std::int64_t> ids, const char* name, const Rows& rows,
-          const std::vector<Token>& tokens, bool rotated)
-      : rows_(rows), rotated_(rotated) {
+          const std::vector<Token>& tokens, const Turns* turns)
+      : rows_(rows), turns_(turns) {
     if (state.config.quantize != CacheFormat::plain) {
-      staged_ = stage(state, ids, name, rows, tokens, rotated);
+      staged_ = stage(state, ids, name, rows, tokens, turns);
     }
   }
 
-  void write(const CacheState& state, const std::vector<Token>& tokens, const std::vector<std::int64_t>& slots,
-             PageStore& store) const {
+  void write(const std::vector<Token>& tokens, const std::vector<std::int64_t>& slots, PageStore& store) const {
     if (staged_) {
       write_staged(staged_->data, slots, store.data.size(2) * store.data.size(3), store.data);
       write_staged(staged_->scales, slots, store.data.size(2), *store.scales);
     } else {
-      write_plain(state, rows_, tokens, slots, rotated_, store.data);
+      write_plain(turns_, rows_, tokens, slots, store.data);
     }
   }
 
  private:
   Rows rows_;
-  bool rotated_;
+  const Turns* turns_;
   std::optional<Staged> staged_;
 };
 
@@ -309,10 +323,14 @@ void append_rows(CacheState& state, std::span<const std::int64_t> ids, const Cac
   const bool packed = rows.cu_seqlens.has_value();
   const RowCounts counts = count_rows(operation, ids.size(), rows.key.size(packed ? 0 : 2), rows.cu_seqlens);
   const std::vector<Token> tokens = tokens_of(state, ids, counts);
-  const Operand key(state, ids, "key", {rows.key, packed}, tokens, true);
+  std::optional<Turns> turns;
+  if (state.rope) {
+    turns.emplace(state, tokens);
+  }
+  const Operand key(state, ids, "key", {rows.key, packed}, tokens, turns ? &*turns : nullptr);
   std::optional<Operand> value;
   if (rows.value) {
-    value.emplace(state, ids, "value", Rows{*rows.value, packed}, tokens, false);
+    value.emplace(state, ids, "value", Rows{*rows.value, packed}, tokens, nullptr);
   }
   std::vector<std::int64_t> slots(tokens.size());
 
@@ -322,10 +340,10 @@ void append_rows(CacheState& state, std::span<const std::int64_t> ids, const Cac
     slots[t] = slot_of(state.book, sequence, tokens[t].position);
   }
   copy_slots(copies, state.key);
-  key.write(state, tokens, slots, state.key);
+  key.write(tokens, slots, state.key);
   if (value) {
     copy_slots(copies, *state.value);
-    value->write(state, tokens, slots, *state.value);
+    value->write(tokens, slots, *state.value);
   }
 }
 
