@@ -147,8 +147,8 @@ class KVCache:
         query        (B, H, Sq, D) -> (B, H, Sq, Dv)
         cu_seqlens   (B + 1,) integers: query is then packed, (total, H, D)
         causal       "bottom_right" by default: a query sees the keys up to its own; False: all keys
-        window, query_lens, scale, softcap, alibi_slopes, sinks, engine, batch_invariant, layout   as for attention; a
-                     cache's own window needs no window here
+        window, spans, query_lens, scale, softcap, alibi_slopes, sinks, engine, batch_invariant, layout   as for
+                     attention; a cache's own window needs no window here
         return_lse   gives (out, lse (B, H, Sq), packed (H, total))
         out          an array to write to
 

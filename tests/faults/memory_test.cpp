@@ -138,6 +138,42 @@ TEST_F(RefusedMemory, in_packed_sequences_is_out_of_memory) {
                [&] { return bytes_of(dq) + bytes_of(dk) + bytes_of(dv); }});
 }
 
+TEST_F(RefusedMemory, in_a_cache_is_out_of_memory_and_the_cache_is_as_it_was) {
+  for (const CacheFormat format : {CacheFormat::plain, CacheFormat::int8}) {
+    KVCache cache(
+        {.pages = 40, .page_size = 4, .kv_heads = 2, .head_dim = 16, .quantize = format, .rope = RopeConfig{}});
+    const Tensor key = numbers({1, 2, 30, 16}), value = numbers({1, 2, 30, 16}, DType::f32, 2);
+    const Tensor query = numbers({1, 4, 30, 16}, DType::f32, 3);
+    const std::int64_t id = cache.add();
+    cache.append(id, {.key = key, .value = value});
+    const std::string before = bytes_of(cache.read(id, 0, 30).first);
+    Tensor out(query.sizes());
+    const auto run = [&] {
+      const std::int64_t other = cache.fork(id);
+      try {
+        try {
+          cache.append(other, {.key = key, .value = value});  // copies a page
+        } catch (const OutOfMemory&) {
+          EXPECT_EQ(cache.length(other), 30);
+          throw;
+        }
+        cache.attend(other, query, out);
+      } catch (const OutOfMemory&) {
+        cache.remove(other);
+        throw;
+      }
+      cache.remove(other);
+    };
+    refuse_each({"cache", run, [&] { return bytes_of(out); }});
+    EXPECT_EQ(bytes_of(cache.read(id, 0, 30).first), before);
+    EXPECT_EQ(cache.free_pages(), 40 - 8);
+    Tensor turned;
+    const Tensor positions = Tensor::of<std::int64_t>({2}, {3, 4});
+    refuse_each(
+        {"rope", [&] { turned = rope(query.view().slice(2, 0, 2), positions); }, [&] { return bytes_of(turned); }});
+  }
+}
+
 TEST_F(RefusedMemory, in_a_layer_is_out_of_memory) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const Tensor x = numbers({2, 70, 32}, dtype);
