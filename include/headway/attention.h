@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "headway/cxx20.h"
+#include "headway/masks.h"
 #include "headway/plan.h"
 #include "headway/tensor.h"
 
@@ -42,7 +43,7 @@ struct Window {
 using Progress = std::function<bool(double)>;
 
 struct AttentionOptions {
-  std::optional<ConstTensorView> mask = {};  // bool, broadcasts to [B,H,Sq,Sk]; true = attend
+  MaskOption mask = {};  // bool, broadcasts to [B,H,Sq,Sk]; true = attend. Or a structured mask (headway/masks.h)
   std::optional<ConstTensorView> bias = {};  // any float type, broadcasts to [B,H,Sq,Sk]; -inf forbids
   Causal causal = Causal::none;
   std::optional<Window> window = {};
