@@ -51,6 +51,13 @@ struct AttentionOptions {
   // reading them would wait for the device: the kernels clamp them to the legal range.
   std::optional<ConstTensorView> valid_lens = {};    // integers [B] or [B,Sq]: allows j < valid_lens
   std::optional<ConstTensorView> query_lens = {};    // integers [B]: rows i >= query_lens[b] are padding
+  // Structured masks: row i may see key j where begin <= j < end for one of its R spans, on top of every other mask.
+  // Integers [B|1,H|1,Sq,R,2] without the axes that the query lacks; packed: [1,H|1,total_q,R,2], counted inside the
+  // sequence. Spans may be empty (begin = end), overlap and come in any order. In ascending order with gaps between
+  // them and empty ones last, they are read in place; otherwise the call sorts a copy.
+  std::optional<ConstTensorView> spans = {};
+  // Query rows that share one entry of `spans`, whose Sq axis then has ceil(Sq / span_rows) entries. 1 when packed.
+  std::int64_t span_rows = 1;
   std::optional<double> scale = {};                  // 1/sqrt(D) when absent
   std::optional<double> softcap = {};                // > 0
   std::optional<ConstTensorView> alibi_slopes = {};  // [H]: adds -slope * |i + offset - j|

@@ -5,6 +5,7 @@
 #include "core/elements.h"
 #include "core/engine.h"
 #include "core/key_range.h"
+#include "core/spans.h"
 #include "core/text.h"
 #include "core/validate.h"
 
@@ -85,6 +86,9 @@ Slice::Slice(const Problem& whole, std::int64_t b, std::int64_t h, const Rectang
     query_lens_ = std::clamp<std::int64_t>(sequence.real_queries - part.row_begin, 0, rows);
     problem_.query_lens = ConstTensorView(&query_lens_, {1});
   }
+  if (whole.spans) {
+    cut_spans(whole, b, h, part);
+  }
   const auto cut = [&](std::optional<ConstTensorView>& matrix) {
     if (matrix) {
       matrix = head_of(*matrix, b, h).slice(2, part.row_begin, part.row_end).slice(3, part.key_begin, part.key_end);
@@ -99,6 +103,21 @@ Slice::Slice(const Problem& whole, std::int64_t b, std::int64_t h, const Rectang
   };
   pick(problem_.alibi_slopes);
   pick(problem_.sinks);
+}
+
+void Slice::cut_spans(const Problem& whole, std::int64_t b, std::int64_t h, const Rectangle& part) {
+  const std::int64_t rows = part.row_end - part.row_begin, count = whole.spans->size(3);
+  spans_.assign(static_cast<std::size_t>(rows * count * 2), 0);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    std::int64_t* row = spans_.data() + i * count * 2;
+    for_spans_inside(whole, b, h, (part.row_begin + i) / whole.span_rows, {part.key_begin, part.key_end},
+                     [&](const KeyRange& span) {
+                       *row++ = span.begin - part.key_begin;
+                       *row++ = span.end - part.key_begin;
+                     });
+  }
+  problem_.spans = ConstTensorView(spans_.data(), {1, 1, rows, count, 2});
+  problem_.span_rows = 1;
 }
 
 void Slice::weights(TensorView weights, TensorView lse) const {

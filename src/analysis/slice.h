@@ -28,8 +28,11 @@ class Slice {
   void scores(TensorView scores) const;
 
  private:
+  void cut_spans(const Problem& whole, std::int64_t b, std::int64_t h, const Rectangle& part);
+
   Problem problem_;
   std::vector<std::int64_t> valid_lens_;  // one a row, counted from the first key of the slice
+  std::vector<std::int64_t> spans_;       // [rows,R,2], counted from the first key of the slice
   std::int64_t query_lens_ = 0;           // real rows, counted from the first row of the slice
 };
 

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "core/elements.h"
+#include "core/spans.h"
 
 namespace headway {
 namespace {
@@ -96,6 +97,25 @@ double pairs_between_corners(const Problem& problem, const Sequence& sequence, s
   return pairs;
 }
 
+// The pairs of one head of one batch item. Rows that share an entry and a range count once.
+double pairs_inside_spans(const Problem& problem, const Sequence& sequence, std::int64_t b, std::int64_t h) {
+  const bool by_row = readable(problem.valid_lens) && !problem.valid_lens_per_batch;
+  double pairs = 0;
+  for (std::int64_t i = 0; i < sequence.query_count;) {
+    const std::int64_t entry = span_entry(problem, sequence, i);
+    const std::int64_t end = problem.packed() ? i + 1 : std::min((entry + 1) * problem.span_rows, sequence.query_count);
+    const KeyRange first = key_range(problem, sequence, b, i), last = key_range(problem, sequence, b, end - 1);
+    // Both ends of a range only grow with the row; empty ones are {0, 0} wherever they are.
+    const bool shared = !by_row && first.begin == last.begin && first.end == last.end && first.begin < first.end;
+    const std::int64_t rows = shared ? end - i : 1;
+    for_spans_inside(problem, b, h, entry, first, [&](const KeyRange& part) {
+      pairs += static_cast<double>(part.end - part.begin) * static_cast<double>(rows);
+    });
+    i += rows;
+  }
+  return pairs;
+}
+
 }  // namespace
 
 double visited_pairs(const Problem& problem) {
@@ -105,6 +125,13 @@ double visited_pairs(const Problem& problem) {
   }
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const Sequence current = sequence(problem, b);
+    if (readable(problem.spans)) {
+      const bool repeats = problem.spans->stride(1) == 0;
+      for (std::int64_t h = 0; h < (repeats ? 1 : problem.heads); ++h) {
+        pairs += pairs_inside_spans(problem, current, b, h) / (repeats ? 1.0 : static_cast<double>(problem.heads));
+      }
+      continue;
+    }
     if (!readable(problem.valid_lens) || problem.valid_lens_per_batch) {
       pairs += pairs_between_corners(problem, current, b);
       continue;

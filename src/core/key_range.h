@@ -1,4 +1,5 @@
-// Causal, window, valid_lens, query_lens and packed sequences all come down to one range of keys per query row.
+// Causal, window, valid_lens, query_lens and packed sequences all come down to one range of keys per query row; spans.h
+// has the parts of it that spans leave.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +16,10 @@ HEADWAY_SHOWN RangeRule range_rule(const Problem& problem);
 // Lengths that lie on a device are not read: the sequence then has the longest that they allow.
 Sequence sequence(const Problem& problem, std::int64_t batch_index);
 
-// The keys that row i may attend to, before masks: [begin, end), begin <= end, counted inside the sequence.
+// The keys that row i may attend to, before spans and masks: [begin, end), begin <= end, counted inside the sequence.
 KeyRange key_range(const Problem& problem, const Sequence& sequence, std::int64_t batch_index, std::int64_t i);
 
-// The (query, key) pairs inside all key ranges, over all heads.
+// The (query, key) pairs inside all key ranges and spans, over all heads.
 double visited_pairs(const Problem& problem);
 
 // The offset of element (b, h, row, 0) of a [B,H,S,...] view.

@@ -33,6 +33,10 @@ std::string options_text(const Problem& problem) {
   if (problem.query_lens) {
     add("query_lens");
   }
+  if (problem.spans) {
+    add("spans (up to ", problem.spans->size(3), problem.span_rows == 1 ? " a row)" : " a block of ");
+    result += problem.span_rows == 1 ? "" : text(problem.span_rows, " rows)");
+  }
   add("scale ", problem.scale);
   if (problem.softcap) {
     add("softcap ", *problem.softcap);

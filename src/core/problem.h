@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 
@@ -35,6 +36,11 @@ struct Problem {
   std::optional<ConstTensorView> valid_lens;  // [B,Sq], stride 0 over Sq where the user gave [B]
   bool valid_lens_per_batch = false;
   std::optional<ConstTensorView> query_lens;  // [B]
+  // [B,H,entries,R,2], packed with total_q entries and batch stride 0. In host memory an entry's spans are in normal
+  // form: ascending, with a gap between neighbours, empty ones last (see spans.h).
+  std::optional<ConstTensorView> spans;
+  std::int64_t span_rows = 1;                       // query rows of an entry
+  std::shared_ptr<const Tensor> normalised_spans;   // what `spans` points to, where the user's needed a copy
   std::optional<std::int64_t> offset;         // of a part cut from a longer call; else it follows from the lengths
 
   // Score modifiers, in the order in which they apply.

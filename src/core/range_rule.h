@@ -1,5 +1,5 @@
-// The rule that gives each query row its range of keys, on plain numbers: the one copy that the host and CUDA kernels
-// share. key_range.h applies it to a Problem.
+// The rule that gives each query row its range of keys, on plain numbers: the one copy that the host, the CPU kernels and
+// the CUDA kernels share. key_range.h applies it to a Problem.
 #pragma once
 
 #include <cstdint>
@@ -54,19 +54,40 @@ HEADWAY_HOST_DEVICE inline std::int64_t alignment_offset(const RangeRule& rule, 
                                                : real_keys - sequence.real_queries;
 }
 
-// The keys that row i may attend to, before masks: [begin, end), begin <= end, counted inside the sequence. `valid_len`
-// is the row's entry of valid_lens, or the sequence's key_count.
-HEADWAY_HOST_DEVICE inline KeyRange key_range(const RangeRule& rule, const Sequence& sequence, std::int64_t i,
-                                              std::int64_t valid_len) {
-  if (i >= sequence.real_queries) {
+// The rule for one sequence, with its lengths: position = i + offset sees keys [position - left, position + right].
+struct RowRule {
+  std::int64_t keys = 0;
+  std::int64_t real_queries = 0;  // rows from here on are padding
+  std::int64_t offset = 0;
+  std::int64_t left = RangeRule::unlimited;
+  std::int64_t right = RangeRule::unlimited;
+};
+
+// The keys that row i may attend to, before spans and masks: [begin, end), begin <= end, counted inside the sequence.
+// `valid_len` is the row's entry of valid_lens, or the sequence's number of keys.
+HEADWAY_SHARED_INLINE KeyRange key_range(const RowRule& rule, std::int64_t i, std::int64_t valid_len) {
+  if (i >= rule.real_queries) {
     return {0, 0};
   }
-  const std::int64_t position = i + sequence.offset;
+  const std::int64_t position = i + rule.offset;
   std::int64_t begin = position - rule.left;
   std::int64_t end = position + rule.right + 1;
   begin = begin > 0 ? begin : 0;
-  end = end < sequence.key_count ? end : sequence.key_count;
+  end = end < rule.keys ? end : rule.keys;
   end = end < valid_len ? end : valid_len;
+  return begin < end ? KeyRange{begin, end} : KeyRange{0, 0};
+}
+
+HEADWAY_SHARED_INLINE KeyRange key_range(const RangeRule& rule, const Sequence& sequence, std::int64_t i,
+                                         std::int64_t valid_len) {
+  return key_range(RowRule{sequence.key_count, sequence.real_queries, sequence.offset, rule.left, rule.right}, i,
+                   valid_len);
+}
+
+// What two ranges have in common; empty ranges are {0, 0}.
+HEADWAY_SHARED_INLINE KeyRange common_keys(const KeyRange& a, const KeyRange& b) {
+  const std::int64_t begin = a.begin > b.begin ? a.begin : b.begin;
+  const std::int64_t end = a.end < b.end ? a.end : b.end;
   return begin < end ? KeyRange{begin, end} : KeyRange{0, 0};
 }
 

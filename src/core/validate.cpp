@@ -30,6 +30,7 @@ void check_disjoint(const Problem& problem, const Call& call, const std::vector<
   add("bias", call.options.bias);
   add("valid_lens", call.options.valid_lens);
   add("query_lens", call.options.query_lens);
+  add("spans", call.options.spans);
   add("alibi_slopes", call.options.alibi_slopes);
   add("sinks", call.options.sinks);
   add("cu_seqlens_q", call.cu_seqlens_q);

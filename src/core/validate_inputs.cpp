@@ -5,9 +5,11 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/ceil_div.h"
 #include "core/checks.h"
 #include "core/elements.h"
 #include "core/key_range.h"
+#include "core/spans.h"
 
 namespace headway {
 namespace {
@@ -250,6 +252,40 @@ void resolve_causal(Problem& problem, Causal causal) {
   }
 }
 
+// The sizes that spans broadcast to, with the axes that the query has; packed sequences share one row axis.
+Dims spans_sizes(const Problem& problem, const Layout& layout, std::int64_t spans) {
+  const std::int64_t rows = layout.packed ? problem.query.size(2) : ceil_div(problem.query_len, problem.span_rows);
+  if (layout.packed || layout.rank == 4) {
+    return {layout.packed ? 1 : problem.batch, problem.heads, rows, spans, 2};
+  }
+  return layout.rank == 3 ? Dims{problem.batch, rows, spans, 2} : Dims{rows, spans, 2};
+}
+
+void resolve_spans(Problem& problem, ConstTensorView spans, const Layout& layout) {
+  check_integers(problem, "spans", spans);
+  const int rank = spans.rank();
+  const Dims target = spans_sizes(problem, layout, rank < 3 ? 1 : spans.size(rank - 2));
+  const int axes = target.size();
+  bool fits = rank >= 3 && rank <= axes && spans.size(rank - 1) == 2 && spans.size(rank - 3) == target[axes - 3];
+  for (int axis = 0; fits && axis < rank - 3; ++axis) {
+    fits = spans.size(axis) == 1 || spans.size(axis) == target[axes - rank + axis];
+  }
+  if (!fits) {
+    invalid(problem, "spans has shape ", spans.sizes(), ", expected ", target,
+            " for any number of spans, or 1 for batch and heads",
+            problem.span_rows == 1 ? "" : text(", with span_rows ", problem.span_rows));
+  }
+  ConstTensorView placed = layout.matrix(spans.expand(target));
+  if (layout.packed) {
+    placed = placed.expand({problem.batch, target[1], target[2], target[3], 2});
+  }
+  if (on_host(spans)) {
+    take_spans(problem, placed);
+  } else {
+    problem.spans = placed;
+  }
+}
+
 void resolve_ranges(Problem& problem, const AttentionOptions& options, const Layout& layout) {
   resolve_causal(problem, options.causal);
   if (options.window) {
@@ -261,6 +297,16 @@ void resolve_ranges(Problem& problem, const AttentionOptions& options, const Lay
   }
   if (options.query_lens) {
     resolve_query_lens(problem, *options.query_lens);
+  }
+  if (options.span_rows < 1 || (problem.packed() && options.span_rows != 1)) {
+    invalid(problem, "span_rows is ", options.span_rows, ", expected 1",
+            problem.packed() ? " for packed sequences" : " or more");
+  }
+  problem.span_rows = std::clamp<std::int64_t>(options.span_rows, 1, std::max<std::int64_t>(problem.query_len, 1));
+  if (options.spans) {
+    resolve_spans(problem, *options.spans, layout);
+  } else if (options.span_rows != 1) {
+    invalid(problem, "span_rows is ", options.span_rows, ", but the call has no spans");
   }
 }
 

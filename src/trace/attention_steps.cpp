@@ -6,6 +6,7 @@
 
 #include "core/elements.h"
 #include "core/key_range.h"
+#include "core/spans.h"
 #include "core/text.h"
 #include "engines/reference/head.h"
 
@@ -194,6 +195,9 @@ class AttentionSteps {
                "Queries from there on are padding and see nothing.",
                [&](Index b, Index i, Index) { return i < sequence(problem_, b).real_queries; });
     }
+    if (problem_.spans) {
+      add_spans();
+    }
     decide_what_is_allowed();
     if (!masks_.empty()) {
       std::vector<TraceSource> sources;
@@ -210,6 +214,26 @@ class AttentionSteps {
           },
           sources);
     }
+  }
+
+  void add_spans() {
+    const bool by_item = problem_.spans->stride(0) != 0, by_head = problem_.spans->stride(1) != 0;
+    Grid grid(Extent{by_item ? sizes_.batch : 1, by_head ? sizes_.heads : 1, sizes_.rows, sizes_.columns});
+    for (Index b = 0; b < grid.extent.batch; ++b) {
+      for (Index h = 0; h < grid.extent.heads; ++h) {
+        for (Index i = 0; i < sizes_.rows; ++i) {
+          for_spans_inside(problem_, b, h, i / problem_.span_rows, {0, sizes_.columns}, [&](const KeyRange& span) {
+            for (Index j = span.begin; j < span.end; ++j) {
+              grid(b, h, i, j) = 1.0;
+            }
+          });
+        }
+      }
+    }
+    const Axes axes{.batch = by_item, .head = by_head, .row = "query", .column = "key"};
+    masks_.push_back(builder_.add({"spans", "allowed", "allowed[i,j] = begin <= j < end for a span of i",
+                                   "A query sees the keys inside its spans.", TraceKind::allowed, axes},
+                                  std::move(grid)));
   }
 
   void add_window() {

@@ -169,6 +169,7 @@ class Tracer {
         {"bias", &options_.bias},
         {"valid_lens", &options_.valid_lens},
         {"query_lens", &options_.query_lens},
+        {"spans", &options_.spans},
         {"alibi_slopes", &options_.alibi_slopes},
         {"sinks", &options_.sinks}};
     for (std::size_t n = 0; n < 3; ++n) {

@@ -27,6 +27,7 @@ HEADWAY_FUZZ_WORDS(Subject, "attention", "layer")
 HEADWAY_FUZZ_WORDS(Form, "bhsd", "bsd", "sd", "packed")
 HEADWAY_FUZZ_WORDS(Sharing, "none", "qkv", "kv", "all")
 HEADWAY_FUZZ_WORDS(Pattern, "none", "full", "random", "sparse", "rows", "columns", "tiles", "one_key", "empty")
+HEADWAY_FUZZ_WORDS(Spans, "none", "random", "prefix", "first", "documents", "blocks", "hostile")
 HEADWAY_FUZZ_WORDS(Lengths, "none", "item", "item32", "row", "row32")
 HEADWAY_FUZZ_WORDS(Numbers, "normal", "constant", "equal", "channel", "integers", "apart", "wide", "signed_zeros",
                    "denormal")
@@ -120,6 +121,8 @@ void each_field(AnyCase& one, Visit visit) {
   visit("bias_axes", one.bias_axes), visit("bias_type", one.bias_type), visit("bias_size", one.bias_size);
   visit("trimmed", one.trimmed), visit("expanded", one.expanded);
   visit("causal", one.causal), visit("left", one.left), visit("right", one.right);
+  visit("spans", one.spans), visit("span_axes", one.span_axes), visit("span_count", one.span_count);
+  visit("span_rows", one.span_rows), visit("narrow_spans", one.narrow_spans);
   visit("valid", one.valid), visit("queries", one.queries);
   visit("scale", one.scale), visit("softcap", one.softcap), visit("alibi", one.alibi);
   visit("alibi_size", one.alibi_size), visit("sinks", one.sinks), visit("sinks_size", one.sinks_size);
@@ -237,6 +240,16 @@ Case legal(Case one) {
   if (one.mask == Pattern::none && one.bias == Pattern::none) {
     one.option_layout = plain.option_layout;
     one.trimmed = one.expanded = false;
+  }
+  one.span_axes = in_order(one.span_axes);
+  std::erase_if(one.span_axes, [](char axis) { return axis == 'i' || axis == 'j'; });
+  one.span_count = std::clamp<std::int64_t>(one.span_count, 0, 64);
+  one.span_rows = one.form == Form::packed ? 1 : std::max<std::int64_t>(one.span_rows, 1);
+  if (one.spans == Spans::none) {
+    one.span_axes = plain.span_axes;
+    one.span_count = plain.span_count;
+    one.span_rows = plain.span_rows;
+    one.narrow_spans = plain.narrow_spans;
   }
   if (one.alibi == FloatType::none) one.alibi_size = plain.alibi_size;
   if (one.sinks == FloatType::none) one.sinks_size = plain.sinks_size;

@@ -20,6 +20,9 @@ enum class Form : std::uint8_t { bhsd, bsd, sd, packed };
 enum class Sharing : std::uint8_t { none, qkv, kv, all };
 // Where a mask is true, or a bias is not -inf.
 enum class Pattern : std::uint8_t { none, full, random, sparse, rows, columns, tiles, one_key, empty };
+// What spans leave open: ranges at random; what people ask for; and what is legal but awkward: empty, overlapping,
+// unsorted and single keys.
+enum class Spans : std::uint8_t { none, random, prefix, first, documents, blocks, hostile };
 enum class Lengths : std::uint8_t { none, item, item32, row, row32 };
 enum class Numbers : std::uint8_t {
   normal,
@@ -62,6 +65,11 @@ struct Case {
   bool expanded = false;  // they have every axis in full size, with stride 0 where they repeat
 
   Causal causal = Causal::none;
+  Spans spans = Spans::none;
+  std::string span_axes = "bh";  // the others have size 1
+  std::int64_t span_count = 2;   // R
+  std::int64_t span_rows = 1;
+  bool narrow_spans = false;     // i32
   std::int64_t left = -1, right = -1;  // of the window; -1 is unlimited
   Lengths valid = Lengths::none;
   Lengths queries = Lengths::none;                          // item or item32

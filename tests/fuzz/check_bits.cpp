@@ -25,6 +25,7 @@ struct Contiguous {
     own(call.options.bias, bias);
     own(call.options.valid_lens, valid_lens);
     own(call.options.query_lens, query_lens);
+    own(call.options.spans, spans);
     own(call.options.alibi_slopes, slopes);
     own(call.options.sinks, sinks);
   }
@@ -36,7 +37,7 @@ struct Contiguous {
     gradients = call.gradients(grad_out, results);
   }
 
-  Tensor q, k, v, grad_out, mask, bias, valid_lens, query_lens, slopes, sinks;
+  Tensor q, k, v, grad_out, mask, bias, valid_lens, query_lens, spans, slopes, sinks;
   Call call;
   Results results;
   GradientTensors gradients;
@@ -157,6 +158,14 @@ Found check_alone(const Prepared& prepared, const Contiguous& base) {
       alone.options.valid_lens = alone.options.valid_lens->slice(1, 0, item.q_end - item.q_begin);
   }
   if (alone.options.query_lens) alone.options.query_lens = alone.options.query_lens->slice(0, b, b + 1);
+  if (alone.options.spans) {
+    const ConstTensorView spans = *alone.options.spans;
+    if (call.packing) {
+      alone.options.spans = spans.slice(spans.rank() - 3, item.q_begin, item.q_end);
+    } else if (spans.size(0) == batch) {
+      alone.options.spans = spans.slice(0, b, b + 1);
+    }
+  }
   const Results results = alone.run(!call.packing);
   const GradientTensors gradients = alone.gradients(part(base.grad_out, call, item, false), results);
   const auto lse = call.packing ? base.results.lse.view().slice(1, item.q_begin, item.q_end).unsqueeze(0)

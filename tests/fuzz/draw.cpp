@@ -134,6 +134,13 @@ void Draw::masks(Case& one) {
     if (chance(0.75)) one.left = chance(0.4) ? up_to(3) : up_to(std::max<std::int64_t>(one.sk, 1));
     if (chance(0.6)) one.right = chance(0.4) ? up_to(3) : up_to(std::max<std::int64_t>(one.sk, 1));
   }
+  if (chance(0.25)) {
+    one.spans = static_cast<Spans>(1 + up_to(5));
+    one.span_axes = one_of({std::string("bh"), std::string("b"), std::string("h"), std::string()});
+    one.span_count = chance(0.7) ? 1 + up_to(3) : up_to(12);
+    one.span_rows = chance(0.6) ? 1 : one_of({2, 16, 64, 100, 128});
+    one.narrow_spans = chance(0.3);
+  }
   if (chance(0.25)) one.valid = static_cast<Lengths>(1 + up_to(3));
   if (chance(0.2)) one.queries = static_cast<Lengths>(1 + up_to(1));
 }

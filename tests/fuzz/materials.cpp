@@ -84,6 +84,90 @@ Strided lengths(const Dims& sizes, bool narrow, const std::vector<std::int64_t>&
   return result;
 }
 
+// ---- Spans ----
+
+struct Span {
+  std::int64_t begin, end;
+};
+
+// A span of a row, or of all rows of an entry whose last row is `row`: spans of item, head and row are one pattern.
+Span some_span(Spans kind, std::int64_t n, std::int64_t row, std::int64_t rows, std::int64_t keys, std::uint64_t salt,
+               Random& random) {
+  const auto cut = [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t from = std::clamp<std::int64_t>(begin, 0, keys);
+    return Span{from, std::clamp<std::int64_t>(end, from, keys)};
+  };
+  const auto fixed = static_cast<std::int64_t>(salt % 61);
+  const std::int64_t position = row + keys - rows;
+  switch (kind) {
+    case Spans::none: return cut(0, keys);
+    case Spans::random: {
+      const std::int64_t begin = up_to(random, keys);
+      return cut(begin, begin + up_to(random, std::max<std::int64_t>(keys / 4, 3)));
+    }
+    case Spans::prefix: return n % 2 == 0 ? cut(0, fixed) : cut(0, position + 1);
+    case Spans::first: return n % 2 == 0 ? cut(0, 1 + fixed % 5) : cut(position - fixed, position + 1);
+    case Spans::documents: {  // of `length` keys; a later span is the document before the last one again
+      const std::int64_t length = 3 + fixed, document = std::max<std::int64_t>(position, 0) / length - 2 * n;
+      return document < 0 ? cut(0, 0) : cut(document * length, (document + 1) * length);
+    }
+    case Spans::blocks: {
+      const std::int64_t size = fixed % 2 == 0 ? 16 : 64, block = up_to(random, keys / size);
+      return cut(block * size, (block + 1) * size);
+    }
+    case Spans::hostile:
+      switch (up_to(random, 5)) {
+        case 0: return cut(0, 0);
+        case 1: return cut(keys, keys);
+        case 2: return cut(0, keys);
+        case 3: return cut(fixed, fixed + 1);
+        default: {
+          const std::int64_t key = up_to(random, keys);
+          return cut(key, key + up_to(random, 1));
+        }
+      }
+  }
+  return cut(0, 0);
+}
+
+// Packed calls have an entry a row of the pack, others one for every span_rows rows of an item.
+void make_spans(const Case& one, const std::vector<std::int64_t>& rows, const std::vector<std::int64_t>& keys,
+                OptionTensors& tensors, AttentionOptions& options) {
+  const bool pack = one.form == Form::packed;
+  const bool by_item = !pack && one.form != Form::sd && one.span_axes.find('b') != std::string::npos;
+  const bool by_head = one.form != Form::sd && one.form != Form::bsd && one.span_axes.find('h') != std::string::npos;
+  Dims sizes;
+  if (one.form != Form::sd) sizes.push_back(by_item ? static_cast<std::int64_t>(rows.size()) : 1);
+  if (one.form != Form::sd && one.form != Form::bsd) sizes.push_back(by_head ? one.h : 1);
+  std::vector<Span> lengths;  // of each entry: its last row inside the item, and the item
+  for (std::int64_t b = 0; b < (pack ? static_cast<std::int64_t>(rows.size()) : 1); ++b) {
+    const std::int64_t count = pack ? rows[static_cast<std::size_t>(b)] : one.sq;
+    for (std::int64_t i = 0; i < count; i += one.span_rows)
+      lengths.push_back({std::min(i + one.span_rows, count) - 1, b});
+  }
+  sizes.push_back(static_cast<std::int64_t>(lengths.size()));
+  sizes.push_back(one.span_count);
+  sizes.push_back(2);
+  Random random = stream(one, 17);
+  tensors.spans = Strided(sizes, one.narrow_spans ? DType::i32 : DType::i64,
+                          one.narrow_spans ? Layout::gaps : one.seed % 2 == 0 ? Layout::reversed : Layout::contiguous);
+  Dims entries = sizes;
+  entries[entries.size() - 1] = 1;
+  each_index(entries, [&](const Dims& index) {
+    const Span& at = lengths[static_cast<std::size_t>(index[index.size() - 3])];
+    const auto item = static_cast<std::size_t>(at.end);
+    const std::int64_t all_keys = pack ? keys[item] : one.sk, all_rows = pack ? rows[item] : one.sq;
+    const Span span =
+        some_span(one.spans, index[index.size() - 2], at.begin, all_rows, all_keys, one.seed / 3, random);
+    Dims end = index;
+    end[end.size() - 1] = 1;
+    set(tensors.spans.view(), index, static_cast<double>(span.begin));
+    set(tensors.spans.view(), end, static_cast<double>(span.end));
+  });
+  options.spans = tensors.spans.view();
+  options.span_rows = one.span_rows;
+}
+
 }  // namespace
 
 double largest_finite(DType type) {
@@ -170,6 +254,7 @@ void make_options(const Case& one, const std::vector<std::int64_t>& rows, const 
     tensors.query_lens = lengths({batch}, one.queries == Lengths::item32, rows, stream(one, 14));
     options.query_lens = tensors.query_lens.view();
   }
+  if (one.spans != Spans::none) make_spans(one, rows, keys, tensors, options);
   if (!std::isnan(one.scale)) options.scale = one.scale;
   if (one.softcap > 0) options.softcap = one.softcap;
   if (one.alibi != FloatType::none) {

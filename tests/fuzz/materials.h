@@ -10,7 +10,7 @@ namespace headway::test::fuzz {
 
 // The options of a case with their tensors, for items of these lengths.
 struct OptionTensors {
-  Strided mask, bias, valid_lens, query_lens, slopes, sinks;
+  Strided mask, bias, valid_lens, query_lens, spans, slopes, sinks;
 };
 
 // A call with its tensors. It stays where it was made: the call's views point into it.
@@ -41,7 +41,7 @@ class Materials {
 // Fills a tensor of rank 2 or more; its rows lie along the last axis.
 void fill(TensorView view, Numbers numbers, double size, Random& random);
 
-// Mask, bias, lengths, slopes, sinks and the plain options, into `options`, whose views point into `tensors`.
+// Mask, bias, lengths, spans, slopes, sinks and the plain options, into `options`, whose views point into `tensors`.
 void make_options(const Case& one, const std::vector<std::int64_t>& rows, const std::vector<std::int64_t>& keys,
                   OptionTensors& tensors, AttentionOptions& options);
 

@@ -37,6 +37,13 @@ std::vector<Case> simpler(const Case& one) {
   for (auto member : {&Case::mask, &Case::bias}) reset(member);
   for (auto member : {&Case::valid, &Case::queries}) reset(member);
   for (auto member : {&Case::alibi, &Case::sinks}) reset(member);
+  reset(&Case::spans);
+  reset(&Case::span_axes);
+  reset(&Case::narrow_spans);
+  for (auto member : {&Case::span_count, &Case::span_rows}) {
+    reset(member);
+    add([&](Case& changed) { changed.*member = half(changed.*member); });
+  }
   for (auto member : {&Case::mask_axes, &Case::bias_axes}) reset(member);
   for (auto member : {&Case::trimmed, &Case::expanded, &Case::biased}) reset(member);
   for (auto member : {&Case::left, &Case::right}) reset(member);

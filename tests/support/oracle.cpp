@@ -439,6 +439,20 @@ auto in_wide_numbers(const Spec& spec, Use use) {
 
 }  // namespace
 
+namespace {
+
+// Whether one of row i's spans holds j.
+bool inside_a_span(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
+  const Array& spans = *spec.spans;
+  const std::int64_t item = spans.size(0) == 1 ? 0 : b, head = spans.size(1) == 1 ? 0 : h;
+  const std::int64_t entry = spec.span_begins.empty() ? i / spec.span_rows : spec.span_begins[at(b)] + i;
+  for (std::int64_t s = 0; s < spans.size(3); ++s)
+    if (integer(spans(item, head, entry, s, 0)) <= j && j < integer(spans(item, head, entry, s, 1))) return true;
+  return false;
+}
+
+}  // namespace
+
 bool allowed(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
   if (padding(spec, b, i) || j >= spec.keys[at(b)]) return false;
   const std::int64_t diagonal = i + offset(spec, b);
@@ -449,6 +463,7 @@ bool allowed(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, s
     const Array& lens = *spec.valid_lens;
     if (j >= integer(lens.sizes().size() == 1 ? lens(b) : lens(b, i))) return false;
   }
+  if (spec.spans && !inside_a_span(spec, b, h, i, j)) return false;
   if (spec.mask && spec.mask->repeated(b, h, i, j) == 0) return false;
   return !(spec.bias && spec.bias->repeated(b, h, i, j) == -infinity);
 }

@@ -24,6 +24,9 @@ struct Spec {
   std::optional<Array> mask, bias;           // rank 4, size 1 where they repeat
   std::optional<Array> valid_lens;           // [B] or [B,Sq]
   std::optional<Array> query_lens;           // [B]
+  std::optional<Array> spans;                // [B|1,H|1,entries,R,2]; packed: [1,H|1,total_q,R,2]
+  std::int64_t span_rows = 1;                // query rows of an entry
+  std::vector<std::int64_t> span_begins;     // of each item: its first entry, where the call is packed
   std::optional<Array> alibi_slopes, sinks;  // [H]
   Causal causal = Causal::none;
   Window window;

@@ -24,6 +24,16 @@ std::optional<Array> broadcastable(const std::optional<ConstTensorView>& view, i
   return headway::test::read(*view).reshaped(with_rank_4(view->sizes(), call_rank));
 }
 
+// [B|1,H|1,entries,R,2] from what a call of this rank takes.
+std::optional<Array> spans_of(const std::optional<ConstTensorView>& view, int call_rank) {
+  if (!view) return std::nullopt;
+  const Dims& sizes = view->sizes();
+  Dims wide{1, 1, 1, 1, 1};
+  for (int axis = 0; axis < sizes.size(); ++axis) wide[5 - sizes.size() + axis] = sizes[axis];
+  if (call_rank == 3 && sizes.size() == 4) wide = {sizes[0], 1, sizes[1], sizes[2], sizes[3]};
+  return headway::test::read(*view).reshaped(wide);
+}
+
 // Everything but q, k, v, rows and keys.
 Spec options_only(const AttentionOptions& options, int call_rank, ConstTensorView q) {
   const std::int64_t head_dim = q.size(q.rank() - 1);
@@ -33,6 +43,8 @@ Spec options_only(const AttentionOptions& options, int call_rank, ConstTensorVie
   spec.bias = broadcastable(options.bias, call_rank);
   spec.valid_lens = read(options.valid_lens);
   spec.query_lens = read(options.query_lens);
+  spec.spans = spans_of(options.spans, call_rank);
+  spec.span_rows = options.span_rows;
   spec.alibi_slopes = read(options.alibi_slopes);
   spec.sinks = read(options.sinks);
   spec.causal = options.causal;
@@ -89,6 +101,7 @@ Spec spec_of(ConstTensorView q, ConstTensorView k, ConstTensorView v, const Pack
   spec.v = padded(headway::test::read(v), packing.starts_k);
   spec.rows = lengths(packing.starts_q);
   spec.keys = lengths(packing.starts_k);
+  spec.span_begins = packing.starts_q;
   return spec;
 }
 

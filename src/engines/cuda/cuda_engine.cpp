@@ -34,6 +34,9 @@ class CudaEngine final : public EngineBase {
       return text(device, " has compute capability ", properties.major, ".", properties.minor,
                   ", expected 8.0 or later");
     }
+    if (problem.spans) {
+      return "spans are not on the cuda engine yet";
+    }
     return std::nullopt;
   }
 

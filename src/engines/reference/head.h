@@ -11,6 +11,7 @@
 #include "core/elements.h"
 #include "core/key_range.h"
 #include "core/problem.h"
+#include "core/spans.h"
 
 namespace headway::reference {
 
@@ -95,19 +96,11 @@ class Head {
   // The allowed keys of row i in ascending order. A forbidden key is not read, so that what it holds cannot matter.
   void score_row(std::int64_t i, std::vector<Scored>& row) const {
     row.clear();
-    const KeyRange range = key_range(problem_, sequence_, b_, i);
-    for (std::int64_t j = range.begin; j < range.end; ++j) {
-      const double bias = problem_.bias ? load_float(*problem_.bias, matrix_offset(*problem_.bias, i, j)) : 0.0;
-      const bool masked = problem_.mask && !load_bool(*problem_.mask, matrix_offset(*problem_.mask, i, j));
-      if (masked || bias == -infinity) {
-        continue;
+    for_key_parts(problem_, sequence_, b_, h_, i, [&](const KeyRange& part) {
+      for (std::int64_t j = part.begin; j < part.end; ++j) {
+        score_key(i, j, row);
       }
-      const double distance = std::fabs(static_cast<double>(i + sequence_.offset - j));
-      const double alibi = slope_ ? -*slope_ * distance : 0.0;
-      const double cap = capped(scaled(i, j));
-      const double cap_slope = problem_.softcap ? 1.0 - (cap / *problem_.softcap) * (cap / *problem_.softcap) : 1.0;
-      row.push_back({j, cap + bias + alibi, cap_slope});
-    }
+    });
   }
 
   template <class View>
@@ -116,6 +109,19 @@ class Head {
   }
 
  private:
+  void score_key(std::int64_t i, std::int64_t j, std::vector<Scored>& row) const {
+    const double bias = problem_.bias ? load_float(*problem_.bias, matrix_offset(*problem_.bias, i, j)) : 0.0;
+    const bool masked = problem_.mask && !load_bool(*problem_.mask, matrix_offset(*problem_.mask, i, j));
+    if (masked || bias == -infinity) {
+      return;
+    }
+    const double distance = std::fabs(static_cast<double>(i + sequence_.offset - j));
+    const double alibi = slope_ ? -*slope_ * distance : 0.0;
+    const double cap = capped(scaled(i, j));
+    const double cap_slope = problem_.softcap ? 1.0 - (cap / *problem_.softcap) * (cap / *problem_.softcap) : 1.0;
+    row.push_back({j, cap + bias + alibi, cap_slope});
+  }
+
   const Problem& problem_;
   std::int64_t b_, h_, g_;
   Sequence sequence_;
