@@ -13,6 +13,7 @@ void run_all() {
   io_examples();
   layer_examples();
   linear_examples();
+  masks_examples();
   optimizer_examples();
   plan_examples();
   printable_examples();

@@ -50,6 +50,7 @@ struct Problem {
   std::optional<ConstTensorView> alibi_slopes;  // [H]
   std::optional<ConstTensorView> mask;          // [B,H,Sq,Sk]
   std::optional<ConstTensorView> sinks;         // [H]
+  std::shared_ptr<const void> structured_mask;  // what spans and mask point to, where a structured mask made them
   Dropout dropout;
 
   bool wants_lse = false;
