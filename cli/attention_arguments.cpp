@@ -59,6 +59,10 @@ void AttentionArguments::add_to(CLI::App& app) {
   add_list<std::int64_t>(app, "--valid-lens", valid_lens_, "Keys that count, for each batch item or each query");
   add_list<std::int64_t>(app, "--query-lens", query_lens_, "Queries that count, for each batch item");
   add_file(app, "--mask", mask_, "Bool array that broadcasts to (B,H,Sq,Sk): true = attend");
+  add_file(app, "--mask-file", mask_file_,
+           "Integers (B,H,Sq,R,2): the spans [begin, end) of keys that each query sees; or bools, as --mask");
+  add_number<std::int64_t>(app, "--span-rows", scalars_.span_rows, "Queries that share an entry of the spans [1]")
+      ->group(group);
   add_file(app, "--bias", bias_, "Float array that broadcasts to (B,H,Sq,Sk), added to the scores");
   add_number<double>(app, "--scale", scalars_.scale, "Factor of the scores [1/sqrt(D)]")->group(group);
   add_number<double>(app, "--softcap", scalars_.softcap, "Scores become softcap * tanh(score / softcap)")->group(group);
@@ -76,12 +80,27 @@ void AttentionArguments::add_to(CLI::App& app) {
 
 std::vector<std::string> AttentionArguments::texts() const {
   std::vector<std::string> result;
-  for (const auto* given : {&mask_, &bias_, &valid_lens_, &query_lens_, &alibi_slopes_, &sinks_}) {
+  for (const auto* given : {&mask_, &mask_file_, &bias_, &valid_lens_, &query_lens_, &alibi_slopes_, &sinks_}) {
     if (*given) {
       result.push_back(**given);
     }
   }
   return result;
+}
+
+void AttentionArguments::place_mask_file(TensorInputs& inputs, AttentionOptions& result) const {
+  if (!mask_file_) {
+    return;
+  }
+  const ConstTensorView found = inputs.load(*mask_file_);
+  if (is_integer(found.dtype())) {
+    result.spans = found;
+    return;
+  }
+  if (result.mask) {
+    throw UsageError("expected one bool mask, found --mask and --mask-file");
+  }
+  result.mask = found;
 }
 
 AttentionOptions AttentionArguments::options(TensorInputs& inputs) const {
@@ -93,6 +112,7 @@ AttentionOptions AttentionArguments::options(TensorInputs& inputs) const {
     }
   };
   place(mask_, result.mask, &TensorInputs::load);
+  place_mask_file(inputs, result);
   place(bias_, result.bias, &TensorInputs::load);
   place(valid_lens_, result.valid_lens, &TensorInputs::integers);
   place(query_lens_, result.query_lens, &TensorInputs::integers);

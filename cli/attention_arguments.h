@@ -25,8 +25,10 @@ class AttentionArguments {
   AttentionOptions options(TensorInputs& inputs) const;
 
  private:
+  void place_mask_file(TensorInputs& inputs, AttentionOptions& result) const;
+
   AttentionOptions scalars_;  // what needs no file
-  std::optional<std::string> mask_, bias_, valid_lens_, query_lens_, alibi_slopes_, sinks_;
+  std::optional<std::string> mask_, mask_file_, bias_, valid_lens_, query_lens_, alibi_slopes_, sinks_;
 };
 
 // "128,0" or "none,16"

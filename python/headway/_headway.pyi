@@ -45,6 +45,8 @@ class Options(TypedDict, total=False):
     window: tuple[int | None, int | None] | None
     valid_lens: _Integers | None
     query_lens: _Integers | None
+    spans: _Integers | None
+    span_rows: int
     scale: float | None
     softcap: float | None
     alibi_slopes: _Floats | None

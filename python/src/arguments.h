@@ -24,6 +24,8 @@ enum class Option : std::size_t {
   window,
   valid_lens,
   query_lens,
+  spans,
+  span_rows,
   scale,
   softcap,
   alibi_slopes,

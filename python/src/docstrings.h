@@ -16,7 +16,7 @@ Hkv divides H (grouped-query attention). The arrays are NumPy's or any with DLPa
 bfloat16 or float16, the same for all three; strided arrays are read in place. The result has the query's library and type.
 
 Arrays on a CUDA device are computed there, on the stream that their library works on, and the result stays there; the call
-returns before the work is done. All of them must be on one device and of one library. valid_lens, query_lens and
+returns before the work is done. All of them must be on one device and of one library. valid_lens, query_lens, spans and
 cu_seqlens may be in host memory, where they are checked; on the device they are not checked, but clamped to the legal range.
 
 Which keys a query sees; all that are given must allow it
@@ -25,6 +25,9 @@ Which keys a query sees; all that are given must allow it
     window        (left, right): keys from i - left to i + right; None on a side = unlimited
     valid_lens    (B,) or (B, Sq) integers: the keys before that number
     query_lens    (B,) integers: the rows from there on are padding and give 0
+    spans         (B or 1, H or 1, Sq, R, 2) integers, without the axes that query lacks: row i sees the keys begin <= j < end
+                  of its R spans, which may be empty, overlap and come in any order; nothing of size Sq x Sk is built
+    span_rows     query rows that share one entry of spans, which then has ceil(Sq / span_rows) of them
 How strongly
     scale         1/sqrt(D) when absent
     softcap       softcap * tanh(score / softcap)
@@ -116,7 +119,7 @@ Shapes
     lse           (H, total_q)
 
 Options as for attention, with positions counted inside a sequence: mask and bias broadcast to (B, H, longest query, longest
-key), valid_lens and query_lens are (B,). Weights have no common shape here; asking for them is an error.
+key), valid_lens and query_lens are (B,), spans (1, H or 1, total_q, R, 2). Weights have no common shape here; asking for them is an error.
 
 >>> import numpy as np, headway
 >>> rows = np.random.default_rng(0).standard_normal((7, 2, 8))

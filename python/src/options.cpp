@@ -270,6 +270,8 @@ Options::Options(const Arguments& arguments) {
   read(Option::window, values.window, read_window);
   read(Option::valid_lens, values.valid_lens, read_integers, valid_lens_);
   read(Option::query_lens, values.query_lens, read_integers, query_lens_);
+  read(Option::spans, values.spans, read_integers, spans_);
+  values.span_rows = read_count(arguments.option(Option::span_rows), 1);
   read(Option::scale, values.scale, read_number);
   read(Option::softcap, values.softcap, read_number);
   read(Option::alibi_slopes, values.alibi_slopes, read_floats, alibi_slopes_);

@@ -28,7 +28,7 @@ class Options {
   const std::optional<Array>& sinks() const { return sinks_; }
 
  private:
-  std::optional<Array> mask_, bias_, valid_lens_, query_lens_, alibi_slopes_, sinks_;
+  std::optional<Array> mask_, bias_, valid_lens_, query_lens_, spans_, alibi_slopes_, sinks_;
 };
 
 // An array of integers of any width, as headway takes them: views i32 and i64 as they are, and converts the others.

@@ -17,6 +17,7 @@ enum class Field : Py_ssize_t {
   alibi_slopes,
   valid_lens,
   query_lens,
+  spans,
   cu_seqlens_q,
   cu_seqlens_k,
   seed,
@@ -28,6 +29,7 @@ enum class Field : Py_ssize_t {
   dropout,
   engine,
   batch_invariant,
+  span_rows,
   count
 };
 
@@ -38,6 +40,8 @@ constexpr std::pair<Field, Option> as_they_are[] = {
     {Field::alibi_slopes, Option::alibi_slopes},
     {Field::valid_lens, Option::valid_lens},
     {Field::query_lens, Option::query_lens},
+    {Field::spans, Option::spans},
+    {Field::span_rows, Option::span_rows},
     {Field::scale, Option::scale},
     {Field::softcap, Option::softcap},
     {Field::dropout, Option::dropout},

@@ -81,6 +81,7 @@ class AttendOption : public Attend {
     k_ = save_random("k.npy", {2, 2, 4, 6}, 2);
     v_ = save_random("v.npy", {2, 2, 4, 6}, 3);
     save_npy(file("mask.npy"), mask_);
+    save_npy(file("spans.npy"), spans_);
     save_npy(file("bias.npy"), bias_);
     save_npy(file("lens.npy"), lens_);
     save_npz(file("more.npz"), {{"lens32", lens32_}, {"slopes", slopes_}});
@@ -116,6 +117,10 @@ class AttendOption : public Attend {
         {"valid_lens of 32 bits", {"--valid-lens", "more.npz:lens32"}, [this](O& o) { o.valid_lens = lens32_; }},
         {"query_lens", {"--query-lens", "3,2"}, [this](O& o) { o.query_lens = short_lens_; }},
         {"mask", {"--mask", "mask.npy"}, [this](O& o) { o.mask = mask_; }},
+        {"mask file of bools", {"--mask-file", "mask.npy"}, [this](O& o) { o.mask = mask_; }},
+        {"mask file of spans",
+         {"--mask-file", "spans.npy", "--span-rows", "2"},
+         [this](O& o) { o.spans = spans_, o.span_rows = 2; }},
         {"bias", {"--bias", "bias.npy"}, [this](O& o) { o.bias = bias_; }},
         {"bias in a container", {"--bias", "more.safetensors:bias"}, [this](O& o) { o.bias = bias_; }},
         {"scale", {"--scale", "-0.75"}, [](O& o) { o.scale = -0.75; }},
@@ -133,6 +138,7 @@ class AttendOption : public Attend {
   Tensor q_, k_, v_;
   const Tensor mask_ = Tensor::of<bool>({4, 4}, {true, false, true, true, false, true, true, true,  //
                                                  true, true, false, true, true, true, true, false});
+  const Tensor spans_ = Tensor::of<std::int64_t>({2, 2, 2}, {3, 4, 0, 1, 1, 3, 2, 2});
   const Tensor bias_ = random_tensor({2, 1, 4, 4}, 4);
   const Tensor lens_ = Tensor::of<std::int64_t>({2, 4}, {1, 2, 3, 4, 4, 3, 2, 1});
   const Tensor lens32_ = Tensor::of<std::int32_t>({2}, {1, 3});

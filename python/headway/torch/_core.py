@@ -19,10 +19,11 @@ _LSE_TYPE = {torch.float64: torch.float64}
 # Options, as the operators' schemas spell them.
 SCHEMA = (
     "Tensor? bias, Tensor? sinks, Tensor? mask, Tensor? alibi_slopes, Tensor? valid_lens, Tensor? query_lens, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seed, str causal, SymInt? window_left, SymInt? window_right, "
-    "float? scale, float? softcap, float dropout, str? engine, bool batch_invariant"
+    "Tensor? spans, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seed, str causal, SymInt? window_left, "
+    "SymInt? window_right, float? scale, float? softcap, float dropout, str? engine, bool batch_invariant, "
+    "SymInt span_rows"
 )
-TENSORS = 9  # how many of Options' fields are tensors: its first ones
+TENSORS = 10  # how many of Options' fields are tensors: its first ones
 
 
 class Options(NamedTuple):
@@ -37,6 +38,7 @@ class Options(NamedTuple):
     alibi_slopes: Tensor | None = None
     valid_lens: Tensor | None = None
     query_lens: Tensor | None = None
+    spans: Tensor | None = None
     cu_seqlens_q: Tensor | None = None
     cu_seqlens_k: Tensor | None = None
     seed: Tensor | None = None
@@ -48,6 +50,7 @@ class Options(NamedTuple):
     dropout: float = 0.0
     engine: str | None = None
     batch_invariant: bool = False
+    span_rows: int = 1
 
     @property
     def packed(self) -> bool:
@@ -57,7 +60,9 @@ class Options(NamedTuple):
     def keywords(self) -> dict[str, Any]:
         """The options that are given, under the names that headway.attention has for them."""
         given: dict[str, Any] = {}
-        for name in ("bias", "sinks", "mask", "alibi_slopes", "valid_lens", "query_lens", "scale", "softcap", "engine"):
+        for name in (
+            "bias", "sinks", "mask", "alibi_slopes", "valid_lens", "query_lens", "spans", "scale", "softcap", "engine"
+        ):  # fmt: skip
             value = getattr(self, name)
             if value is not None:
                 given[name] = value.resolve_neg() if isinstance(value, Tensor) else value
@@ -69,6 +74,8 @@ class Options(NamedTuple):
             given["dropout"] = self.dropout
         if self.batch_invariant:
             given["batch_invariant"] = True
+        if self.span_rows != 1:
+            given["span_rows"] = self.span_rows
         if self.seed is not None:
             given["seed"] = int(self.seed.item()) % 2**64
         return given

@@ -29,6 +29,8 @@ def attention(
     window: Window | None = None,
     valid_lens: Any | None = None,
     query_lens: Any | None = None,
+    spans: Any | None = None,
+    span_rows: int = 1,
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: Any | None = None,
@@ -65,8 +67,8 @@ def attention(
         refuse_keywords("attention", attention, unknown)
     require_tensors("attention", ("query", query), ("key", key), ("value", value))
     options = _options(
-        "attention", mask, bias, causal, window, valid_lens, query_lens, scale, softcap, alibi_slopes, sinks, dropout,
-        seed, engine, batch_invariant, query.device,
+        "attention", mask, bias, causal, window, valid_lens, query_lens, spans, span_rows, scale, softcap, alibi_slopes,
+        sinks, dropout, seed, engine, batch_invariant, query.device,
     )  # fmt: skip
     if not _has_heads_third("attention", layout):
         return _attend(query, key, value, options, return_weights, return_lse, out)
@@ -97,6 +99,8 @@ def attention_varlen(
     window: Window | None = None,
     valid_lens: Any | None = None,
     query_lens: Any | None = None,
+    spans: Any | None = None,
+    span_rows: int = 1,
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: Any | None = None,
@@ -127,8 +131,8 @@ def attention_varlen(
         refuse_keywords("attention_varlen", attention_varlen, unknown)
     require_tensors("attention_varlen", ("query", query), ("key", key), ("value", value))
     options = _options(
-        "attention_varlen", mask, bias, causal, window, valid_lens, query_lens, scale, softcap, alibi_slopes, sinks,
-        dropout, seed, engine, batch_invariant, query.device,
+        "attention_varlen", mask, bias, causal, window, valid_lens, query_lens, spans, span_rows, scale, softcap,
+        alibi_slopes, sinks, dropout, seed, engine, batch_invariant, query.device,
     )  # fmt: skip
     if _has_heads_third("attention_varlen", layout):
         raise ValueError("attention_varlen: layout is 'bshd', expected none: packed sequences are (total, H, D)")
@@ -171,6 +175,8 @@ def _options(
     window: Window | None,
     valid_lens: Any,
     query_lens: Any,
+    spans: Any,
+    span_rows: int,
     scale: float | None,
     softcap: float | None,
     alibi_slopes: Any,
@@ -194,6 +200,7 @@ def _options(
         alibi_slopes=_floats(alibi_slopes, device),
         valid_lens=_integers(valid_lens),
         query_lens=_integers(query_lens),
+        spans=_integers(spans),
         seed=_seed(operation, dropout, seed),
         causal=_alignment(operation, causal),
         window_left=left,
@@ -203,6 +210,7 @@ def _options(
         dropout=dropout,
         engine=engine,
         batch_invariant=bool(batch_invariant),
+        span_rows=whole_number(operation, "span_rows", span_rows),
     )
 
 

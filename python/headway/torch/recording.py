@@ -46,12 +46,13 @@ class Call:
         batch = self.query.shape[0]
         if not 0 <= number < batch:
             raise ValueError(f"record: item is {number}, expected 0 to {batch - 1}")
-        # Masks and biases have a batch axis where they have all four, lengths in front.
-        per_item = {"mask": self.query.dim(), "bias": self.query.dim(), "valid_lens": 0, "query_lens": 0}
+        # Masks, biases and spans have a batch axis where they have all axes, lengths in front.
+        axes = self.query.dim()
+        per_item = {"mask": axes, "bias": axes, "valid_lens": 0, "query_lens": 0, "spans": axes + 1}
         options = dict(self.options)
-        for name, axes in per_item.items():
+        for name, least in per_item.items():
             value = options.get(name)
-            if value is not None and value.dim() >= axes and value.shape[0] == batch:
+            if value is not None and value.dim() >= least and value.shape[0] == batch:
                 options[name] = value[number : number + 1]
         part = slice(number, number + 1)
         return Call(self.name, self.query[part], self.key[part], options, self.forward)

@@ -79,16 +79,13 @@ Storage storage_of(DType dtype) {
 }
 
 RangeRule range_rule(const Problem& problem, const Sequence& sequence, std::int64_t b) {
-  constexpr std::int64_t unlimited = std::int64_t{1} << 61;
+  const headway::RangeRule options = headway::range_rule(problem);
   RangeRule rule;
   rule.keys = sequence.key_count;
   rule.real_queries = sequence.real_queries;
   rule.offset = sequence.offset;
-  rule.left = problem.window_left.value_or(unlimited);
-  rule.right = problem.window_right.value_or(unlimited);
-  if (problem.causal != Causal::none) {
-    rule.right = std::min<std::int64_t>(rule.right, 0);
-  }
+  rule.left = options.left;
+  rule.right = options.right;
   if (problem.valid_lens) {
     const ConstTensorView& lens = *problem.valid_lens;
     rule.valid_lens = static_cast<const char*>(lens.data()) + b * lens.stride(0) * bytes_of(lens.dtype());
@@ -96,6 +93,27 @@ RangeRule range_rule(const Problem& problem, const Sequence& sequence, std::int6
     rule.valid_lens_are_i64 = lens.dtype() == DType::i64;
   }
   return rule;
+}
+
+SpanLists span_lists(const Problem& problem, const Sequence& sequence, std::int64_t b, std::int64_t h) {
+  static constexpr std::int64_t nothing = 0;  // what lists without a span point to
+  SpanLists lists;
+  if (!problem.spans) {
+    return lists;
+  }
+  const ConstTensorView& spans = *problem.spans;
+  lists.data = &nothing;
+  if (spans.data() != nullptr) {
+    const std::int64_t first = row_offset(spans, b, h, problem.packed() ? sequence.query_begin : 0);
+    lists.data = static_cast<const char*>(spans.data()) + first * bytes_of(spans.dtype());
+  }
+  lists.entry_stride = spans.stride(2);
+  lists.span_stride = spans.stride(3);
+  lists.end_stride = spans.stride(4);
+  lists.count = spans.size(3);
+  lists.rows = problem.span_rows;
+  lists.are_i64 = spans.dtype() == DType::i64;
+  return lists;
 }
 
 WritableMatrix writable_matrix(const TensorView& view, std::int64_t b, std::int64_t h) {
@@ -108,6 +126,10 @@ BackwardArgs backward_args(const BackwardProblem& problem, const Sequence& seque
   args.head_dim = problem.head_dim;
   args.value_dim = problem.value_dim;
   args.ranges = range_rule(problem, sequence, b);
+  if (problem.spans) {
+    const std::int64_t group = problem.kv_heads > 0 ? problem.heads / problem.kv_heads : 0;
+    args.span_planes = problem.spans->stride(1) == 0 ? 1 : group;
+  }
   args.scale = problem.scale;
   return args;
 }
@@ -134,6 +156,8 @@ void set_head(const BackwardProblem& problem, const Sequence& sequence, std::int
   head.lse = static_cast<const char*>(problem.lse.data()) +
              row_offset(problem.lse, b, h, sequence.query_begin) * bytes_of(problem.lse.dtype());
   head.lse_stride = problem.lse.stride(2);
+  head.ranges = range_rule(problem, sequence, b);
+  head.ranges.spans = span_lists(problem, sequence, b, h);
   if (problem.dq) {
     head.dq = matrix_of<WritableMatrix>(*problem.dq, bytes, b, h, sequence.query_begin);
   }
@@ -174,6 +198,9 @@ void set_head(const ForwardProblem& problem, const Sequence& sequence, std::int6
   }
   if (problem.weights) {
     args.weights = matrix_of<WritableMatrix>(*problem.weights, b, h, 0);
+  }
+  if (problem.spans) {
+    args.ranges.spans = span_lists(problem, sequence, b, h);
   }
   set_options(problem, b, h, args);
 }

@@ -9,7 +9,10 @@
 namespace headway::cpu {
 
 Storage storage_of(DType dtype);
+
+// The ranges of a sequence's rows, and the spans of one of its heads.
 RangeRule range_rule(const Problem& problem, const Sequence& sequence, std::int64_t b);
+SpanLists span_lists(const Problem& problem, const Sequence& sequence, std::int64_t b, std::int64_t h);
 
 // Where row `row` of head h of batch item b lies, in a view of elements of `bytes` each: small heads are done in a
 // microsecond, so the size is looked up once for many.

@@ -103,6 +103,9 @@ class BackwardRun {
       sink_parts += problem_.heads * ceil_div(rows, prepared_rows);
       BackwardArgs shape = backward_args(problem_, place.sequence, b);
       shape.head_count = group_;
+      if (problem_.heads > 0) {
+        shape.ranges.spans = span_lists(problem_, place.sequence, b, 0);
+      }
       place.chunks = kernel_.cut(shape);
       place.scratch = std::max(kernel_.scratch_bytes(shape), kernel_.prepare_scratch_bytes(shape));
       place.has_partials = problem_.dq && !kernel_.is_short(shape);

@@ -12,12 +12,7 @@ class CpuEngine final : public EngineBase {
   Engine id() const override { return Engine::cpu; }
   std::optional<std::string> unavailable() const override { return std::nullopt; }
 
-  std::optional<std::string> refusal(const Problem& problem) const override {
-    if (problem.spans) {
-      return "spans are not on the cpu engine yet";
-    }
-    return refusal_outside_host(problem);
-  }
+  std::optional<std::string> refusal(const Problem& problem) const override { return refusal_outside_host(problem); }
 
   void describe(const Problem& problem, Plan& plan) const override {
     plan.instruction_set = cpu::chosen_kernels().name;

@@ -109,6 +109,7 @@ ForwardArgs scratch_args(const Problem& problem) {
   args.head_dim = problem.head_dim;
   args.value_dim = problem.value_dim;
   args.ranges.keys = problem.key_len;
+  args.ranges.spans = problem.heads > 0 && problem.batch > 0 ? span_lists(problem, {}, 0, 0) : SpanLists{};
   args.dropout.active = problem.dropout.active();
   args.weights.data = keeps_matrix(problem) ? &args : nullptr;  // only asked whether it is there
   return args;
@@ -240,7 +241,8 @@ void scores(const ScoresProblem& problem, const Plan& plan) {
   if (problem.stage != Stage::biased) {  // no mask, range or bias yet
     matrix.causal = Causal::none;
     matrix.window_left = matrix.window_right = std::nullopt;
-    matrix.valid_lens = matrix.query_lens = matrix.bias = matrix.mask = matrix.alibi_slopes = std::nullopt;
+    matrix.valid_lens = matrix.query_lens = matrix.spans = std::nullopt;
+    matrix.bias = matrix.mask = matrix.alibi_slopes = std::nullopt;
   }
   if (problem.stage == Stage::scaled) {
     matrix.softcap = std::nullopt;

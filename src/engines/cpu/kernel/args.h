@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "core/range_rule.h"
+
 namespace headway::cpu {
 
 enum class Storage : std::uint8_t { f32, f64, bf16, f16 };
@@ -21,17 +23,22 @@ struct WritableMatrix {
   std::int64_t column_stride = 0;
 };
 
-// Which keys row i may attend to: position = i + offset, keys [max(0, position - left), min(keys, position + right +
-// 1)), cut at valid_lens[i] where there are any; rows from real_queries on have none.
-struct RangeRule {
-  std::int64_t keys = 0;
-  std::int64_t real_queries = 0;
-  std::int64_t offset = 0;
-  std::int64_t left = 0;
-  std::int64_t right = 0;
+// The spans of a head's rows, in the normal form of core/spans.h; strides in elements.
+struct SpanLists {
+  const void* data = nullptr;  // null: none, every row sees its whole range
+  std::int64_t entry_stride = 0, span_stride = 0, end_stride = 0;
+  std::int64_t count = 0;  // of an entry
+  std::int64_t rows = 1;   // query rows that share an entry
+  bool are_i64 = false;
+};
+
+// Which keys row i may attend to, before masks: those of the rule of its sequence, cut at valid_lens[i] where there are
+// any, that lie in one of its spans where there are any.
+struct RangeRule : RowRule {
   const void* valid_lens = nullptr;  // one per row
   std::int64_t valid_lens_stride = 0;
   bool valid_lens_are_i64 = false;
+  SpanLists spans;
 };
 
 struct Modifiers {

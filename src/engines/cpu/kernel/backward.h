@@ -42,6 +42,7 @@ class Backward : public BackwardState<S, In, fold> {
   using Base::blocks_summed_;
   using Base::chunk_;
   using Base::group_;
+  using Base::has_edge;
   using Base::head_;
   using Base::panel_count;
   using Base::panel_keys;
@@ -62,13 +63,12 @@ class Backward : public BackwardState<S, In, fold> {
   Backward(const BackwardArgs& args, int chunk, Scalar* scratch) : Base(args, chunk, false, scratch) {}
 
   HEADWAY_NOINLINE void run() {
-    this->find_blocks();
     const std::int64_t end = args_.chunks.begin[chunk_ + 1];
     for (std::int64_t k = args_.chunks.begin[chunk_]; k < end; k += group_keys<S, fold>(args_)) {
       group_ = {k, smaller(k + group_keys<S, fold>(args_), end)};
       this->load_group();
       for (std::int64_t h = 0; h < args_.head_count; ++h) {
-        head_ = args_.heads + h;
+        this->enter_head(h);
         for (block_ = 0; block_ < block_count(args_); ++block_) {
           visit();
         }
@@ -91,7 +91,7 @@ class Backward : public BackwardState<S, In, fold> {
   bool wants_gradients() const { return wants_dq() || args_.dk.data != nullptr || head_->dbias.data != nullptr; }
 
   void visit() {
-    if (!overlap(rows().hull, group_)) {
+    if (!this->reaches(group_)) {
       if (head_->dbias.data != nullptr) {
         clear_bias(group_);
       }
@@ -134,7 +134,7 @@ class Backward : public BackwardState<S, In, fold> {
 
   // Returns whether the tile has forbidden pairs.
   bool visit_panel(int p) {
-    if (!overlap(rows().hull, keys_of(p))) {
+    if (!this->reaches(keys_of(p))) {
       skip_panel(p);
       return false;
     }
@@ -179,9 +179,6 @@ class Backward : public BackwardState<S, In, fold> {
       }
     }
   }
-
-  // Whether some rows' ranges leave out some of the keys.
-  bool has_edge(const Range& keys) const { return rows().core.begin > keys.begin || rows().core.end < keys.end; }
 
   template <class T>
   using OperandOf = typename Operands<T>::Scalar;
@@ -408,7 +405,7 @@ class Backward : public BackwardState<S, In, fold> {
     return static_cast<Scalar*>(head_->dq_partials) + (chunk_ * args_.queries + rows().begin) * ld;
   }
   bool is_first() const {
-    return !adds_to_sums_ && larger(rows().hull.begin, args_.chunks.begin[chunk_]) >= group_.begin;
+    return !adds_to_sums_ && !this->reaches({args_.chunks.begin[chunk_], group_.begin});
   }
 
   // Panels whose products are summed up before they go to the partial: 128 keys, so that equal terms don't drift; those

@@ -65,8 +65,8 @@ class BiasBackward {
       const Range keys{key, smaller(key + width, keys_end)};
       bool loaded = false;
       for (std::int64_t row = region_.row_begin; row < rows_end; row += query_block) {
-        const RowBlock block = row_block(*args_, row / query_block);
-        if (overlap(block.hull, keys)) {
+        const RowBlock block = row_block(*args_, head_->ranges, row / query_block);
+        if (block_sees_any(head_->ranges, block, keys)) {
           if (!loaded) {
             at_.tiles.load(*args_, *head_, keys);
           }

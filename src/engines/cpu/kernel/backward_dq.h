@@ -25,7 +25,7 @@ HEADWAY_INLINE Partials<typename S::Scalar> partials_of(const BackwardArgs& args
                                                         const RowBlock& block) {
   Partials<typename S::Scalar> partials{};
   for (int c = 0; c < args.chunks.count; ++c) {
-    if (overlap(block.hull, {args.chunks.begin[c], args.chunks.begin[c + 1]})) {
+    if (block_sees_any(head.ranges, block, {args.chunks.begin[c], args.chunks.begin[c + 1]})) {
       const std::int64_t first = (c * args.queries + block.begin) * padded<S>(args.head_dim);
       partials.first_row[partials.count++] = static_cast<const typename S::Scalar*>(head.dq_partials) + first;
       if (head.dq_lost != nullptr) {
@@ -44,7 +44,7 @@ HEADWAY_NOINLINE void sum_query_gradients(const BackwardArgs& args, const Backwa
   const std::int64_t ld = padded<S>(args.head_dim);
   const Scaling<S> scaled(args.scale);
   for (std::int64_t b = row_begin / query_block; b * query_block < row_end; ++b) {
-    const RowBlock block = row_block(args, b);
+    const RowBlock block = row_block(args, head.ranges, b);
     const auto partials = partials_of<S>(args, head, block);
     for (std::int64_t r = 0; r < block.count; ++r) {
       In* row = static_cast<In*>(head.dq.data) + (block.begin + r) * head.dq.row_stride;

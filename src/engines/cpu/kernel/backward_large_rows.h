@@ -52,6 +52,9 @@ class LargeRows {
     }
     for (std::int64_t key = block.hull.begin / width * width; key < block.hull.end; key += width) {
       const Range keys{key, smaller(key + width, args_.ranges.keys)};
+      if (!block_sees_any(head_.ranges, block, keys)) {
+        continue;
+      }
       at_.tiles.load(args_, head_, keys);
       const Tile<S> tile = at_.tiles.tile(args_, head_, block, keys);
       TileGradients<S>(args_, head_, tile).run_products(PanelTiles<S, In>::has_edge(block, keys));

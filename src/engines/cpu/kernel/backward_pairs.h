@@ -132,10 +132,10 @@ class BackwardPairs : public Backward<S, bfloat16, 2> {
 
   // Whether one of these pairs of a row and panel p is allowed.
   bool allows_any(std::int64_t row, int p, std::uint64_t pairs) const {
-    const Range range = range_of_row(args_.ranges, row);
+    const Range range = range_of_row(head_->ranges, row);
     const std::int64_t first = group_.begin + p * width;
     for (pairs &= range_word(inside_panel(range, first, panel_keys(p))); pairs != 0; pairs &= pairs - 1) {
-      if (is_allowed(head_->modifiers, range, row, first + __builtin_ctzll(pairs))) {
+      if (is_allowed(head_->ranges, head_->modifiers, range, row, first + __builtin_ctzll(pairs))) {
         return true;
       }
     }
@@ -261,7 +261,7 @@ class BackwardPairs : public Backward<S, bfloat16, 2> {
                  const OperandRows<T>& grad_outs) {
     const ChunkPlace place{rows().begin, rows().count, group_.begin + p * width, panel_keys(p)};
     const Range keys{place.key_begin, place.key_begin + place.keys};
-    if (!overlap(rows().hull, keys)) {
+    if (!this->reaches(keys)) {
       this->skip_panel(p);
       return;
     }

@@ -38,7 +38,7 @@ HEADWAY_NOINLINE typename S::Vector any_row_deltas(const BackwardArgs& args, con
   for (int r = 0; r < S::lanes; ++r) {
     sums[r] = S::zero();
     const std::int64_t i = begin + r;
-    for (std::int64_t d = 0; r < rows && has_keys(args.ranges, i) && d < args.value_dim; d += S::lanes) {
+    for (std::int64_t d = 0; r < rows && has_keys(head.ranges, i) && d < args.value_dim; d += S::lanes) {
       const int count = at_most(args.value_dim - d, S::lanes);
       const In* grad_out = static_cast<const In*>(head.grad_out.data) + i * head.grad_out.row_stride;
       const In* out = static_cast<const In*>(head.out.data) + i * head.out.row_stride;
@@ -54,7 +54,7 @@ template <class S, class In>
 HEADWAY_INLINE typename S::Vector row_deltas(const BackwardArgs& args, const BackwardHead& head, std::int64_t begin,
                                              int rows) {
   if (rows < S::lanes || head.grad_out.column_stride != 1 || head.out.column_stride != 1 ||
-      !rows_share_range(args.ranges, begin, begin + rows)) {
+      !rows_share_range(head.ranges, begin, begin + rows)) {
     return any_row_deltas<S, In>(args, head, begin, rows);
   }
   const In* grad_out = static_cast<const In*>(head.grad_out.data) + begin * head.grad_out.row_stride;
@@ -78,16 +78,16 @@ HEADWAY_INLINE typename S::Vector row_deltas(const BackwardArgs& args, const Bac
 // Whether a row of a head with a sink takes part in the sink's gradient: it does if any key is allowed. The search is
 // for rows that look as if none were.
 template <class Scalar>
-HEADWAY_NOINLINE bool attends(const BackwardArgs& args, const BackwardHead& head, std::int64_t i, Scalar lse,
+HEADWAY_NOINLINE bool attends(const BackwardHead& head, std::int64_t i, Scalar lse,
                               Scalar delta) {
-  const Range range = range_of_row(args.ranges, i);
+  const Range range = range_of_row(head.ranges, i);
   const bool masks = head.modifiers.mask.data != nullptr || head.modifiers.bias.data != nullptr;
   const bool suspicious = lse == static_cast<Scalar>(head.sink) || !(delta - delta == 0);
   if (!masks || !suspicious) {
     return range.begin < range.end;
   }
   for (std::int64_t key = range.begin; key < range.end; ++key) {
-    if (is_allowed(head.modifiers, range, i, key)) {
+    if (is_allowed(head.ranges, head.modifiers, range, i, key)) {
       return true;
     }
   }
@@ -100,7 +100,7 @@ HEADWAY_INLINE double sink_gradient(const BackwardArgs& args, const BackwardHead
   using Scalar = typename S::Scalar;
   const Scalar lse = static_cast<const Scalar*>(head.lse)[row * head.lse_stride];
   const Scalar delta = static_cast<const Scalar*>(head.delta)[row];
-  if (!attends(args, head, row, lse, delta)) {
+  if (!attends(head, row, lse, delta)) {
     return 0;
   }
   const auto reference = static_cast<double>(static_cast<const Scalar*>(head.references)[row]);
@@ -140,7 +140,7 @@ HEADWAY_NOINLINE double prepare_rows(const BackwardArgs& args, const BackwardHea
   if (any_large) {
     LargeRows<S, In> large(args, head, static_cast<Scalar*>(scratch));
     for (std::int64_t i = row_begin; i < row_end; i += query_block) {
-      RowBlock block = row_block(args, i / query_block);
+      RowBlock block = row_block(args, head.ranges, i / query_block);
       large.run(block);
     }
   }

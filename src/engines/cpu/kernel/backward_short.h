@@ -54,11 +54,10 @@ class ShortBackward : Backward<S, In> {
 
   HEADWAY_NOINLINE void run() {
     group_ = {0, args_.ranges.keys};
-    this->find_blocks();
     this->pack_panels();
     const Rows<Scalar> keys = vector_rows(args_.key, args_.ranges.keys, args_.head_dim, at_.key_rows);
     for (std::int64_t h = 0; h < args_.head_count; ++h) {
-      head_ = args_.heads + h;
+      this->enter_head(h);
       is_first_ = h == 0;
       is_last_ = h + 1 == args_.head_count;
       const Rows<Scalar> queries = vector_rows(head_->query, args_.queries, args_.head_dim, at_.query_copy);
@@ -117,7 +116,7 @@ class ShortBackward : Backward<S, In> {
         this->query_ahead_ = rows_ahead(next_query, head_->query, args_.head_dim, p);
         this->grad_out_ahead_ = rows_ahead(next_grad_out, head_->grad_out, args_.value_dim, p);
         this->look_ahead_at_pairs(p);
-        if (overlap(this->rows().hull, this->keys_of(p))) {
+        if (this->reaches(this->keys_of(p))) {
           forbids_ |= this->compute_tile(p);
         } else {
           this->skip_panel(p);

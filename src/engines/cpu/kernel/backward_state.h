@@ -44,7 +44,8 @@ class BackwardState {
     Scalar *weights, *gradients, *slopes, *query_copy, *grad_out_copy;
     std::uint64_t *allowed, *kept;
     Range* spans;
-    RowBlock* blocks;
+    RowBlock* blocks;           // of each plane of spans
+    std::uint64_t* panel_bits;  // of each block: its BlockPanels; and as much as one for the search
 
     Layout(const BackwardArgs& args, bool whole, Scalar* base) : scratch{base} {
       const std::int64_t panels = whole ? (args.ranges.keys + width - 1) / width : group_panels<S, fold>(args);
@@ -68,7 +69,10 @@ class BackwardState {
       allowed = scratch.template take<std::uint64_t>(tiles * query_block);
       kept = scratch.template take<std::uint64_t>(query_block);
       spans = scratch.template take<Range>(tiles * (query_block / edge_rows));
-      blocks = scratch.template take<RowBlock>(block_count(args));
+      const std::int64_t planes = larger(args.span_planes, 1);
+      blocks = scratch.template take<RowBlock>(planes * block_count(args));
+      panel_bits = scratch.template take<std::uint64_t>(
+          args.span_planes == 0 ? 0 : (2 * planes * block_count(args) + 1) * BlockPanels::words(args.ranges, width));
     }
   };
 
@@ -83,12 +87,54 @@ class BackwardState {
   std::uint64_t* tile_allowed(int p) const { return at_.allowed + tile(p) * query_block; }
   Range* tile_spans(int p) const { return at_.spans + tile(p) * (query_block / edge_rows); }
 
-  const RowBlock& rows() const { return at_.blocks[block_]; }
+  // ---- The block of queries ----
 
-  void find_blocks() {
-    for (std::int64_t block = 0; block < block_count(args_); ++block) {
-      find_row_block(args_, block, at_.blocks[block]);
+  const RowBlock& rows() const { return at_.blocks[plane_ * block_count(args_) + block_]; }
+
+  BlockPanels panels_of(std::int64_t plane, std::int64_t block) const {
+    if (args_.span_planes == 0) {
+      return {};
     }
+    const std::int64_t words = BlockPanels::words(args_.ranges, width);
+    std::uint64_t* first = at_.panel_bits + 2 * (plane * block_count(args_) + block) * words;
+    return {first, first + words};
+  }
+
+  // Makes head h the one at hand. What its rows see is found once.
+  void enter_head(std::int64_t h) {
+    head_ = args_.heads + h;
+    plane_ = args_.span_planes > 1 ? h : 0;
+    for (; planes_found_ <= plane_; ++planes_found_) {
+      find_blocks(planes_found_);
+    }
+  }
+
+  void find_blocks(std::int64_t plane) {
+    const std::int64_t blocks = block_count(args_);
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      RowBlock& found = at_.blocks[plane * blocks + block];
+      find_row_block(args_, args_.heads[plane].ranges, block, found);
+      if (args_.span_planes != 0) {
+        std::uint64_t* spare = panels_of(larger(args_.span_planes, 1), 0).reached;
+        find_block_panels(args_.heads[plane].ranges, found, width, panels_of(plane, block), spare);
+      }
+    }
+  }
+
+  // Whether some row of the block sees one of these keys, which begin at a panel's first and end at one's last.
+  bool reaches(const Range& keys) const {
+    if (args_.span_planes == 0) {
+      return overlap(rows().hull, keys);
+    }
+    return any_bit(panels_of(plane_, block_).reached, keys.begin / width, (keys.end + width - 1) / width);
+  }
+
+  // Whether some rows of the block do not see all of a panel's keys.
+  bool has_edge(const Range& keys) const {
+    if (args_.span_planes == 0) {
+      return rows().core.begin > keys.begin || rows().core.end < keys.end;
+    }
+    return !any_bit(panels_of(plane_, block_).whole, keys.begin / width, keys.begin / width + 1);
   }
 
   virtual void load_group() {
@@ -209,6 +255,8 @@ class BackwardState {
   PanelSums sums_[most_panels<S, fold>];  // dK's and dV's
   int blocks_summed_ = 0;                 // since the last fold
   const BackwardHead* head_ = nullptr;
+  std::int64_t plane_ = 0;         // of the head's spans
+  std::int64_t planes_found_ = 0;  // whose blocks are known
   std::int64_t block_ = 0;
 };
 

@@ -60,7 +60,7 @@ class TileGradients {
         modifiers_(head.modifiers),
         dropout_(head.dropout),
         tile_(tile),
-        permission_(args.ranges, head.modifiers, tile),
+        permission_(head.ranges, head.modifiers, tile),
         factor_(factor_of(args.scale, head.modifiers)),
         keeps_gradients_(fold == 1 || head.dbias.data != nullptr) {}
 

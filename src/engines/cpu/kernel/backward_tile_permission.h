@@ -1,5 +1,5 @@
-// Which pairs of a tile of the backward pass are allowed, but for biases of -inf: those that the rows' ranges, the mask
-// and Tile::wanted leave.
+// Which pairs of a tile of the backward pass are allowed, but for biases of -inf: those that the rows' ranges and spans,
+// the mask and Tile::wanted leave.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ class TilePermission {
   // That hold keys.
   int vectors() const { return (tile_.place.keys + lanes - 1) / lanes; }
 
-  // Every row's range holds the whole panel.
+  // Every row sees the whole panel, but for masks.
   void take_all(const Patch& all) const {
     for (int group = 0; group * edge_rows < tile_.place.rows; ++group) {
       tile_.spans[group] = {0, tile_.place.keys};
@@ -40,17 +40,19 @@ class TilePermission {
     forbid_by_mask(all);
   }
 
-  // The words, the span and the vectors of a group. Returns whether every row's range holds the whole panel.
+  // The words, the span and the vectors of a group. Returns whether every row sees the whole panel, but for masks.
   bool cut_group(Patch& patch) const {
     const ChunkPlace& place = tile_.place;
     Range span{place.keys, 0};
     bool full = true;
     for (int r = patch.row_begin; r < patch.row_end; ++r) {
-      const Range inside = inside_panel(range_of_row(ranges_, place.row_begin + r), place.key_begin, place.keys);
-      tile_.allowed[r] = range_word(inside);
-      full &= inside.begin == 0 && inside.end == place.keys;
-      if (inside.begin < inside.end) {
-        span = {smaller(span.begin, inside.begin), larger(span.end, inside.end)};
+      const std::int64_t row = place.row_begin + r;
+      const std::uint64_t word = row_word(ranges_, unspanned_range(ranges_, row), row, place.key_begin, place.keys);
+      tile_.allowed[r] = word;
+      full &= word == low_bits(place.keys);
+      if (word != 0) {
+        const Range seen = word_hull(word);
+        span = {smaller(span.begin, seen.begin), larger(span.end, seen.end)};
       }
     }
     forbid_by_mask(patch);

@@ -21,9 +21,6 @@
 namespace headway::cpu {
 namespace {
 
-// How many terms, or sums of terms, are added up before the next step.
-constexpr int summed = 16;
-
 template <class S, class In>
 class Decode : protected DecodeState<S, In> {
  protected:
@@ -57,7 +54,7 @@ class Decode : protected DecodeState<S, In> {
       for (int r = 0; first && r < rows_; ++r) {
         partials.clear(partials.at(chunk, at_.numbers[r]));
       }
-      const Range hull = this->hull_inside(block_);
+      const Range hull = this->enter_block();
       if (hull.begin >= hull.end) {
         return;
       }
@@ -82,7 +79,7 @@ class Decode : protected DecodeState<S, In> {
   HEADWAY_NOINLINE void run_weights(std::int64_t chunk) {
     const PartialSoftmaxes<S> partials(args_);
     each_block(chunk, [&](bool) {
-      const Range hull = this->hull_inside(block_);
+      const Range hull = this->enter_block();
       if (hull.begin < hull.end) {
         score_rows(hull);
       }
@@ -117,6 +114,9 @@ class Decode : protected DecodeState<S, In> {
   HEADWAY_NOINLINE void score_rows(const Range& hull) {
     for (std::int64_t key = hull.begin; key < hull.end; key += packed_keys) {
       const std::int64_t count = smaller(hull.end - key, packed_keys);
+      if (!this->reaches(key, key + count)) {
+        continue;  // modify() forbids them, whatever their scores are
+      }
       const StoredRows<In> keys = this->stored_rows(head_.key, key, count, head_.head_dim);
       for (std::int64_t k = 0; k < count; k += lanes) {
         const StoredRows<In> group{keys.data + k * keys.ld, keys.ld};
@@ -162,7 +162,7 @@ class Decode : protected DecodeState<S, In> {
     for (std::int64_t t = first_tile(hull); t < end_tile(hull); ++t) {
       const std::int64_t key = block_.begin + t * tile;
       const int keys = at_most(block_.end - key, tile);
-      std::uint64_t allowed = range_word(inside_panel(at_.ranges[r], key, keys));
+      std::uint64_t allowed = row_word(head.ranges, at_.ranges[r], i, key, keys);
       if (head.modifiers.mask.data != nullptr) {
         const Matrix& mask = head.modifiers.mask;
         allowed &=
@@ -271,6 +271,10 @@ class Decode : protected DecodeState<S, In> {
       Sum sum = Sum::starts;
       for (std::int64_t key = part; key < part_end;) {
         const std::int64_t end = next(key, summed, part_end);
+        if (!this->reaches(key, end)) {  // their weights are 0
+          key = end;
+          continue;
+        }
         const StoredRows<In> values = this->stored_rows(head_.value, key, end - key, head_.value_dim, allowed);
         if (!one_strip()) {
           touch(values, end - key);
@@ -279,11 +283,14 @@ class Decode : protected DecodeState<S, In> {
         sum = Sum::continues;
         key = end;
       }
+      part = part_end;
+      if (sum == Sum::starts) {
+        continue;
+      }
       for (int r = row_begin; r < row_end; ++r) {
         add_part(r, first_part);
       }
       first_part = false;
-      part = part_end;
     }
   }
 

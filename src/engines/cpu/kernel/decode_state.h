@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::int64_t stream_keys = 2048;  // of K, then of V: memory streams well from about 1024 on
 constexpr std::int64_t decode_rows = 32;  // that pass over a block together: its scores stay in the second-level cache
+constexpr int summed = 16;  // terms, or sums of terms, that are added up before the next step
 constexpr std::int64_t packed_keys = 64;  // copied at once where a layout cannot be read in place
 
 // From the units of decode's scores to those of the exponential. Scores that are modified are natural, and so are those
@@ -144,6 +145,7 @@ class DecodeState {
     std::uint64_t* allowed;          // [rows][tiles of the block]
     std::int64_t* numbers;           // of the rows, among all that share the kv head
     Range* ranges;                   // of the rows
+    std::uint64_t* reached;          // bit n: whether some row sees a key of the block's n-th few; where there are spans
     bool* forbids;                   // whether the row may not attend to some of the block's hull
     In* copy;                        // of keys or values that cannot be read in place
 
@@ -165,6 +167,7 @@ class DecodeState {
       allowed = scratch.take<std::uint64_t>(rows * word_ld);
       numbers = scratch.take<std::int64_t>(rows);
       ranges = scratch.take<Range>(rows);
+      reached = scratch.take<std::uint64_t>(stream_keys / summed / 64);
       forbids = scratch.take<bool>(rows);
       copy = scratch.take<In>(packed_keys * larger(head.head_dim, head.value_dim));
       bytes = scratch.used;
@@ -190,7 +193,7 @@ class DecodeState {
     hull_ = {0, 0};
     for (int r = 0; r < rows_; ++r) {
       pack_query(head_of(r).query, query_of(r), at_.queries + r * at_.query_ld);
-      at_.ranges[r] = range_of_row(head_.ranges, query_of(r));
+      at_.ranges[r] = range_of_row(head_of(r).ranges, query_of(r));
       const Range& range = at_.ranges[r];
       if (range.begin < range.end) {
         hull_ =
@@ -244,12 +247,44 @@ class DecodeState {
     return {at_.copy, dim};
   }
 
-  Range hull_inside(const Range& keys) const { return {larger(hull_.begin, keys.begin), smaller(hull_.end, keys.end)}; }
+  // The block's keys from the first to the last that a row may attend to; with spans also which few of them some row
+  // sees.
+  Range enter_block() {
+    const Range hull{larger(hull_.begin, block_.begin), smaller(hull_.end, block_.end)};
+    if (head_.ranges.spans.data == nullptr || hull.begin >= hull.end) {
+      return hull;
+    }
+    return find_reached(hull) ? hull : Range{0, 0};
+  }
+
+  // Whether some row sees any of the hull.
+  HEADWAY_NOINLINE bool find_reached(const Range& hull) {
+    constexpr std::int64_t words = stream_keys / summed / 64;
+    for (std::int64_t at = 0; at < words; ++at) {
+      at_.reached[at] = 0;
+    }
+    for (int r = 0; r < rows_; ++r) {
+      const Range inside{larger(at_.ranges[r].begin, hull.begin), smaller(at_.ranges[r].end, hull.end)};
+      if (inside.begin < inside.end) {
+        RowSpans(head_of(r).ranges.spans, query_of(r)).for_parts(inside, [&](const Range& part) HEADWAY_LAMBDA {
+          set_bits(at_.reached, (part.begin - block_.begin) / summed, (part.end - 1 - block_.begin) / summed + 1);
+        });
+      }
+    }
+    return any_bit(at_.reached, 0, words * 64);
+  }
+
+  // Whether some row may see one of these keys of the block.
+  HEADWAY_INLINE bool reaches(std::int64_t begin, std::int64_t end) const {
+    return head_.ranges.spans.data == nullptr ||
+           any_bit(at_.reached, (begin - block_.begin) / summed, (end - 1 - block_.begin) / summed + 1);
+  }
+
   Scalar* scores_of(int r) const { return at_.scores + r * at_.score_ld; }
   std::uint64_t* allowed_of(int r) const { return at_.allowed + r * at_.word_ld; }
 
   const DecodeArgs& args_;
-  const ForwardArgs& head_;     // the first; keys, values, ranges and kinds of modifiers are the same for all
+  const ForwardArgs& head_;     // the first; keys, values, ranges but for spans and kinds of modifiers are those of all
   double to_log2_;              // from the units of the scores to those of the exponential
   double query_factor_;         // what queries are multiplied by: a power of two
   Scaling<S> product_scaling_;  // makes scores of products

@@ -68,7 +68,7 @@ class Forward : protected ForwardTiles<S, In> {
       this->start_panel(p);
       this->clear_output(p);
       this->clear_totals(p);
-      all = Base::joined(all, at_.panel_ranges[p].hull);
+      all = joined(all, at_.panel_ranges[p].hull);
     }
     const std::int64_t end = smaller((all.end + fold - 1) / fold * fold, args_.ranges.keys);
     if (args_.modifiers.has_alibi && fuses_modified()) {
@@ -101,7 +101,20 @@ class Forward : protected ForwardTiles<S, In> {
   }
 
   void core_block(std::int64_t p) {
-    const Range core = inside_block(at_.panel_ranges[p].core);
+    if (!at_.panel_ranges[p].scattered) {
+      core_piece(p, inside_block(at_.panel_ranges[p].core));
+      return;
+    }
+    const PanelSpans& spans = at_.panel_spans[p];
+    for (std::int64_t n = spans.first_whole(block_begin_); n < spans.whole_count; ++n) {
+      if (spans.whole[n].begin >= block_end_) {
+        return;
+      }
+      core_piece(p, inside_block(spans.whole[n]));
+    }
+  }
+
+  void core_piece(std::int64_t p, const Range& core) {
     if (core.begin >= core.end) {
       return;
     }
@@ -192,6 +205,10 @@ class Forward : protected ForwardTiles<S, In> {
 
   // What lies in the panel's hull before and after its core.
   void edge_block(std::int64_t p) {
+    if (at_.panel_ranges[p].scattered) {
+      scattered_edges(p);
+      return;
+    }
     const Range& core = at_.panel_ranges[p].core;
     const Range hull = inside_block(at_.panel_ranges[p].hull);
     edge_piece(p, {hull.begin, smaller(hull.end, core.begin)});
@@ -211,6 +228,40 @@ class Forward : protected ForwardTiles<S, In> {
       if (reached.begin < reached.end) {
         this->template two_pass<1>(p, v, reached, true);
       }
+    }
+  }
+
+  // The block's keys outside of what all rows see, tile by tile; tiles that no row reaches are skipped.
+  void scattered_edges(std::int64_t p) {
+    const PanelSpans& spans = at_.panel_spans[p];
+    std::int64_t n = spans.first_whole(block_begin_);
+    for (std::int64_t key = block_begin_; key < block_end_;) {
+      if (n < spans.whole_count && spans.whole[n].begin <= key) {
+        key = spans.whole[n++].end;
+        continue;
+      }
+      std::int64_t end = smaller((key / span_tile + 1) * span_tile, block_end_);
+      end = n < spans.whole_count ? smaller(end, spans.whole[n].begin) : end;
+      if (spans.reaches(key)) {
+        scattered_piece(p, {key, end});
+      }
+      key = end;
+    }
+  }
+
+  // Part of a tile: vector by vector, each from the first to the last key that one of its rows sees.
+  void scattered_piece(std::int64_t p, const Range& piece) {
+    static_assert(span_tile == chunk_keys);
+    const auto& bits = this->tile_bits(p, piece.begin);
+    const std::uint64_t inside = range_word({piece.begin - bits.key_begin, piece.end - bits.key_begin});
+    for (int v = 0; v < panel_vectors(p); ++v) {
+      if ((bits.reach[v] & inside) == 0) {
+        continue;
+      }
+      const Range reach = word_hull(bits.reach[v] & inside);
+      this->load_block();
+      this->watch_values(piece);
+      this->template two_pass<1>(p, v, {bits.key_begin + reach.begin, bits.key_begin + reach.end}, true);
     }
   }
 

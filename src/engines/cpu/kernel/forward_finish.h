@@ -106,6 +106,9 @@ class ForwardFinish : public ForwardTotals<S, In> {
   HEADWAY_NOINLINE void store_weights(std::int64_t p, const Scalar* factors) {
     for (int v = 0; v < panel_vectors(p); ++v) {
       const Range& hull = at_.panel_ranges[p].vector_hull[v];
+      if (at_.panel_ranges[p].scattered) {
+        clear_weights(p, v, hull.begin, hull.end);
+      }
       clear_weights(p, v, 0, hull.begin);
       clear_weights(p, v, hull.end, args_.ranges.keys);
     }
@@ -153,7 +156,7 @@ class ForwardFinish : public ForwardTotals<S, In> {
     const std::int64_t row = panel_row(p) + r;
     In* weights = static_cast<In*>(args_.weights.data) + row * args_.weights.row_stride;
     for (std::int64_t key = 0; key < args_.ranges.keys; ++key) {
-      if (!is_allowed(args_.modifiers, at_.ranges[p * width + r], row, key)) {
+      if (!is_allowed(args_.ranges, args_.modifiers, at_.ranges[p * width + r], row, key)) {
         weights[key * args_.weights.column_stride] = In{};
       }
     }

@@ -120,6 +120,57 @@ class ForwardScores : public ForwardValues<S, In> {
     }
   }
 
+  // ---- Permission ----
+
+  // What rows of a panel with holes see of one tile of keys.
+  struct TileBits {
+    std::int64_t panel = -1, key_begin = -1;
+    std::uint64_t reach[S::panel_vectors];  // of each vector's rows together, a bit a key
+    std::uint64_t rows[chunk_keys];         // of each key, a bit a row
+  };
+
+  const TileBits& tile_bits(std::int64_t p, std::int64_t key) {
+    const std::int64_t begin = key / chunk_keys * chunk_keys;
+    if (bits_.panel != p || bits_.key_begin != begin) {
+      load_tile_bits(p, begin);
+    }
+    return bits_;
+  }
+
+  HEADWAY_NOINLINE void load_tile_bits(std::int64_t p, std::int64_t key) {
+    bits_.panel = p;
+    bits_.key_begin = key;
+    const std::int64_t keys = smaller(args_.ranges.keys - key, chunk_keys);
+    for (int v = 0; v < S::panel_vectors; ++v) {
+      bits_.reach[v] = 0;
+    }
+    for (int r = 0; r < chunk_keys; ++r) {
+      const bool exists = r < this->panel_rows(p);
+      bits_.rows[r] =
+          exists ? row_word(args_.ranges, at_.ranges[p * width + r], panel_row(p) + r, key, keys) : std::uint64_t{0};
+      if (exists) {
+        bits_.reach[r / lanes] |= bits_.rows[r];
+      }
+    }
+    transpose_bits<S>(bits_.rows);
+  }
+
+  // Scores of a vector's rows outside their ranges and spans become -inf.
+  HEADWAY_NOINLINE void forbid_outside(std::int64_t p, int v, const Range& piece) {
+    if (!at_.panel_ranges[p].scattered) {
+      forbid_outside_ranges<S>(scores_at(piece.begin, v), width, at_.ranges + p * width + v * lanes, piece.begin,
+                               piece.end - piece.begin);
+      return;
+    }
+    const Vector forbidden = S::set(-static_cast<Scalar>(__builtin_inff()));
+    for (std::int64_t key = piece.begin; key < piece.end; ++key) {
+      const TileBits& bits = tile_bits(p, key);
+      const auto allowed = S::mask_from_bits(bits.rows[key - bits.key_begin] >> (v * lanes));
+      Scalar* at = scores_at(piece.begin, v) + (key - piece.begin) * width;
+      S::store(at, S::select(allowed, S::load(at), forbidden));
+    }
+  }
+
   // ---- Softmax ----
 
   // Scores, modifiers, a new reference where a row's maximum passes the old one by far, exponentials, output. Scores
@@ -135,7 +186,7 @@ class ForwardScores : public ForwardValues<S, In> {
         modify(p, v, NV, chunk);
       }
       if (edge) {
-        forbid_outside_ranges<S>(scores_at(key, v), width, at_.ranges + p * width + v * lanes, key, chunk.end - key);
+        forbid_outside(p, v, chunk);
       }
       raise_to_scores<NV>(v, chunk, highest);
     }
@@ -218,6 +269,7 @@ class ForwardScores : public ForwardValues<S, In> {
   }
 
   ScoreModifier<S> modifier_;
+  TileBits bits_;
 };
 
 }  // namespace

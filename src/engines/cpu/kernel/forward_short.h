@@ -95,8 +95,7 @@ class ShortForward : Forward<S, In> {
         this->modify(p, v, NV, piece);
       }
       if (edge) {
-        forbid_outside_ranges<S>(scores_at(piece.begin, v), width, at_.ranges + p * width + v * lanes, piece.begin,
-                                 piece.end - piece.begin);
+        this->forbid_outside(p, v, piece);
       }
       this->template load_references<NV>(p, v, highest);  // -inf
       this->template raise_to_scores<NV>(v, piece, highest);

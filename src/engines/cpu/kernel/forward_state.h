@@ -8,6 +8,7 @@
 #include "engines/cpu/kernel/modifiers.h"
 #include "engines/cpu/kernel/operands.h"
 #include "engines/cpu/kernel/pack.h"
+#include "engines/cpu/kernel/panel_spans.h"
 #include "engines/cpu/kernel/query_factor.h"
 #include "engines/cpu/kernel/ranges.h"
 #include "engines/cpu/kernel/scratch.h"
@@ -67,6 +68,8 @@ class ForwardState {
     Range hull, core;
     Range vector_hull[S::panel_vectors];
     bool has_references;  // whether every row has visited a key of its range
+    bool has_terms;       // whether its sums hold something that the totals lack
+    bool scattered;       // whether spans leave holes: then the core is empty, and the panel's PanelSpans says more
   };
 
   struct Layout {
@@ -77,12 +80,16 @@ class ForwardState {
     Scalar *total_outputs, *lost_outputs, *total_sums, *lost_sums, *total_references;  // where has_totals
     Range* ranges;
     PanelRanges* panel_ranges;
+    PanelSpans* panel_spans;  // where there are spans
+    Range* spare_whole;
     Piece* pieces;
 
     Layout(const ForwardArgs& args, std::int64_t panels, void* memory) {
       const bool weights = args.weights.data != nullptr;
       const std::int64_t blocks = args.ranges.keys / key_block + 2;
-      const std::int64_t most_pieces = weights ? blocks * (2 * S::panel_vectors + 2) : 0;
+      const bool spans = args.ranges.spans.data != nullptr;
+      const std::int64_t block_pieces = spans ? most_scattered_pieces : 2 * S::panel_vectors + 2;
+      const std::int64_t most_pieces = weights ? blocks * block_pieces : 0;
       Scratch<char> scratch{static_cast<char*>(memory)};
       queries = scratch.take<Operand>(panels * folded<S>(args.head_dim) * width);
       outputs = scratch.take<Scalar>(panels * output_rows(args) * width);
@@ -107,9 +114,23 @@ class ForwardState {
       panel_ranges = scratch.take<PanelRanges>(panels);
       pieces = scratch.take<Piece>(most_pieces);
       piece_references = scratch.take<Scalar>(most_pieces * width);
+      const std::int64_t whole = spans ? PanelSpans::most_whole(args.ranges, width) : 0;
+      panel_spans = scratch.take<PanelSpans>(spans ? panels : 0);
+      spare_whole = scratch.take<Range>(whole);
+      for (std::int64_t p = 0; spans && p < panels; ++p) {
+        std::uint64_t* reached = scratch.take<std::uint64_t>(PanelSpans::words(args.ranges));
+        Range* ranges_of_panel = scratch.take<Range>(whole);
+        if (memory != nullptr) {
+          panel_spans[p] = {reached, ranges_of_panel, 0};
+        }
+      }
       bytes = scratch.used;
     }
   };
+
+  // Pieces of a block of keys that a panel with holes computes: parts of tiles, vector by vector, and what all rows see.
+  static constexpr std::int64_t most_scattered_pieces =
+      (key_block / span_tile + 2 * (key_block / least_whole + 1)) * S::panel_vectors;
 
   static constexpr Scalar infinity = __builtin_inff();
 
@@ -180,6 +201,8 @@ class ForwardState {
     PanelRanges& found = at_.panel_ranges[p];
     Range* ranges = at_.ranges + p * width;
     const int rows = panel_rows(p);
+    found.has_terms = false;
+    found.scattered = false;
     if (rows_share_range(args_.ranges, panel_row(p), panel_row(p) + rows)) {
       found.hull = found.core = range_of_row(args_.ranges, panel_row(p));
       for (int v = 0; v < panel_vectors(p); ++v) {
@@ -197,12 +220,19 @@ class ForwardState {
         for (int r = v * lanes; r < (v + 1) * lanes; ++r) {
           ranges[r] = r < rows ? range_of_row(args_.ranges, panel_row(p) + r) : Range{0, 0};
           if (r < rows) {
+            found.scattered |= leaves_hole(panel_row(p) + r, hull, ranges[r]);
             hull = joined(hull, ranges[r]);
             found.core = {larger(found.core.begin, ranges[r].begin), smaller(found.core.end, ranges[r].end)};
           }
         }
         found.hull = joined(found.hull, hull);
       }
+    }
+    if (found.scattered) {
+      found.core = {found.hull.end, found.hull.end};
+      found.has_references =
+          find_panel_spans(args_.ranges, panel_row(p), rows, key_step, at_.panel_spans[p], at_.spare_whole);
+      return;
     }
     // Keys of one product stay together: a core starts and ends between products.
     found.core = {(found.core.begin + key_step - 1) / key_step * key_step, found.core.end / key_step * key_step};
@@ -216,11 +246,13 @@ class ForwardState {
     }
   }
 
-  static Range joined(const Range& a, const Range& b) {
-    if (a.begin >= a.end || b.begin >= b.end) {
-      return a.begin >= a.end ? b : a;
+  // Whether spans leave a hole in a row's range, or between it and those of the rows before it in its vector.
+  bool leaves_hole(std::int64_t row, const Range& before, const Range& range) const {
+    if (args_.ranges.spans.data == nullptr || range.begin >= range.end) {
+      return false;
     }
-    return {smaller(a.begin, b.begin), larger(a.end, b.end)};
+    const bool apart = before.begin < before.end && (range.begin > before.end || range.end < before.begin);
+    return apart || !is_whole(args_.ranges, range, row);
   }
 
   // ---- The block of keys at hand ----

@@ -124,7 +124,7 @@ class ForwardTiny : public ForwardScores<S, In> {
       this->modify(p, v, 1, piece);
     }
     Scalar* scores = scores_at(piece.begin, v);
-    forbid_outside_ranges<S>(scores, width, at_.ranges + p * width + v * lanes, piece.begin, piece.end - piece.begin);
+    this->forbid_outside(p, v, piece);
     for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
       S::store(scores + j * width, exp2<S>((S::load(scores + j * width) - reference) * to_log2));
     }

@@ -57,7 +57,9 @@ class ForwardTotals : public ForwardState<S, In> {
       return;
     }
     for (std::int64_t p = 0; p < this->panels_; ++p) {
-      add_panel(p);
+      if (at_.panel_ranges[p].has_terms) {  // adding zeros would change nothing
+        add_panel(p);
+      }
     }
   }
 
@@ -76,6 +78,7 @@ class ForwardTotals : public ForwardState<S, In> {
 
  private:
   HEADWAY_NOINLINE void add_panel(std::int64_t p) {
+    at_.panel_ranges[p].has_terms = false;
     for (int v = 0; v < panel_vectors(p); ++v) {
       const std::int64_t row = p * width + v * lanes;
       const Vector reference = S::load(at_.references + row);

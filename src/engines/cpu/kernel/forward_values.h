@@ -86,6 +86,7 @@ class ForwardValues : public ForwardFinish<S, In> {
   HEADWAY_NOINLINE void add_values(std::int64_t p, int v, const Range& piece, const Vector (&decay)[NV],
                                    const Operand* weights) {
     constexpr int NB = broadcasts<S, NV>();
+    at_.panel_ranges[p].has_terms = true;
     this->remember(p, v, NV, piece);
     const Operand* values = this->value_operands(piece.begin);
     const std::int64_t steps = (piece.end + fold - 1) / fold - piece.begin / fold;
@@ -149,7 +150,7 @@ class ForwardValues : public ForwardFinish<S, In> {
           continue;
         }
         for (int r = 0; r < rows; ++r) {
-          if (is_allowed(args_.modifiers, at_.ranges[p * width + v * lanes + r], row + r, key)) {
+          if (is_allowed(args_.ranges, args_.modifiers, at_.ranges[p * width + v * lanes + r], row + r, key)) {
             add(r, d, weights[(key - piece.begin) * width + r] * value);
           }
         }

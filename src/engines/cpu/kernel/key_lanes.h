@@ -17,18 +17,6 @@
 namespace headway::cpu {
 namespace {
 
-HEADWAY_INLINE std::uint64_t low_bits(std::int64_t count) {
-  return count >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
-}
-
-// The part of a range that lies in a panel, counted from the panel's first key.
-HEADWAY_INLINE Range inside_panel(const Range& range, std::int64_t key_begin, std::int64_t keys) {
-  const std::int64_t end = smaller(larger(range.end - key_begin, 0), keys);
-  return {smaller(larger(range.begin - key_begin, 0), end), end};
-}
-
-HEADWAY_INLINE std::uint64_t range_word(const Range& inside) { return low_bits(inside.end) & ~low_bits(inside.begin); }
-
 // Bit 4 c is bit c of a number of 16 bits.
 HEADWAY_INLINE std::uint64_t every_fourth_bit(std::uint64_t bits) {
   bits = (bits | bits << 24) & 0x000000ff000000ffULL;

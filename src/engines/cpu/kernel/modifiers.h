@@ -257,9 +257,10 @@ HEADWAY_NOINLINE bool is_minus_infinity(const Matrix& bias, Storage storage, std
   return false;
 }
 
-// The contract's "allowed" for one pair, for the rare paths that look at single pairs.
-HEADWAY_INLINE bool is_allowed(const Modifiers& modifiers, const Range& range, std::int64_t row, std::int64_t key) {
-  if (key < range.begin || key >= range.end) {
+// The contract's "allowed" for one pair of a row whose range is given, for the rare paths that look at single pairs.
+HEADWAY_INLINE bool is_allowed(const RangeRule& rule, const Modifiers& modifiers, const Range& range, std::int64_t row,
+                               std::int64_t key) {
+  if (!sees_any(rule, range, row, {key, key + 1})) {
     return false;
   }
   const Matrix& mask = modifiers.mask;

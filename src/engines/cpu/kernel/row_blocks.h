@@ -32,46 +32,108 @@ struct RowBlock {
   std::int64_t begin;
   int count;
   Range hull;  // holds the ranges of all its rows
-  Range core;  // is held by the ranges of all its rows
+  Range core;  // is held by the ranges of all its rows, without holes
 };
 
-HEADWAY_INLINE bool overlap(const Range& a, const Range& b) { return larger(a.begin, b.begin) < smaller(a.end, b.end); }
+// What the rows of a block see where there are spans: a bit for each panel of keys, counted from the first key.
+struct BlockPanels {
+  std::uint64_t* reached = nullptr;  // null: no spans, the block's ranges say all
+  std::uint64_t* whole = nullptr;    // that every row sees as a whole
+
+  static std::int64_t words(const RangeRule& rule, std::int64_t width) { return rule.keys / (width * 64) + 1; }
+};
 
 HEADWAY_INLINE std::int64_t block_count(const BackwardArgs& args) {
   return (args.queries + query_block - 1) / query_block;
 }
 
-HEADWAY_INLINE void find_row_block(const BackwardArgs& args, std::int64_t block, RowBlock& result) {
+// A block of a head's rows.
+HEADWAY_INLINE void find_row_block(const BackwardArgs& args, const RangeRule& rule, std::int64_t block,
+                                   RowBlock& result) {
   result.begin = block * query_block;
   result.count = static_cast<int>(smaller(args.queries - result.begin, query_block));
-  if (rows_share_range(args.ranges, result.begin, result.begin + result.count)) {
-    result.hull = range_of_row(args.ranges, result.begin);
-    result.core = range_of_row(args.ranges, result.begin);
+  if (rows_share_range(rule, result.begin, result.begin + result.count)) {
+    result.hull = range_of_row(rule, result.begin);
+    result.core = range_of_row(rule, result.begin);
     return;
   }
-  result.hull = {args.ranges.keys, 0};
-  result.core = {0, args.ranges.keys};
+  result.hull = {rule.keys, 0};
+  result.core = {0, rule.keys};
   for (std::int64_t i = result.begin; i < result.begin + result.count; ++i) {
-    const Range range = range_of_row(args.ranges, i);
+    const Range range = range_of_row(rule, i);
     if (range.begin < range.end) {
       result.hull = {smaller(result.hull.begin, range.begin), larger(result.hull.end, range.end)};
     }
-    result.core = {larger(result.core.begin, range.begin), smaller(result.core.end, range.end)};
+    const Range whole = is_whole(rule, range, i) ? range : Range{0, 0};
+    result.core = {larger(result.core.begin, whole.begin), smaller(result.core.end, whole.end)};
   }
 }
 
-HEADWAY_NOINLINE RowBlock row_block(const BackwardArgs& args, std::int64_t block) {
+HEADWAY_NOINLINE RowBlock row_block(const BackwardArgs& args, const RangeRule& rule, std::int64_t block) {
   RowBlock result;
-  find_row_block(args, block, result);
+  find_row_block(args, rule, block, result);
   return result;
+}
+
+// Whether some row of a block sees one of these keys.
+HEADWAY_NOINLINE bool block_sees_any(const RangeRule& rule, const RowBlock& block, const Range& keys) {
+  bool any = overlap(block.hull, keys);
+  if (rule.spans.data == nullptr || !any) {
+    return any;
+  }
+  any = false;
+  for (std::int64_t i = block.begin; !any && i < block.begin + block.count; ++i) {
+    any = sees_any(rule, range_of_row(rule, i), i, keys);
+  }
+  return any;
+}
+
+// Fills in what the rows of a block see; `spare` has room for as many words.
+HEADWAY_NOINLINE void find_block_panels(const RangeRule& rule, const RowBlock& block, std::int64_t width,
+                                        const BlockPanels& found, std::uint64_t* spare) {
+  const std::int64_t words = BlockPanels::words(rule, width);
+  for (std::int64_t at = 0; at < words; ++at) {
+    found.reached[at] = 0;
+    found.whole[at] = ~std::uint64_t{0};
+  }
+  Range previous{-1, -1};
+  for (std::int64_t i = block.begin; i < block.begin + block.count; ++i) {
+    const RowSpans spans(rule.spans, i);
+    const Range range = unspanned_range(rule, i);
+    const bool repeats = i > block.begin && spans.first == RowSpans(rule.spans, i - 1).first &&
+                         range.begin == previous.begin && range.end == previous.end;
+    previous = range;
+    if (repeats) {
+      continue;
+    }
+    for (std::int64_t at = 0; at < words; ++at) {
+      spare[at] = 0;
+    }
+    spans.for_parts(range, [&](const Range& part) HEADWAY_LAMBDA {
+      set_bits(found.reached, part.begin / width, (part.end - 1) / width + 1);
+      // The last panel may have fewer keys than the others.
+      const std::int64_t end = part.end == rule.keys ? (part.end + width - 1) / width : part.end / width;
+      set_bits(spare, (part.begin + width - 1) / width, end);
+    });
+    for (std::int64_t at = 0; at < words; ++at) {
+      found.whole[at] &= spare[at];
+    }
+  }
 }
 
 // The pairs whose key is before `key`, counted on every 16th row.
 inline double sampled_pairs(const BackwardArgs& args, std::int64_t key) {
   double pairs = 0;
   for (std::int64_t i = 0; i < args.queries; i += 16) {
-    const Range range = range_of_row(args.ranges, i);
-    pairs += static_cast<double>(larger(smaller(range.end, key) - range.begin, 0));
+    const Range range = unspanned_range(args.ranges, i);
+    const Range before{range.begin, larger(smaller(range.end, key), range.begin)};
+    if (args.ranges.spans.data == nullptr) {
+      pairs += static_cast<double>(before.end - before.begin);
+    } else {
+      RowSpans(args.ranges.spans, i).for_parts(before, [&](const Range& part) HEADWAY_LAMBDA {
+        pairs += static_cast<double>(part.end - part.begin);
+      });
+    }
   }
   return pairs;
 }

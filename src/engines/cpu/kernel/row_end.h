@@ -18,9 +18,10 @@ HEADWAY_INLINE long double log2_of(long double x) { return __builtin_log2l(x); }
 HEADWAY_INLINE double exp2_of(double x) { return __builtin_exp2(x); }
 HEADWAY_INLINE long double exp2_of(long double x) { return __builtin_exp2l(x); }
 
-HEADWAY_INLINE bool any_allowed(const Modifiers& modifiers, const Range& range, std::int64_t row) {
+HEADWAY_INLINE bool any_allowed(const RangeRule& rule, const Modifiers& modifiers, const Range& range,
+                                std::int64_t row) {
   for (std::int64_t key = range.begin; key < range.end; ++key) {
-    if (is_allowed(modifiers, range, row, key)) {
+    if (is_allowed(rule, modifiers, range, row, key)) {
       return true;
     }
   }
@@ -52,7 +53,7 @@ HEADWAY_NOINLINE double end_unusual_row(const ForwardArgs& args, std::int64_t i,
   const Wider sum = row.sum;
   const bool sinks = args.has_sink && i < args.ranges.real_queries;
   if (sum == 0) {  // no key may be attended to; or, without a sink, a key may and every score is -inf
-    const bool lost = !sinks && any_allowed(args.modifiers, range, i);
+    const bool lost = !sinks && any_allowed(args.ranges, args.modifiers, range, i);
     factor = lost ? static_cast<Scalar>(__builtin_nanf("")) : Scalar{0};
     return lost ? __builtin_nan("") : sinks ? args.sink : -static_cast<double>(infinity);
   }

@@ -11,10 +11,7 @@ template <class S, class In>
 class Scores : Forward<S, In> {
   using Base = Forward<S, In>;
   using Base::args_;
-  using Base::at_;
   using Base::key_block;
-  using Base::lanes;
-  using Base::width;
 
  public:
   using Base::Base;
@@ -42,8 +39,7 @@ class Scores : Forward<S, In> {
     if (this->modified_) {
       this->modify(p, v, 1, block);
     }
-    forbid_outside_ranges<S>(this->scores_at(block.begin, v), width, at_.ranges + p * width + v * lanes, block.begin,
-                             block.end - block.begin);
+    this->forbid_outside(p, v, block);
     const auto natural = static_cast<typename S::Scalar>(this->to_log2_ / log2e);
     this->store_piece(p, v, block, S::set(natural));
   }
