@@ -12,6 +12,14 @@ void example_MaskSpans() {
   const Tensor out = attention(x, x, x, {.spans = found.spans, .span_rows = found.rows});
 }
 
+void example_MaskParts() {
+  const Tensor bools = Tensor::of<bool>({2, 2}, {true, true, false, true});
+  const MaskParts parts = (masks::dense(bools) & masks::causal()).parts(2, 2);
+  std::cout << parts.spans->spans.sizes() << ' ' << parts.bools->sizes() << '\n';  // (1, 1, 2, 1, 2) (1, 1, 2, 2)
+  const Tensor starts = cu_seqlens({3, 4});  // inside of each of two packed sequences
+  std::cout << masks::causal().parts(starts, starts).spans->spans.sizes() << '\n';  // (1, 1, 7, 1, 2)
+}
+
 void example_Mask() {
   const Mask mask = masks::prefix({2, 0}) & masks::window(2, {});
   std::cout << mask.batch() << ' ' << mask.heads() << ' ' << mask.pairs(4, 4) << '\n';  // 2 1 19
@@ -98,6 +106,7 @@ void example_from_bool() {
 
 void masks_examples() {
   example_MaskSpans();
+  example_MaskParts();
   example_Mask();
   example_to_string();
   example_MaskOption();

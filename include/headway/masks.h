@@ -33,6 +33,12 @@ struct MaskSpans {
   std::int64_t rows = 1;  // consecutive queries that share an entry
 };
 
+// A mask of any kind for given sizes: a pair is allowed where both parts allow it, and an absent one allows all.
+struct MaskParts {
+  std::optional<MaskSpans> spans;  // packed: [1, H|1, total_q, R, 2], counted inside the sequence
+  std::optional<Tensor> bools;     // [B|1, H|1, Sq|1, Sk|1], packed of the longest sequences; of dense masks alone
+};
+
 // A value: copies share their parts, which never change. A mask keeps the spans of the sizes that it was last used
 // with, so that the layers of a model share them.
 class Mask {
@@ -44,6 +50,9 @@ class Mask {
   std::int64_t heads() const;
   // The spans for these sizes. InvalidArgument for sizes that do not fit, and for a mask with a dense part.
   MaskSpans spans(std::int64_t queries, std::int64_t keys) const;
+  // The same with the bools of dense parts beside them, and for packed sequences, as attention reads them.
+  MaskParts parts(std::int64_t queries, std::int64_t keys) const;
+  MaskParts parts(ConstTensorView cu_seqlens_q, ConstTensorView cu_seqlens_k) const;
   // How many pairs are allowed, over the mask's own axes.
   std::int64_t pairs(std::int64_t queries, std::int64_t keys) const;
   // The same as bools [B|1, H|1, Sq, Sk], for tests.

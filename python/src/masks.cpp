@@ -49,6 +49,19 @@ const Mask& operand(nb::handle object) {
                           ", expected a mask on both sides of & and |: masks.dense(array) is the mask of bools"));
 }
 
+// (spans or None, rows, bools or None)
+nb::tuple parts_tuple(const MaskParts& parts) {
+  return nb::make_tuple(parts.spans ? to_numpy(parts.spans->spans) : nb::none(), parts.spans ? parts.spans->rows : 1,
+                        parts.bools ? to_numpy(*parts.bools) : nb::none());
+}
+
+nb::tuple packed_parts(const Mask& mask, nb::handle cu_seqlens_q, nb::handle cu_seqlens_k) {
+  std::optional<Array> queries, keys;
+  const ConstTensorView bounds_q = read_integers({"attention_varlen", "cu_seqlens_q", cu_seqlens_q}, queries);
+  const ConstTensorView bounds_k = read_integers({"attention_varlen", "cu_seqlens_k", cu_seqlens_k}, keys);
+  return parts_tuple(mask.parts(bounds_q, bounds_k));
+}
+
 [[noreturn]] void refuse_invert() {
   throw TypeMismatch(
       "masks: there is no ~: what a mask does not allow is many spans for most kinds, and a hidden Sq x Sk array for "
@@ -60,7 +73,7 @@ const Mask& operand(nb::handle object) {
 }
 
 void add_class(nb::module_& module) {
-  nb::class_<Mask> mask(module, "Mask", docs::mask);
+  nb::class_<Mask> mask(module, "Mask", nb::is_weak_referenceable(), docs::mask);
   mask.def("__and__", [](const Mask& self, nb::handle other) { return self & operand(other); })
       .def("__or__", [](const Mask& self, nb::handle other) { return self | operand(other); })
       .def("__rand__", [](const Mask& self, nb::handle other) { return operand(other) & self; })
@@ -96,6 +109,10 @@ void add_class(nb::module_& module) {
 
 void add_masks(nb::module_& module) {
   add_class(module);
+  module.def("mask_parts", [](const Mask& mask, std::int64_t queries, std::int64_t keys) {
+    return parts_tuple(mask.parts(queries, keys));
+  });
+  module.def("mask_packed_parts", &packed_parts);
   module.def("mask_causal", &masks::causal);
   module.def("mask_window", [](nb::handle sides) {
     const Window window = read_window({"masks.window", "window", sides});

@@ -2,6 +2,7 @@
 #include <numeric>
 #include <ostream>
 
+#include "core/elements.h"
 #include "core/out_of_memory.h"
 #include "core/text.h"
 #include "headway/error.h"
@@ -80,6 +81,33 @@ void check_sizes(std::string_view operation, const Mask& mask, MaskSizes sizes) 
   mask.node()->check(operation, sizes);
 }
 
+void check_bounds(const char* name, ConstTensorView bounds) {
+  if (!is_integer(bounds.dtype()) || bounds.device() != Device{} || bounds.rank() != 1 || bounds.size(0) < 1) {
+    throw InvalidArgument(text("Mask.parts: ", name, " is ", bounds.dtype(), " of shape ", bounds.sizes(), " on ",
+                               bounds.device(), ", expected integers (sequences + 1,) in host memory"));
+  }
+  std::int64_t previous = 0;
+  for (std::int64_t b = 0; b < bounds.size(0); ++b) {
+    const std::int64_t current = load_integer(bounds, b * bounds.stride(0));
+    if (current < previous || (b == 0 && current != 0)) {
+      throw InvalidArgument(
+          text("Mask.parts: ", name, "[", b, "] is ", current, ", expected ", previous, b == 0 ? "" : " or more"));
+    }
+    previous = current;
+  }
+}
+
+MaskParts copied(const ResolvedMask& resolved) {
+  MaskParts parts;
+  if (resolved.spans) {
+    parts.spans = MaskSpans{resolved.spans->clone(), resolved.rows};
+  }
+  if (resolved.bools) {
+    parts.bools = copied_to(*resolved.bools, Device{});
+  }
+  return parts;
+}
+
 void add_pairs(std::int64_t& sum, std::int64_t queries, std::int64_t keys) {
   std::int64_t product = 0;
   if (__builtin_mul_overflow(queries, keys, &product) || __builtin_add_overflow(sum, product, &sum)) {
@@ -153,6 +181,25 @@ MaskSpans Mask::spans(std::int64_t queries, std::int64_t keys) const try {
   return {.spans = tensor_of(made, batch(), heads(), keys), .rows = made.rows};
 } catch (...) {
   throw_own_error("Mask.spans");
+}
+
+MaskParts Mask::parts(std::int64_t queries, std::int64_t keys) const try {
+  check_sizes("Mask.parts", *this, {queries, keys});
+  return copied(*resolve_mask("Mask.parts", *this, {queries, keys}));
+} catch (...) {
+  throw_own_error("Mask.parts");
+}
+
+MaskParts Mask::parts(ConstTensorView cu_seqlens_q, ConstTensorView cu_seqlens_k) const try {
+  check_bounds("cu_seqlens_q", cu_seqlens_q);
+  check_bounds("cu_seqlens_k", cu_seqlens_k);
+  if (cu_seqlens_q.size(0) != cu_seqlens_k.size(0)) {
+    throw InvalidArgument(text("Mask.parts: cu_seqlens_k has ", cu_seqlens_k.size(0) - 1,
+                               " sequences, cu_seqlens_q has ", cu_seqlens_q.size(0) - 1));
+  }
+  return copied(*resolve_packed_mask("Mask.parts", *this, cu_seqlens_q, cu_seqlens_k));
+} catch (...) {
+  throw_own_error("Mask.parts");
 }
 
 std::int64_t Mask::pairs(std::int64_t queries, std::int64_t keys) const try {

@@ -130,6 +130,18 @@ TEST(mask_errors, axes_that_do_not_broadcast) {
             "masks: the left mask has 2 heads, the right one 3: expected as many, or 1");
 }
 
+TEST(mask_errors, bounds_of_packed_sequences) {
+  const auto parts = [](std::initializer_list<std::int64_t> queries, std::initializer_list<std::int64_t> keys) {
+    const std::vector<std::int64_t> q(queries), k(keys);
+    masks::causal().parts(ConstTensorView(q, {q.size()}), ConstTensorView(k, {k.size()}));
+  };
+  EXPECT_EQ(invalid([&] { parts({1, 2}, {0, 2}); }), "Mask.parts: cu_seqlens_q[0] is 1, expected 0");
+  EXPECT_EQ(invalid([&] { parts({0, 3}, {0, 3, 2}); }), "Mask.parts: cu_seqlens_k[2] is 2, expected 3 or more");
+  EXPECT_EQ(invalid([&] { parts({0, 3}, {0, 3, 4}); }), "Mask.parts: cu_seqlens_k has 2 sequences, cu_seqlens_q has 1");
+  EXPECT_EQ(invalid([] { masks::causal().parts(Tensor({2}), Tensor({2}, DType::i32)); }),
+            "Mask.parts: cu_seqlens_q is f32 of shape (2,) on cpu, expected integers (sequences + 1,) in host memory");
+}
+
 TEST(mask_errors, dense_parts_have_no_spans_and_sizes_have_ends) {
   EXPECT_EQ(invalid([] {
               (masks::dense(Tensor({2, 2}, DType::b8)) & masks::causal()).spans(2, 2);
