@@ -252,6 +252,10 @@ def test_a_page_shows_a_mask(tmp_path):
     query, key, _ = inputs("float64")
     page = headway.view(query, key, mask=masks.causal() & masks.window(4, 0), path=tmp_path / "page.html")
     assert page.stat().st_size > 10_000
+    alone = headway.view(mask=masks.tree([-1, 0, 0]), tokens=["a", "b", "c"], path=tmp_path / "mask.html")
+    assert alone.stat().st_size > 10_000
+    with pytest.raises(TypeError, match="view: a mask without query and key needs tokens, expected a list"):
+        headway.view(mask=masks.causal())
 
 
 def test_the_numpy_layer_takes_masks():
