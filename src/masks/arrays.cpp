@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/ceil_div.h"
+#include "core/out_of_memory.h"
 #include "core/text.h"
 #include "headway/error.h"
 #include "masks/node.h"
@@ -68,9 +69,13 @@ void check_bools(std::string_view operation, const char* function, MaskSizes own
   }
 }
 
-void require_positive(const char* name, std::int64_t size) {
+// A size of which `count` together are positions.
+void check_size(const char* name, std::int64_t size, std::int64_t count) {
   if (size < 1) {
     throw InvalidArgument(text(name, " is ", size, ", expected 1 or more"));
+  }
+  if (size > (std::int64_t{1} << 60) / std::max<std::int64_t>(count, 1)) {
+    throw InvalidArgument(text(name, " is ", size, ", expected ", count, " of them to be at most 2^60"));
   }
 }
 
@@ -108,10 +113,11 @@ GivenSpans given_spans(const Integers& spans) {
 
 Mask blocks(ConstTensorView keep, std::int64_t size) { return blocks(keep, size, size); }
 
-Mask blocks(ConstTensorView keep, std::int64_t query_size, std::int64_t key_size) {
-  require_positive("masks.blocks: size", std::min(query_size, key_size));
+Mask blocks(ConstTensorView keep, std::int64_t query_size, std::int64_t key_size) try {
   const Tensor bools = four_axes("masks.blocks: keep", keep);
   const std::int64_t heads = bools.size(1), rows = bools.size(2), columns = bools.size(3);
+  check_size("masks.blocks: size", query_size, rows);
+  check_size("masks.blocks: size", key_size, columns);
   const auto runs = std::make_shared<const SpanLists>(runs_of(bools));
   const std::string sizes_text = query_size == key_size ? text(query_size) : counts_text(query_size, key_size);
   const auto fill = [=](const MaskRow& row, SpanLists& spans) {
@@ -133,10 +139,11 @@ Mask blocks(ConstTensorView keep, std::int64_t query_size, std::int64_t key_size
                     .rows = query_size,
                     .drawn = {rows * query_size, columns * key_size}},
                    fill, fits);
+} catch (...) {
+  throw_own_error("masks.blocks");
 }
 
-Mask spans(const Integers& spans, std::int64_t rows) {
-  require_positive("masks.spans: rows", rows);
+Mask spans(const Integers& spans, std::int64_t rows) try {
   const Dims& sizes = spans.sizes();
   if (sizes.size() < 3 || sizes.size() > 5 || sizes.back() != 2) {
     throw InvalidArgument(text("masks.spans: found shape ", sizes,
@@ -144,6 +151,7 @@ Mask spans(const Integers& spans, std::int64_t rows) {
   }
   const std::int64_t entries = sizes.at(-3), width = sizes.at(-2);
   const std::int64_t heads = sizes.size() >= 4 ? sizes.at(-4) : 1, batch = sizes.size() == 5 ? sizes[0] : 1;
+  check_size("masks.spans: rows", rows, entries);
   const auto given = std::make_shared<const GivenSpans>(given_spans(spans));
   const auto fill = [=](const MaskRow& row, SpanLists& lists) {
     if (width == 0) {
@@ -170,15 +178,19 @@ Mask spans(const Integers& spans, std::int64_t rows) {
        .rows = rows,
        .drawn = {entries * rows, given->largest}},
       fill, fits);
+} catch (...) {
+  throw_own_error("masks.spans");
 }
 
-Mask dense(ConstTensorView bools) {
+Mask dense(ConstTensorView bools) try {
   Tensor own = four_axes("masks.dense: the array", bools);
   MaskTraits traits = bool_traits("dense", own);
   return Mask(std::make_shared<DenseMask>(std::move(traits), std::move(own)));
+} catch (...) {
+  throw_own_error("masks.dense");
 }
 
-Mask from_bool(ConstTensorView bools) {
+Mask from_bool(ConstTensorView bools) try {
   Tensor own = four_axes("masks.from_bool: the array", bools);
   const auto runs = std::make_shared<const SpanLists>(runs_of(own));
   constexpr std::size_t span_bytes = 8;  // two i32
@@ -196,6 +208,8 @@ Mask from_bool(ConstTensorView bools) {
     check_bools(operation, "from_bool", {rows, columns}, sizes);
   };
   return span_mask(bool_traits("from_bool", own), fill, fits);
+} catch (...) {
+  throw_own_error("masks.from_bool");
 }
 
 }  // namespace headway::masks

@@ -1,6 +1,7 @@
 // documents: which runs of keys have the id of a query.
 #include <algorithm>
 
+#include "core/out_of_memory.h"
 #include "core/text.h"
 #include "headway/error.h"
 #include "masks/node.h"
@@ -127,7 +128,7 @@ Integers ids_of_lengths(const PerToken& lengths) {
 
 }  // namespace
 
-Mask documents(const Integers& ids, const std::optional<Integers>& key_ids) {
+Mask documents(const Integers& ids, const std::optional<Integers>& key_ids) try {
   const PerToken queries("masks.documents: ids", ids);
   const PerToken keys("masks.documents: key_ids", key_ids ? *key_ids : ids);
   if (queries.batch != keys.batch && queries.batch != 1 && keys.batch != 1) {
@@ -151,9 +152,11 @@ Mask documents(const Integers& ids, const std::optional<Integers>& key_ids) {
     }
   };
   return documents_mask(queries, keys, std::move(traits), fits);
+} catch (...) {
+  throw_own_error("masks.documents");
 }
 
-Mask documents_of(const Integers& lengths) {
+Mask documents_of(const Integers& lengths) try {
   const PerToken counts("masks.documents: lengths", lengths);
   const Integers made = ids_of_lengths(counts);
   const PerToken ids("masks.documents: ids", made);
@@ -171,9 +174,11 @@ Mask documents_of(const Integers& lengths) {
     }
   };
   return documents_mask(ids, ids, std::move(traits), fits);
+} catch (...) {
+  throw_own_error("masks.documents");
 }
 
-Mask tree(const Integers& parents) {
+Mask tree(const Integers& parents) try {
   const PerToken tokens("masks.tree: parents", parents);
   // The smallest token from which on each is the parent of the next, up to this one: a path is few such runs.
   auto above = std::make_shared<std::vector<std::int64_t>>();
@@ -213,6 +218,8 @@ Mask tree(const Integers& parents) {
     }
   };
   return span_mask({.text = text("tree(", count, " tokens)"), .batch = tokens.batch, .drawn = {count, 0}}, fill, fits);
+} catch (...) {
+  throw_own_error("masks.tree");
 }
 
 }  // namespace headway::masks

@@ -1,7 +1,6 @@
 // The kinds of masks that follow from positions and lengths: each is one function that makes the spans of a row.
-#include <array>
-
 #include "core/elements.h"
+#include "core/out_of_memory.h"
 #include "core/text.h"
 #include "headway/error.h"
 #include "masks/node.h"
@@ -49,13 +48,15 @@ struct Counts {
 
 }  // namespace
 
-Integers::Integers(ConstTensorView view) : sizes_(view.sizes()) {
+Integers::Integers(ConstTensorView view) try : sizes_(view.sizes()) {
   if (!is_integer(view.dtype())) {
     throw TypeMismatch(text("masks: found an array of type ", view.dtype(), ", expected integers"));
   }
   numbers_.resize(static_cast<std::size_t>(view.elements()));
   const Tensor host = view.device() == Device{} ? Tensor() : copied_to(view, Device{});
   copy(view.device() == Device{} ? view : host.view(), TensorView(numbers_, sizes_));
+} catch (...) {
+  throw_own_error("masks");
 }
 
 Mask causal() {

@@ -4,6 +4,8 @@
 
 #include "core/ceil_div.h"
 #include "core/parallel.h"
+#include "core/text.h"
+#include "headway/error.h"
 #include "headway/threads.h"
 
 namespace headway {
@@ -11,6 +13,15 @@ namespace {
 
 constexpr std::int64_t piece_entries = 2048;   // some 100 kB of spans
 constexpr std::size_t pieces_for_threads = 8;  // fewer are made sooner than threads wake up
+
+// Beyond it their spans fit no memory, and counting them takes minutes.
+void check_entries(std::int64_t entries, std::int64_t times) {
+  constexpr std::int64_t most = std::int64_t{1} << 32;
+  if (times > 0 && entries > most / times) {
+    throw InvalidArgument(text("masks: expected at most 2^32 rows over all batch items and heads, found ", entries,
+                               " for each of ", times));
+  }
+}
 
 void add_pieces(MaskEntries whole, std::vector<MaskEntries>& pieces) {
   const std::int64_t end = whole.end;
@@ -75,6 +86,7 @@ MaskLists lists_of(const MaskNode& node, MaskSizes sizes) {
   MaskLists made;
   made.rows = node.traits.rows == 0 ? std::max<std::int64_t>(sizes.queries, 1) : node.traits.rows;
   made.entries = ceil_div(sizes.queries, made.rows);
+  check_entries(made.entries, node.traits.batch * node.traits.heads);
   for (std::int64_t b = 0; b < node.traits.batch; ++b) {
     for (std::int64_t h = 0; h < node.traits.heads; ++h) {
       add_pieces({.sizes = sizes, .batch_item = b, .head = h, .begin = 0, .end = made.entries, .rows = made.rows},

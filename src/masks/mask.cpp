@@ -70,6 +70,8 @@ MaskSizes drawn_sizes(const MaskTraits& traits) {
   return {queries, traits.drawn.keys > 0 ? traits.drawn.keys : queries};
 }
 
+constexpr std::int64_t most_drawn = 1 << 24;
+
 void check_sizes(std::string_view operation, const Mask& mask, MaskSizes sizes) {
   constexpr std::int64_t longest = std::int64_t{1} << 60;
   for (const std::int64_t size : {sizes.queries, sizes.keys}) {
@@ -218,6 +220,9 @@ Tensor Mask::to_bool(std::int64_t queries, std::int64_t keys) const try {
 
 std::string Mask::draw(std::int64_t queries, std::int64_t keys) const try {
   check_sizes("Mask.draw", *this, {queries, keys});
+  if (queries > most_drawn) {
+    throw InvalidArgument(text("Mask.draw: found ", queries, " queries, expected at most ", most_drawn));
+  }
   return drawing_of(*node_, {queries, keys});
 } catch (...) {
   throw_own_error("Mask.draw");
@@ -228,11 +233,10 @@ std::string to_string(const Mask& mask) { return mask.node()->traits.text; }
 std::ostream& operator<<(std::ostream& stream, const Mask& mask) {
   const MaskSizes sizes = drawn_sizes(mask.node()->traits);
   try {
-    check_sizes("Mask", mask, sizes);
-  } catch (const InvalidArgument&) {  // parts of different sizes
+    return stream << mask.draw(sizes.queries, sizes.keys);
+  } catch (const InvalidArgument&) {  // parts of different sizes, or too many queries to look at
     return stream << to_string(mask);
   }
-  return stream << mask.draw(sizes.queries, sizes.keys);
 }
 
 }  // namespace headway

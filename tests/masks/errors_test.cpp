@@ -149,6 +149,17 @@ TEST(mask_errors, dense_parts_have_no_spans_and_sizes_have_ends) {
             "Mask.spans: dense(2 x 2) & causal() has a dense part, expected none: from_bool finds the spans of bools");
   EXPECT_EQ(invalid([] { masks::causal().pairs(-1, 4); }),
             "Mask.pairs: expected sizes from 0 to 2^60, found -1 queries and 4 keys");
+  constexpr std::int64_t huge = std::int64_t{1} << 60;
+  EXPECT_EQ(
+      invalid([] { masks::causal().pairs(huge, huge); }),
+      "masks: expected at most 2^32 rows over all batch items and heads, found 1152921504606846976 for each of 1");
+  EXPECT_EQ(invalid([] { masks::causal().draw(1 << 25, 1); }),
+            "Mask.draw: found 33554432 queries, expected at most 16777216");
+  EXPECT_EQ(invalid([] {
+              masks::blocks(Tensor({2, 2}, DType::b8), huge);
+            }),
+            "masks.blocks: size is 1152921504606846976, expected 2 of them to be at most 2^60");
+  EXPECT_THROW(masks::documents_of({huge}), OutOfMemory);
   EXPECT_EQ(invalid([] { masks::first(std::int64_t{1} << 60).pairs(1 << 20, std::int64_t{1} << 60); }),
             "Mask.pairs: expected fewer than 2^63 pairs");
 }
