@@ -163,8 +163,8 @@ void set_head(const BackwardProblem& problem, const Sequence& sequence, std::int
   }
   set_options(problem, b, h, head);
   if (problem.softcap) {
-    // The compute type must hold it. The kernels divide by it in double and hold what comes of that as two factors; less
-    // than the least is as good as the least, since any score but 0 is far above both.
+    // The compute type must hold it. The kernels divide by it in double and hold what comes of that as two factors;
+    // less than the least is as good as the least, since any score but 0 is far above both.
     const bool wide = problem.dtype() == DType::f64;
     head.modifiers.softcap = std::clamp(*problem.softcap, wide ? 0x1p-1022 : 0x1p-500, wide ? 0x1p1022 : 0x1p126);
   }

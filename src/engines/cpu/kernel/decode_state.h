@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::int64_t stream_keys = 2048;  // of K, then of V: memory streams well from about 1024 on
 constexpr std::int64_t decode_rows = 32;  // that pass over a block together: its scores stay in the second-level cache
-constexpr int summed = 16;  // terms, or sums of terms, that are added up before the next step
+constexpr int summed = 16;                // terms, or sums of terms, that are added up before the next step
 constexpr std::int64_t packed_keys = 64;  // copied at once where a layout cannot be read in place
 
 // From the units of decode's scores to those of the exponential. Scores that are modified are natural, and so are those
@@ -145,9 +145,9 @@ class DecodeState {
     std::uint64_t* allowed;          // [rows][tiles of the block]
     std::int64_t* numbers;           // of the rows, among all that share the kv head
     Range* ranges;                   // of the rows
-    std::uint64_t* reached;          // bit n: whether some row sees a key of the block's n-th few; where there are spans
-    bool* forbids;                   // whether the row may not attend to some of the block's hull
-    In* copy;                        // of keys or values that cannot be read in place
+    std::uint64_t* reached;  // bit n: whether some row sees a key of the block's n-th few; where there are spans
+    bool* forbids;           // whether the row may not attend to some of the block's hull
+    In* copy;                // of keys or values that cannot be read in place
 
     Layout(const DecodeArgs& args, void* memory) {
       const ForwardArgs& head = args.heads[0];
