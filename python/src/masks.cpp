@@ -64,8 +64,8 @@ nb::tuple packed_parts(const Mask& mask, nb::handle cu_seqlens_q, nb::handle cu_
 
 [[noreturn]] void refuse_invert() {
   throw TypeMismatch(
-      "masks: there is no ~: what a mask does not allow is many spans for most kinds, and a hidden Sq x Sk array for "
-      "the others. Say what may be seen, or give masks.dense(~bools)");
+      "masks: there is no ~: the complement of most masks takes many spans a row, or a hidden Sq x Sk array. Say what "
+      "may be seen, or give masks.dense(~bools)");
 }
 
 [[noreturn]] void refuse_truth() {

@@ -397,7 +397,7 @@ def test_bad_values_are_value_errors(text):
 
 
 WRONG_TYPES = {
-    "masks: there is no ~: what a mask does not allow is many spans": lambda: ~masks.causal(),
+    "masks: there is no ~: the complement of most masks takes many spans a row": lambda: ~masks.causal(),
     "masks: a mask is neither true nor false": lambda: masks.causal() and masks.first(1),
     "masks: found a ndarray, expected a mask on both sides of & and |": lambda: masks.causal() & np.ones((2, 2), bool),
     "masks: found a bool, expected a mask": lambda: True | masks.causal(),
