@@ -56,7 +56,7 @@ def without_comments(code: str) -> str:
 
 def is_private(code: str) -> bool:
     """True of what is in the header for the compiler only."""
-    return bool(re.match(r"#|extern template|HEADWAY_ELEMENT", code))
+    return bool(re.match(r"#|extern template|HEADWAY_ELEMENT|struct \w+;", code))
 
 
 def sections_of(header: str) -> tuple[str, list[Section]]:
@@ -64,6 +64,7 @@ def sections_of(header: str) -> tuple[str, list[Section]]:
     introduction, _, rest = header.partition("#pragma once")
     body = rest.partition("namespace headway {")[2].partition("}  // namespace headway")[0]
     body = re.sub(r"#define.*?#undef \w+\n", "", body, flags=re.DOTALL)
+    body = re.sub(r"^namespace \w+ \{\n+|^\}  // namespace \w+\n+", "", body, flags=re.MULTILINE)  # masks::
     sections = []
     for block in re.split(r"\n\n(?=\S)", body.strip("\n")):
         for part in parts_of(block):

@@ -22,6 +22,7 @@ void error_examples();
 void io_examples();
 void layer_examples();
 void linear_examples();
+void masks_examples();
 void optimizer_examples();
 void plan_examples();
 void printable_examples();

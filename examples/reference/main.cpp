@@ -14,6 +14,7 @@ void run_all() {
   io_examples();
   layer_examples();
   linear_examples();
+  masks_examples();
   optimizer_examples();
   plan_examples();
   printable_examples();

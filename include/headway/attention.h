@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "headway/cxx20.h"
+#include "headway/masks.h"
 #include "headway/plan.h"
 #include "headway/tensor.h"
 
@@ -42,14 +43,14 @@ struct Window {
 using Progress = std::function<bool(double)>;
 
 struct AttentionOptions {
-  std::optional<ConstTensorView> mask = {};  // bool, broadcasts to [B,H,Sq,Sk]; true = attend
+  MaskOption mask = {};  // bool, broadcasts to [B,H,Sq,Sk]; true = attend. Or a structured mask (headway/masks.h)
   std::optional<ConstTensorView> bias = {};  // any float type, broadcasts to [B,H,Sq,Sk]; -inf forbids
   Causal causal = Causal::none;
   std::optional<Window> window = {};
   // Lengths may be in host memory even if the other tensors are on a device. Lengths on a device are not checked, since
   // reading them would wait for the device: the kernels clamp them to the legal range.
-  std::optional<ConstTensorView> valid_lens = {};    // integers [B] or [B,Sq]: allows j < valid_lens
-  std::optional<ConstTensorView> query_lens = {};    // integers [B]: rows i >= query_lens[b] are padding
+  std::optional<ConstTensorView> valid_lens = {};  // integers [B] or [B,Sq]: allows j < valid_lens
+  std::optional<ConstTensorView> query_lens = {};  // integers [B]: rows i >= query_lens[b] are padding
   // Structured masks: row i may see key j where begin <= j < end for one of its R spans, on top of every other mask.
   // Integers [B|1,H|1,Sq,R,2] without the axes that the query lacks; packed: [1,H|1,total_q,R,2], counted inside the
   // sequence. Spans may be empty (begin = end), overlap and come in any order. In ascending order with gaps between

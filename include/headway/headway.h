@@ -10,6 +10,7 @@
 #include "headway/io.h"
 #include "headway/layer.h"
 #include "headway/linear.h"
+#include "headway/masks.h"
 #include "headway/optimizer.h"
 #include "headway/plan.h"
 #include "headway/printable.h"

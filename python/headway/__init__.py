@@ -10,6 +10,7 @@ trace                                 every step of a small call with its number
 view, plot_heads, plot_row            the same to look at: a page, and figures for reports
 multi_head_attention, self_attention, compute_qkv, MultiHeadAttention
                                       the functions and the layer of the tutorials, in NumPy
+masks                                 structured masks: documents, prefixes, windows, trees, blocks, joined by & and |
 convert                               weights from torch, Keras and Flax in that layer, and back
 headway.torch                         PyTorch: attention with gradients, drop-ins, Hugging Face, record
 headway.jax, headway.flax             the same inside JAX programs, and drop-ins for Flax
@@ -25,7 +26,7 @@ headway.keras                         a layer for Keras 3
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from headway import convert
+from headway import convert, masks
 from headway._cache import KVCache
 from headway._errors import OutOfPages
 from headway._headway import (
@@ -87,6 +88,7 @@ __all__ = [
     "engines",
     "explain",
     "get_threads",
+    "masks",
     "mean_weights",
     "multi_head_attention",
     "plot_heads",

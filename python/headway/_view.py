@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import numpy as np
+
 from headway import _headway
 from headway._errors import named
 from headway._page import Page, in_frame, is_page
@@ -75,7 +77,8 @@ def view(
     """Writes a page that shows attention, in one HTML file that needs nothing else, and returns its path.
 
     query (B, H, Sq, D), key (B, Hkv, Sk, D), or fewer axes; options as for attention. Or, in their place, weights that
-    are already there: (B, H, Sq, Sk) or fewer axes, or a list of them, one for each layer of a model. tokens has one
+    are already there: (B, H, Sq, Sk) or fewer axes, or a list of them, one for each layer of a model. A structured mask
+    without query and key is shown as it is, each query's weights even over the keys that it sees. tokens has one
     text for each key, and for each query where there are as many; query_tokens are for other queries. Whatever a token
     holds is shown, never run. A small matrix is in the file whole; a large one as means and maxima of cells, so that
     the file stays below 5 MB.
@@ -102,6 +105,9 @@ def view(
             raise ValueError("view: weights is given, and so is what weights come from: expected one of the two")
         layers, queries, keys = layers_of(weights)
     else:
+        if query is None and key is None and isinstance(options.get("mask"), _headway.Mask):
+            tokens = None if tokens is None or isinstance(tokens, str) else list(tokens)
+            query, key = _even(options["mask"], tokens, query_tokens)
         for name, array in (("query", query), ("key", key)):
             if array is None:
                 raise TypeError(f"view: {name} is missing: expected query and key, or weights=")
@@ -113,6 +119,14 @@ def view(
         )
     texts = Texts(title, tokens, query_tokens, head_names, queries, keys)
     return show(layers, texts, path, overwrite, serve, port, progress)
+
+
+def _even(mask: _headway.Mask, tokens: list[str] | None, query_tokens: Iterable[str] | None) -> tuple[Any, Any]:
+    """Queries and keys that are all alike, as many as there are tokens."""
+    if tokens is None:
+        raise TypeError("view: a mask without query and key needs tokens, expected a list with one for each key")
+    queries = len(tokens) if query_tokens is None else len(list(query_tokens))
+    return tuple(np.zeros((mask.batch, mask.heads, length, 1), np.float32) for length in (queries, len(tokens)))
 
 
 class Texts:

@@ -20,7 +20,7 @@ returns before the work is done. All of them must be on one device and of one li
 cu_seqlens may be in host memory, where they are checked; on the device they are not checked, but clamped to the legal range.
 
 Which keys a query sees; all that are given must allow it
-    mask          bool, broadcasts to (B, H, Sq, Sk): True = attend
+    mask          bool, broadcasts to (B, H, Sq, Sk): True = attend; or a structured mask of headway.masks
     causal        "top_left": j <= i; "bottom_right": the last query sees the last key; True: Sq must equal Sk
     window        (left, right): keys from i - left to i + right; None on a side = unlimited
     valid_lens    (B,) or (B, Sq) integers: the keys before that number
@@ -269,6 +269,35 @@ query, key and lse are; on a CUDA device the work is queued on their library's s
 >>> bool(np.allclose(headway.mean_weights(x, x, lse), weights.mean(axis=1)))
 True
 )";
+
+inline constexpr const char* mask =
+    R"(Which keys a query may see, as a value: made by the functions of headway.masks, joined by & and |, and given to attention
+as mask=. For given sizes it becomes a few spans of keys for each query; it keeps those of the sizes that it was last used with,
+so that the layers of a model share them. str() draws it, at sizes of its own or at small ones; repr() is how it was made.
+
+>>> from headway import masks
+>>> mask = masks.first(1) | masks.window(2, 0)
+>>> mask
+first(1) | window(2, 0)
+>>> print(mask.draw(5, 5))
+first(1) | window(2, 0): 5 queries x 5 keys, 14 pairs, 56 %
+■ · · · ·
+■ ■ · · ·
+■ ■ ■ · ·
+■ ■ ■ ■ ·
+■ · ■ ■ ■
+>>> mask.pairs(5, 5), mask.pairs(100_000, 100_000)
+(14, 399991)
+)";
+inline constexpr const char* mask_batch = "The batch items that it tells apart; 1 where it is the same for all.";
+inline constexpr const char* mask_heads = "The heads that it tells apart; 1 where it is the same for all.";
+inline constexpr const char* mask_pairs = "How many pairs of a query and a key it allows, over its own batch items and heads.";
+inline constexpr const char* mask_draw =
+    "A drawing of its first batch item and head: a line about it, and a line for each query, or row of cells.";
+inline constexpr const char* mask_to_bool = "It as bools (batch or 1, heads or 1, queries, keys), for tests.";
+inline constexpr const char* mask_spans =
+    R"(Its spans, integers (batch or 1, heads or 1, entries, spans, 2), and how many queries share an entry: attention's spans= and
+span_rows=. Those of an entry are sorted and apart, empty ones last. A mask with a dense part has none.)";
 
 inline constexpr const char* trace =
     R"(The steps of attention as TraceData; headway.trace makes its Trace of it.

@@ -11,9 +11,9 @@
 namespace headway::python {
 namespace {
 
-constexpr std::string_view names[] = {"grad_out",     "query", "key",  "value",      "out",
-                                      "lse",          "mask",  "bias", "valid_lens", "query_lens",
-                                      "alibi_slopes", "sinks", "seed", "weights"};
+constexpr std::string_view names[] = {"grad_out", "query",        "key",   "value",      "out",
+                                      "lse",      "mask",         "bias",  "valid_lens", "query_lens",
+                                      "spans",    "alibi_slopes", "sinks", "seed",       "weights"};
 static_assert(std::size(names) == static_cast<std::size_t>(Operand::count));
 
 Operand operand_named(std::string_view name) {
@@ -117,6 +117,7 @@ void FfiCall::read_options() {
   options_.scale = scalar<double>("scale", xla::Type::f64);
   options_.softcap = scalar<double>("softcap", xla::Type::f64);
   options_.dropout = scalar<double>("dropout", xla::Type::f64).value_or(0.0);
+  options_.span_rows = scalar<std::int64_t>("span_rows", xla::Type::s64).value_or(1);
   if (const auto engine = text("engine")) {
     options_.engine = engine_named(*engine);
   }
@@ -222,6 +223,7 @@ FfiItem FfiCall::item(std::int64_t index) const {
   item.options.bias = item.operands[Operand::bias];
   item.options.valid_lens = item.operands[Operand::valid_lens];
   item.options.query_lens = item.operands[Operand::query_lens];
+  item.options.spans = item.operands[Operand::spans];
   item.options.alibi_slopes = item.operands[Operand::alibi_slopes];
   item.options.sinks = item.operands[Operand::sinks];
   for (const Slot& slot : results_) {

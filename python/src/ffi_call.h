@@ -27,6 +27,7 @@ enum class Operand : std::size_t {
   bias,
   valid_lens,
   query_lens,
+  spans,
   alibi_slopes,
   sinks,
   seed,

@@ -11,6 +11,7 @@ void add_analysis(nb::module_& module);
 void add_view(nb::module_& module);
 void add_plan(nb::module_& module);
 void add_layer(nb::module_& module);
+void add_masks(nb::module_& module);
 void add_threads(nb::module_& module);
 void add_trace(nb::module_& module);
 void add_paged(nb::module_& module);

@@ -21,6 +21,7 @@ NB_MODULE(_headway, module) {
   add_torch_calls(module);
   add_analysis(module);
   add_layer(module);
+  add_masks(module);
   add_threads(module);
   add_trace(module);
   add_view(module);

@@ -116,7 +116,10 @@ void open(const Argument& argument, nb::handle object, std::optional<Array>& arr
   array.emplace(Argument{argument.operation, argument.name, object, argument.stream, argument.is_recorded});
 }
 
-ConstTensorView read_mask(const Argument& argument, std::optional<Array>& array) {
+MaskOption read_mask(const Argument& argument, std::optional<Array>& array) {
+  if (nb::isinstance<Mask>(argument.object)) {
+    return nb::cast<const Mask&>(argument.object);
+  }
   open(argument, as_array(argument), array);
   return array->view("bool (true = attend); additive masks go into bias");
 }

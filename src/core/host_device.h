@@ -1,6 +1,6 @@
-// Marks a function that CUDA kernels, or the CPU kernels of one instruction set, share with the host. A CPU kernel's file
-// is compiled for instructions that a machine may lack, so what it shares is always inlined: the linker must not pick its
-// copy for the host.
+// Marks a function that CUDA kernels, or the CPU kernels of one instruction set, share with the host. A CPU kernel's
+// file is compiled for instructions that a machine may lack, so what it shares is always inlined: the linker must not
+// pick its copy for the host.
 #pragma once
 
 #ifdef __CUDACC__

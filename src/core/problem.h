@@ -48,9 +48,9 @@ struct Problem {
   // [B,H,entries,R,2], packed with total_q entries and batch stride 0. In host memory an entry's spans are in normal
   // form: ascending, with a gap between neighbours, empty ones last (see spans.h).
   std::optional<ConstTensorView> spans;
-  std::int64_t span_rows = 1;                       // query rows of an entry
-  std::shared_ptr<const Tensor> normalised_spans;   // what `spans` points to, where the user's needed a copy
-  std::optional<std::int64_t> offset;         // of a part cut from a longer call; else it follows from the lengths
+  std::int64_t span_rows = 1;                      // query rows of an entry
+  std::shared_ptr<const Tensor> normalised_spans;  // what `spans` points to, where the user's needed a copy
+  std::optional<std::int64_t> offset;              // of a part cut from a longer call; else it follows from the lengths
 
   // Score modifiers, in the order in which they apply.
   double scale = 1.0;
@@ -59,6 +59,7 @@ struct Problem {
   std::optional<ConstTensorView> alibi_slopes;  // [H]
   std::optional<ConstTensorView> mask;          // [B,H,Sq,Sk]
   std::optional<ConstTensorView> sinks;         // [H]
+  std::shared_ptr<const void> structured_mask;  // what spans and mask point to, where a structured mask made them
   Dropout dropout;
 
   bool wants_lse = false;

@@ -1,5 +1,5 @@
-// The rule that gives each query row its range of keys, on plain numbers: the one copy that the host, the CPU kernels and
-// the CUDA kernels share. key_range.h applies it to a Problem.
+// The rule that gives each query row its range of keys, on plain numbers: the one copy that the host, the CPU kernels
+// and the CUDA kernels share. key_range.h applies it to a Problem.
 #pragma once
 
 #include <cstdint>

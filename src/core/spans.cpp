@@ -107,8 +107,8 @@ void take_spans_of(Problem& problem, const ConstTensorView& spans) {
     return;
   }
   const auto stored = [&](int axis) { return spans.stride(axis) == 0 ? 1 : spans.size(axis); };
-  const std::shared_ptr<Tensor> copy = std::make_shared<Tensor>(Tensor::uninitialized(
-      {stored(0), stored(1), spans.size(2), spans.size(3), 2}, dtype_of<Integer>));
+  const std::shared_ptr<Tensor> copy = std::make_shared<Tensor>(
+      Tensor::uninitialized({stored(0), stored(1), spans.size(2), spans.size(3), 2}, dtype_of<Integer>));
   std::vector<KeyRange> sorted;
   Integer* target = copy->as<Integer>();
   for_entries(spans, [&](std::int64_t b, std::int64_t h, std::int64_t entry) {

@@ -1,5 +1,5 @@
-// Spans: the parts of the keys that the rows of an entry may attend to. In a Problem they are in normal form, so that no
-// reader distinguishes cases: an entry's spans ascend, neighbours have a gap between them, and empty ones come last.
+// Spans: the parts of the keys that the rows of an entry may attend to. In a Problem they are in normal form, so that
+// no reader distinguishes cases: an entry's spans ascend, neighbours have a gap between them, and empty ones come last.
 #pragma once
 
 #include <cstdint>

@@ -10,6 +10,7 @@
 #include "core/elements.h"
 #include "core/key_range.h"
 #include "core/spans.h"
+#include "core/structured_mask.h"
 
 namespace headway {
 
@@ -312,6 +313,17 @@ void resolve_ranges(Problem& problem, const AttentionOptions& options, const Lay
   }
 }
 
+void resolve_structured_mask(Problem& problem, const AttentionOptions& options) {
+  if (!options.mask.structured) {
+    return;
+  }
+  if (options.spans) {
+    invalid(problem, "found spans and a structured mask, expected one: masks.spans(array) & mask joins them");
+  }
+  problem.stream = options.stream;
+  take_mask(problem, *options.mask.structured);
+}
+
 // ---- Options: score modifiers ----
 
 ConstTensorView broadcast_matrix(const Problem& problem, const char* name, ConstTensorView view, const Layout& layout) {
@@ -379,6 +391,7 @@ Layout resolve(Problem& problem, const Call& call, Pass pass) {
   const Layout layout = call.pages != nullptr ? place_paged(problem, call) : place_inputs(problem, call);
   resolve_ranges(problem, call.options, layout);
   resolve_modifiers(problem, call.options, layout);
+  resolve_structured_mask(problem, call.options);
   problem.engine = call.options.engine;
   problem.progress = call.options.progress;
   problem.stream = call.options.stream;

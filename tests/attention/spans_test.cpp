@@ -45,12 +45,12 @@ class Spans : public EngineTest {};
 TEST_P(Spans, empty_overlapping_and_unsorted_ones_mean_their_union) {
   for (DType type : float_types) {
     const Inputs inputs = random_inputs({}, type);
-    for (const auto& list : std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>>{
-             {{0, 7}},
-             {{5, 6}, {0, 2}},
-             {{3, 3}, {1, 4}, {7, 7}, {2, 6}},
-             {{0, 0}, {6, 7}},
-             {{4, 5}, {3, 4}, {0, 1}}}) {
+    for (const auto& list :
+         std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>>{{{0, 7}},
+                                                                         {{5, 6}, {0, 2}},
+                                                                         {{3, 3}, {1, 4}, {7, 7}, {2, 6}},
+                                                                         {{0, 0}, {6, 7}},
+                                                                         {{4, 5}, {3, 4}, {0, 1}}}) {
       const Tensor spans = same_for_all_rows(5, list);
       expect_contract(inputs.call(on_engine({.spans = spans})));
     }
@@ -125,7 +125,9 @@ TEST_P(Spans, of_many_keys_with_holes_keep_the_contract) {
 
 TEST_P(Spans, of_blocks_of_rows_are_those_of_each_of_them) {
   const Inputs inputs = random_inputs({.batch = 1, .heads = 1, .kv_heads = 1, .queries = 150, .keys = 400});
-  const auto span = [](std::int64_t i, std::int64_t n) { return inside((i / 64 * 3 + n) * 64, (i / 64 * 3 + n) * 64 + 40, 400); };
+  const auto span = [](std::int64_t i, std::int64_t n) {
+    return inside((i / 64 * 3 + n) * 64, (i / 64 * 3 + n) * 64 + 40, 400);
+  };
   const Tensor rows = spans_of_rows(150, 2, span);
   const Tensor blocks = spans_of_rows(3, 2, [&](std::int64_t i, std::int64_t n) { return span(i * 64, n); });
   const Call by_row = inputs.call(on_engine({.spans = rows}));
@@ -161,7 +163,8 @@ TEST_P(Spans, of_packed_sequences_count_inside_each) {
     const std::int64_t keys = i < 4 ? 5 : 7;
     return n == 0 ? inside(0, 1, keys) : inside(3, 5, keys);
   });
-  expect_contract({.q = q, .k = k, .v = v, .options = on_engine({.spans = spans}), .packing = Packing{{0, 4, 9}, {0, 5, 12}}});
+  expect_contract(
+      {.q = q, .k = k, .v = v, .options = on_engine({.spans = spans}), .packing = Packing{{0, 4, 9}, {0, 5, 12}}});
 }
 
 TEST_P(Spans, of_few_queries_skip_the_keys_between) {
@@ -258,11 +261,13 @@ TEST(SpansErrors, an_output_on_top_of_them_is_named) {
 
 TEST(SpansAnalysis, a_part_of_the_weights_is_that_of_all) {
   const Inputs inputs = random_inputs({.batch = 1, .heads = 2, .kv_heads = 1, .queries = 30, .keys = 50});
-  const Tensor spans = spans_of_rows(10, 2, [](std::int64_t i, std::int64_t n) { return inside(n * 20 + i, n * 20 + i + 9, 50); });
+  const Tensor spans =
+      spans_of_rows(10, 2, [](std::int64_t i, std::int64_t n) { return inside(n * 20 + i, n * 20 + i + 9, 50); });
   const AttentionOptions options{.spans = spans, .span_rows = 3};
   const Tensor all = *inputs.call(options).run(true).weights;
   const Tensor part = weights_in(inputs.q, inputs.k, {7, 21, 5, 41}, options);
-  EXPECT_TRUE(within(part, read(all.view().slice(2, 7, 21).slice(3, 5, 41)), read(filled({1, 2, 14, 36}, DType::f64, 1e-6))));
+  EXPECT_TRUE(
+      within(part, read(all.view().slice(2, 7, 21).slice(3, 5, 41)), read(filled({1, 2, 14, 36}, DType::f64, 1e-6))));
 }
 
 }  // namespace

@@ -69,7 +69,7 @@ struct Case {
   std::string span_axes = "bh";  // the others have size 1
   std::int64_t span_count = 2;   // R
   std::int64_t span_rows = 1;
-  bool narrow_spans = false;     // i32
+  bool narrow_spans = false;           // i32
   std::int64_t left = -1, right = -1;  // of the window; -1 is unlimited
   Lengths valid = Lengths::none;
   Lengths queries = Lengths::none;                          // item or item32

@@ -150,7 +150,8 @@ Found check_alone(const Prepared& prepared, const Contiguous& base) {
   alone.q = part(call.q, call, item, false);
   alone.k = part(call.k, call, item, true);
   alone.v = part(call.v, call, item, true);
-  for (auto* option : {&alone.options.mask, &alone.options.bias})
+  using View = std::optional<ConstTensorView>;
+  for (View* option : std::initializer_list<View*>{&alone.options.mask, &alone.options.bias})
     if (*option) *option = of_item(**option, call, item, batch);
   if (alone.options.valid_lens) {
     alone.options.valid_lens = alone.options.valid_lens->slice(0, b, b + 1);

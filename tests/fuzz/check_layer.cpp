@@ -284,7 +284,9 @@ struct LayerCase {
       keys = values = queries;
     else
       move(keys), move(values);
-    for (auto* option : {&options.mask, &options.bias, &options.alibi_slopes, &options.sinks})
+    using View = std::optional<ConstTensorView>;
+    for (View* option :
+         std::initializer_list<View*>{&options.mask, &options.bias, &options.alibi_slopes, &options.sinks})
       if (*option) move(**option);
   }
 

@@ -150,15 +150,16 @@ void make_spans(const Case& one, const std::vector<std::int64_t>& rows, const st
   sizes.push_back(2);
   Random random = stream(one, 17);
   tensors.spans = Strided(sizes, one.narrow_spans ? DType::i32 : DType::i64,
-                          one.narrow_spans ? Layout::gaps : one.seed % 2 == 0 ? Layout::reversed : Layout::contiguous);
+                          one.narrow_spans    ? Layout::gaps
+                          : one.seed % 2 == 0 ? Layout::reversed
+                                              : Layout::contiguous);
   Dims entries = sizes;
   entries[entries.size() - 1] = 1;
   each_index(entries, [&](const Dims& index) {
     const Span& at = lengths[static_cast<std::size_t>(index[index.size() - 3])];
     const auto item = static_cast<std::size_t>(at.end);
     const std::int64_t all_keys = pack ? keys[item] : one.sk, all_rows = pack ? rows[item] : one.sq;
-    const Span span =
-        some_span(one.spans, index[index.size() - 2], at.begin, all_rows, all_keys, one.seed / 3, random);
+    const Span span = some_span(one.spans, index[index.size() - 2], at.begin, all_rows, all_keys, one.seed / 3, random);
     Dims end = index;
     end[end.size() - 1] = 1;
     set(tensors.spans.view(), index, static_cast<double>(span.begin));

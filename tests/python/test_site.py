@@ -23,6 +23,9 @@ NOT_CALLED_BY_USERS = re.compile(r"begin|end|(throw|require)_\w+")  # but by ran
 def public_names(header):
     """(functions, members) that a header declares, found by counting braces: not as the site does it."""
     text = (ROOT / f"include/headway/{header}.h").read_text()
+    inner = re.findall(r"^namespace (?!headway)\w+ \{$|^\}  // namespace (?!headway$)\w+$", text, re.MULTILINE)
+    for border in inner:  # what lies in headway::masks counts as the header's own
+        text = text.replace(border, "")
     text = re.sub(r"//.*|^#define.*(?:\n.*\\$)*|^#.*", "", text, flags=re.MULTILINE)
     text = re.sub(r"\n private:\n.*?\n\};", "\n};", text, flags=re.DOTALL)
     text = text.partition("namespace headway {")[2]
@@ -83,7 +86,7 @@ def test_the_names_that_are_looked_for_are_those_of_the_headers():
 
 def python_names():
     modules = [headway]
-    for name in ("convert", "jax", "flax", "torch", "keras"):
+    for name in ("masks", "convert", "jax", "flax", "torch", "keras"):
         with contextlib.suppress(ImportError):
             modules.append(importlib.import_module(f"headway.{name}"))
     return [f"{module.__name__}.{name}" for module in modules for name in module.__all__ if name != "__version__"]

@@ -11,7 +11,7 @@ namespace {
 class Mirrored {
  public:
   explicit Mirrored(AttentionOptions& options) : elsewhere_(options.engine == Engine::cuda) {
-    add(options.mask, options.bias, options.alibi_slopes, options.sinks);
+    add(static_cast<std::optional<ConstTensorView>&>(options.mask), options.bias, options.alibi_slopes, options.sinks);
     for (auto* lengths : {&options.valid_lens, &options.query_lens})
       if (*lengths && (*lengths)->dtype() == DType::i64) add(*lengths);
   }
@@ -46,7 +46,8 @@ class Mirrored {
 
 // Shapes are checked against the longest sequence, which is known only where the boundaries can be read.
 bool boundaries_may_move(const AttentionOptions& options) {
-  return !options.mask && !options.bias && !(options.valid_lens && options.valid_lens->rank() == 2);
+  return !options.mask && !options.mask.structured && !options.bias &&
+         !(options.valid_lens && options.valid_lens->rank() == 2);
 }
 
 }  // namespace

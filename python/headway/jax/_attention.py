@@ -11,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from headway import _headway
+from headway._headway import Mask
 from headway._suggest import suggests_keywords
 from headway.jax._call import Array, Layout, Operands, Static, run
 
@@ -27,6 +28,8 @@ def attention(
     window: tuple[int | None, int | None] | None = None,
     valid_lens: Any = None,
     query_lens: Any = None,
+    spans: Any = None,
+    span_rows: int = 1,
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: Any = None,
@@ -43,8 +46,9 @@ def attention(
     (B, H, Sq, Dv); (B, S, D) is one head, (S, D) one head of one batch item. float32, bfloat16, float16, and float64
     where JAX has it enabled.
 
-    Arrays may be traced: query, key, value, mask, bias, valid_lens, query_lens, alibi_slopes, sinks, and seed. The
-    other options are part of the compiled program. Lengths that are out of range are an error when the program runs.
+    Arrays may be traced: query, key, value, mask, bias, valid_lens, query_lens, spans, alibi_slopes, sinks, and seed.
+    The other options are part of the compiled program, and so are structured masks (headway.masks). Lengths and spans
+    that are out of range are an error when the program runs.
 
     seed is an integer from 0 to 2**64 - 1, a scalar of an integer type, or a key of jax.random.
 
@@ -73,6 +77,8 @@ def attention(
         window=window,
         valid_lens=valid_lens,
         query_lens=query_lens,
+        spans=spans,
+        span_rows=span_rows,
         scale=scale,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
@@ -126,17 +132,21 @@ _DEFAULTS: dict[str, Any] = {
     "softcap": None,
     "dropout": 0.0,
     "engine": None,
+    "span_rows": 1,
 }
-_ARRAYS = ("mask", "bias", "alibi_slopes", "sinks", "valid_lens", "query_lens")
+_ARRAYS = ("mask", "bias", "alibi_slopes", "sinks", "valid_lens", "query_lens", "spans")
+_INTEGERS = ("valid_lens", "query_lens", "spans")
 
 
 def _prepare(operation: str, layout: Layout, inputs: dict[str, Any], **given: Any) -> tuple[Static, Operands]:
     """Checks everything that is known now, with the errors of headway.attention."""
     operands = as_arrays(operation, inputs)
+    if isinstance(given.get("mask"), Mask):
+        given |= _parts_of(operation, layout, given["mask"], operands, given.get("spans"))
     for name in _ARRAYS:
         array = given.pop(name, None)
         if array is not None:
-            operands[name] = _integers(array) if name.endswith("_lens") else jnp.asarray(array)
+            operands[name] = _integers(array) if name in _INTEGERS else jnp.asarray(array)
     seed = given.pop("seed", None)
     options = _DEFAULTS | given
     for name, option in options.items():
@@ -151,6 +161,33 @@ def _prepare(operation: str, layout: Layout, inputs: dict[str, Any], **given: An
     if options["dropout"] > 0:
         operands["seed"] = _seed_words(operation, seed)
     return _static(layout, **options), operands
+
+
+def _parts_of(operation: str, layout: Layout, mask: Mask, operands: Operands, spans: Any) -> dict[str, Any]:
+    """A structured mask as the arrays that it becomes for these sizes, without the axes that the query lacks."""
+    if spans is not None:
+        raise ValueError(
+            f"{operation}: found spans and a structured mask, expected one: masks.spans(array) & mask joins them"
+        )
+    query, key = operands["query"], operands["key"]
+    rank = query.ndim
+    if rank not in (2, 3, 4) or key.ndim != rank:
+        return {"mask": None}  # the call says what is wrong
+    at, by = (1, 2) if rank == 4 and layout == "BSHD" else (rank - 2, 1)
+    own = {"batch items": query.shape[0] if rank > 2 else 1, "heads": query.shape[by] if rank == 4 else 1}
+    for (name, expected), found in zip(own.items(), (mask.batch, mask.heads)):
+        if found not in (1, expected):
+            raise ValueError(f"{operation}: mask has {found} {name}, expected {expected} or 1")
+    try:
+        array, rows, bools = _headway.mask_parts(mask, query.shape[at], key.shape[at])
+    except ValueError as error:
+        raise ValueError(str(error).replace("Mask.parts", operation)) from None
+    lost: tuple[Any, ...] = ((0, 0), (slice(None), 0), ())[rank - 2]
+    return {
+        "mask": None if bools is None else bools[lost],
+        "spans": None if array is None else array[lost],
+        "span_rows": rows,
+    }
 
 
 def _check(call: tuple[Any, ...]) -> None:
@@ -189,6 +226,7 @@ def _static(layout: Layout, **options: Any) -> Static:
         softcap=None if options["softcap"] is None else float(options["softcap"]),
         dropout=float(options["dropout"]),
         engine=options["engine"],
+        span_rows=int(options["span_rows"]),
     )
 
 
@@ -224,16 +262,16 @@ def _with_four_axes(operands: Operands, rank: int) -> Operands:
         result = dict(operands)
     else:
         result = {name: _add_axes(name, array, rank) for name, array in operands.items()}
-    for name in ("mask", "bias"):
+    for name, axes in (("mask", 4), ("bias", 4), ("spans", 5)):
         if name in result:
-            result[name] = _to_rank(result[name], 4)
+            result[name] = _to_rank(result[name], axes)
     return result
 
 
 def _add_axes(name: str, array: Array, rank: int) -> Array:
     if name in ("query", "key", "value"):
         return array[:, None] if rank == 3 else array[None, None]
-    if name in ("mask", "bias") and rank == 3 and array.ndim == 3:
+    if (name in ("mask", "bias") and rank == array.ndim == 3) or (name == "spans" and rank == 3 and array.ndim == 4):
         return array[:, None]
     if name in ("alibi_slopes", "sinks"):
         return array.reshape(1)

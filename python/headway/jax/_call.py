@@ -39,6 +39,7 @@ class Static:
     softcap: float | None = None
     dropout: float = 0.0
     engine: str | None = None
+    span_rows: int = 1
 
     def attributes(self) -> dict[str, Any]:
         """As the handler reads them; what is not given is absent."""
@@ -51,6 +52,7 @@ class Static:
             "softcap": _float64(self.softcap),
             "dropout": _float64(self.dropout),
             "engine": self.engine,
+            "span_rows": _int64(self.span_rows),
         }
         return {name: value for name, value in given.items() if value is not None}
 

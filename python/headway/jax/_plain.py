@@ -62,6 +62,10 @@ def _pairs(static: Static, operands: Operands, shape: tuple[int, ...]) -> tuple[
     if lens is not None:
         allowed = allowed & (key < (lens[:, None, None] if lens.ndim == 1 else lens[:, :, None]))
     allowed = allowed[:, None]
+    if "spans" in operands:
+        spans = operands["spans"]
+        inside = ((key >= spans[..., :1]) & (key < spans[..., 1:])).any(-2)  # of each entry
+        allowed = allowed & jnp.repeat(inside, static.span_rows, 2)[:, :, :queries]
     return allowed & operands["mask"] if "mask" in operands else allowed, jnp.abs(place - key)
 
 

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from headway import _headway
+from headway._headway import Mask
 from headway._suggest import hint
 from headway.functions import whole_number
 from headway.torch._core import Options
 from headway.torch._dispatch import Results, attend
+from headway.torch._structured import with_mask
 
 Causal = bool | Literal["top_left", "bottom_right"]
 Window = tuple[int | None, int | None]
@@ -23,7 +25,7 @@ def attention(
     key: Tensor,
     value: Tensor,
     *,
-    mask: Tensor | None = None,
+    mask: Tensor | Mask | None = None,
     bias: Tensor | None = None,
     causal: Causal = False,
     window: Window | None = None,
@@ -48,8 +50,9 @@ def attention(
     """headway.attention under autograd: the same options, and gradients for query, key, value, bias and sinks.
 
     query (B, H, Sq, D), key (B, Hkv, Sk, D), value (B, Hkv, Sk, Dv) -> (B, H, Sq, Dv); without heads or batch too.
-    mask is True where a query may attend. Returns out, or a tuple (out[, weights][, lse]), each with a gradient. With
-    layout="bshd" tensors with four axes, out among them, are (B, S, H, D).
+    mask is True where a query may attend, or a structured mask of headway.masks. Returns out, or a tuple
+    (out[, weights][, lse]), each with a gradient. With layout="bshd" tensors with four axes, out among them, are
+    (B, S, H, D).
 
     dropout draws its seed from torch's generator where none is given: torch.manual_seed repeats a run. It acts whenever
     it is above 0: pass dropout=p if self.training else 0.0. out= is for calls that record no gradients.
@@ -71,12 +74,15 @@ def attention(
         sinks, dropout, seed, engine, batch_invariant, query.device,
     )  # fmt: skip
     if not _has_heads_third("attention", layout):
+        if isinstance(mask, Mask):
+            options = with_mask("attention", mask, query, key, options)
         return _attend(query, key, value, options, return_weights, return_lse, out)
     # (B, S, H, D) seen as (B, H, S, D): out lies in memory as the query does.
     place = None if out is None else _heads_second(out)
-    results = _attend(
-        _heads_second(query), _heads_second(key), _heads_second(value), options, return_weights, return_lse, place
-    )
+    query, key, value = _heads_second(query), _heads_second(key), _heads_second(value)
+    if isinstance(mask, Mask):
+        options = with_mask("attention", mask, query, key, options)
+    results = _attend(query, key, value, options, return_weights, return_lse, place)
     if not return_weights and not return_lse:
         return _heads_second(results) if out is None else out
     return (_heads_second(results[0]) if out is None else out, *results[1:])
@@ -93,7 +99,7 @@ def attention_varlen(
     cu_seqlens_q: Any,
     cu_seqlens_k: Any,
     *,
-    mask: Tensor | None = None,
+    mask: Tensor | Mask | None = None,
     bias: Tensor | None = None,
     causal: Causal = False,
     window: Window | None = None,
@@ -137,6 +143,8 @@ def attention_varlen(
     if _has_heads_third("attention_varlen", layout):
         raise ValueError("attention_varlen: layout is 'bshd', expected none: packed sequences are (total, H, D)")
     options = options._replace(cu_seqlens_q=_integers(cu_seqlens_q), cu_seqlens_k=_integers(cu_seqlens_k))
+    if isinstance(mask, Mask):
+        options = with_mask("attention_varlen", mask, query, key, options)
     return _results(attend(query, key, value, options, False, return_lse), False, return_lse)
 
 
@@ -169,7 +177,7 @@ def draw_seed() -> Tensor:
 
 def _options(
     operation: str,
-    mask: Tensor | None,
+    mask: Tensor | Mask | None,
     bias: Tensor | None,
     causal: Causal,
     window: Window | None,
@@ -189,7 +197,9 @@ def _options(
 ) -> Options:
     left, right = _sides(operation, window)
     require_number(operation, "dropout", dropout)
-    if mask is not None:
+    if isinstance(mask, Mask):
+        mask = None  # with_mask puts it in, when the sizes are known
+    elif mask is not None:
         require_tensors(operation, ("mask", mask))
     if bias is not None:
         require_tensors(operation, ("bias", bias))

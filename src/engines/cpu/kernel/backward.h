@@ -404,9 +404,7 @@ class Backward : public BackwardState<S, In, fold> {
     const std::int64_t ld = padded<S>(args_.head_dim);
     return static_cast<Scalar*>(head_->dq_partials) + (chunk_ * args_.queries + rows().begin) * ld;
   }
-  bool is_first() const {
-    return !adds_to_sums_ && !this->reaches({args_.chunks.begin[chunk_], group_.begin});
-  }
+  bool is_first() const { return !adds_to_sums_ && !this->reaches({args_.chunks.begin[chunk_], group_.begin}); }
 
   // Panels whose products are summed up before they go to the partial: 128 keys, so that equal terms don't drift; those
   // of pairs are rounded to halves in the end.

@@ -28,7 +28,7 @@ struct BackwardHead {
   Matrix query, grad_out, out;  // [Sq, D], [Sq, Dv], [Sq, Dv]
   const void* lse = nullptr;    // natural log, in the compute type
   std::int64_t lse_stride = 0;
-  RangeRule ranges;          // the sequence's, with the head's own spans
+  RangeRule ranges;  // the sequence's, with the head's own spans
   Modifiers modifiers;
   DropoutRule dropout;
   double sink = 0;
@@ -53,8 +53,9 @@ struct BackwardArgs {
   std::int64_t head_count = 0;
   std::int64_t queries = 0;
   std::int64_t head_dim = 0, value_dim = 0;
-  RangeRule ranges;               // its spans, those of one head, count for the cut into chunks alone
-  std::int64_t span_planes = 0;   // different spans of the group's heads: 0 without spans, 1 if they share them, or a head each
+  RangeRule ranges;  // its spans, those of one head, count for the cut into chunks alone
+  std::int64_t span_planes =
+      0;  // different spans of the group's heads: 0 without spans, 1 if they share them, or a head each
   double scale = 1;
   KeyChunks chunks;
   // The first rows of the kv head, and of the first of its query heads, that this thread does next, to be fetched;

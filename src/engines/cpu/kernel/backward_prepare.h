@@ -78,8 +78,7 @@ HEADWAY_INLINE typename S::Vector row_deltas(const BackwardArgs& args, const Bac
 // Whether a row of a head with a sink takes part in the sink's gradient: it does if any key is allowed. The search is
 // for rows that look as if none were.
 template <class Scalar>
-HEADWAY_NOINLINE bool attends(const BackwardHead& head, std::int64_t i, Scalar lse,
-                              Scalar delta) {
+HEADWAY_NOINLINE bool attends(const BackwardHead& head, std::int64_t i, Scalar lse, Scalar delta) {
   const Range range = range_of_row(head.ranges, i);
   const bool masks = head.modifiers.mask.data != nullptr || head.modifiers.bias.data != nullptr;
   const bool suspicious = lse == static_cast<Scalar>(head.sink) || !(delta - delta == 0);

@@ -1,5 +1,5 @@
-// Which pairs of a tile of the backward pass are allowed, but for biases of -inf: those that the rows' ranges and spans,
-// the mask and Tile::wanted leave.
+// Which pairs of a tile of the backward pass are allowed, but for biases of -inf: those that the rows' ranges and
+// spans, the mask and Tile::wanted leave.
 #pragma once
 
 #include <cstdint>

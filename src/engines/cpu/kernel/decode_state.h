@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::int64_t stream_keys = 2048;  // of K, then of V: memory streams well from about 1024 on
 constexpr std::int64_t decode_rows = 32;  // that pass over a block together: its scores stay in the second-level cache
-constexpr int summed = 16;  // terms, or sums of terms, that are added up before the next step
+constexpr int summed = 16;                // terms, or sums of terms, that are added up before the next step
 constexpr std::int64_t packed_keys = 64;  // copied at once where a layout cannot be read in place
 
 // From the units of decode's scores to those of the exponential. Scores that are modified are natural, and so are those

@@ -101,16 +101,11 @@ class Forward : protected ForwardTiles<S, In> {
   }
 
   void core_block(std::int64_t p) {
-    if (!at_.panel_ranges[p].scattered) {
+    if (at_.panel_ranges[p].scattered) {
+      for_whole_pieces(at_.panel_spans[p], {block_begin_, block_end_},
+                       [&](const Range& piece) HEADWAY_LAMBDA { core_piece(p, piece); });
+    } else {
       core_piece(p, inside_block(at_.panel_ranges[p].core));
-      return;
-    }
-    const PanelSpans& spans = at_.panel_spans[p];
-    for (std::int64_t n = spans.first_whole(block_begin_); n < spans.whole_count; ++n) {
-      if (spans.whole[n].begin >= block_end_) {
-        return;
-      }
-      core_piece(p, inside_block(spans.whole[n]));
     }
   }
 
@@ -206,7 +201,8 @@ class Forward : protected ForwardTiles<S, In> {
   // What lies in the panel's hull before and after its core.
   void edge_block(std::int64_t p) {
     if (at_.panel_ranges[p].scattered) {
-      scattered_edges(p);
+      for_partial_pieces(at_.panel_spans[p], {block_begin_, block_end_},
+                         [&](const Range& piece) HEADWAY_LAMBDA { scattered_piece(p, piece); });
       return;
     }
     const Range& core = at_.panel_ranges[p].core;
@@ -231,37 +227,35 @@ class Forward : protected ForwardTiles<S, In> {
     }
   }
 
-  // The block's keys outside of what all rows see, tile by tile; tiles that no row reaches are skipped.
-  void scattered_edges(std::int64_t p) {
-    const PanelSpans& spans = at_.panel_spans[p];
-    std::int64_t n = spans.first_whole(block_begin_);
-    for (std::int64_t key = block_begin_; key < block_end_;) {
-      if (n < spans.whole_count && spans.whole[n].begin <= key) {
-        key = spans.whole[n++].end;
-        continue;
-      }
-      std::int64_t end = smaller((key / span_tile + 1) * span_tile, block_end_);
-      end = n < spans.whole_count ? smaller(end, spans.whole[n].begin) : end;
-      if (spans.reaches(key)) {
-        scattered_piece(p, {key, end});
-      }
-      key = end;
-    }
-  }
-
-  // Part of a tile: vector by vector, each from the first to the last key that one of its rows sees.
+  // Part of a tile: all vectors together where all rows see the same few keys, as the first ones of a sequence; else
+  // vector by vector, each from the first to the last key that one of its rows sees.
   void scattered_piece(std::int64_t p, const Range& piece) {
     static_assert(span_tile == chunk_keys);
     const auto& bits = this->tile_bits(p, piece.begin);
     const std::uint64_t inside = range_word({piece.begin - bits.key_begin, piece.end - bits.key_begin});
+    std::uint64_t reached = 0;
     for (int v = 0; v < panel_vectors(p); ++v) {
-      if ((bits.reach[v] & inside) == 0) {
-        continue;
+      reached |= bits.reach[v] & inside;
+    }
+    if (reached == 0) {
+      return;
+    }
+    const auto keys_of = [&](std::uint64_t word) HEADWAY_LAMBDA {
+      const Range hull = word_hull(word);
+      return Range{bits.key_begin + hull.begin, bits.key_begin + hull.end};
+    };
+    this->load_block();
+    this->watch_values(keys_of(reached));
+    if (reached == (bits.common & inside) && range_word(word_hull(reached)) == reached) {
+      with_vectors<S::panel_vectors>(panel_vectors(p), [&](auto strip) HEADWAY_LAMBDA {
+        this->template two_pass<strip.size>(p, 0, keys_of(reached), false);
+      });
+      return;
+    }
+    for (int v = 0; v < panel_vectors(p); ++v) {
+      if ((bits.reach[v] & inside) != 0) {
+        this->template two_pass<1>(p, v, keys_of(bits.reach[v] & inside), true);
       }
-      const Range reach = word_hull(bits.reach[v] & inside);
-      this->load_block();
-      this->watch_values(piece);
-      this->template two_pass<1>(p, v, {bits.key_begin + reach.begin, bits.key_begin + reach.end}, true);
     }
   }
 

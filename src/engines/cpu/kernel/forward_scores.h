@@ -125,7 +125,8 @@ class ForwardScores : public ForwardValues<S, In> {
   // What rows of a panel with holes see of one tile of keys.
   struct TileBits {
     std::int64_t panel = -1, key_begin = -1;
-    std::uint64_t reach[S::panel_vectors];  // of each vector's rows together, a bit a key
+    std::uint64_t reach[S::panel_vectors];  // what some row of each vector sees, a bit a key
+    std::uint64_t common;                   // what every row of the panel sees
     std::uint64_t rows[chunk_keys];         // of each key, a bit a row
   };
 
@@ -141,6 +142,7 @@ class ForwardScores : public ForwardValues<S, In> {
     bits_.panel = p;
     bits_.key_begin = key;
     const std::int64_t keys = smaller(args_.ranges.keys - key, chunk_keys);
+    bits_.common = ~std::uint64_t{0};
     for (int v = 0; v < S::panel_vectors; ++v) {
       bits_.reach[v] = 0;
     }
@@ -150,6 +152,7 @@ class ForwardScores : public ForwardValues<S, In> {
           exists ? row_word(args_.ranges, at_.ranges[p * width + r], panel_row(p) + r, key, keys) : std::uint64_t{0};
       if (exists) {
         bits_.reach[r / lanes] |= bits_.rows[r];
+        bits_.common &= bits_.rows[r];
       }
     }
     transpose_bits<S>(bits_.rows);

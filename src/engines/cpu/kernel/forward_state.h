@@ -131,7 +131,8 @@ class ForwardState {
     }
   };
 
-  // Pieces of a block of keys that a panel with holes computes: parts of tiles, vector by vector, and what all rows see.
+  // Pieces of a block of keys that a panel with holes computes: parts of tiles, vector by vector, and what all rows
+  // see.
   static constexpr std::int64_t most_scattered_pieces =
       (key_block / span_tile + 2 * (key_block / least_whole + 1)) * S::panel_vectors;
 
@@ -204,9 +205,15 @@ class ForwardState {
     PanelRanges& found = at_.panel_ranges[p];
     Range* ranges = at_.ranges + p * width;
     const int rows = panel_rows(p);
+    const bool spanned = args_.ranges.spans.data != nullptr;
+    PanelSearch search;
+    if (spanned) {
+      search =
+          find_panel_spans(args_.ranges, panel_row(p), rows, key_step, at_.panel_spans[p], ranges, at_.spare_whole);
+    }
     found.has_terms = false;
-    found.scattered = false;
-    if (rows_share_range(args_.ranges, panel_row(p), panel_row(p) + rows)) {
+    found.scattered = search.holes;
+    if (!spanned && rows_share_range(args_.ranges, panel_row(p), panel_row(p) + rows)) {
       found.hull = found.core = range_of_row(args_.ranges, panel_row(p));
       for (int v = 0; v < panel_vectors(p); ++v) {
         found.vector_hull[v] = found.hull;
@@ -221,20 +228,23 @@ class ForwardState {
         Range& hull = found.vector_hull[v];
         hull = {0, 0};
         for (int r = v * lanes; r < (v + 1) * lanes; ++r) {
-          ranges[r] = r < rows ? range_of_row(args_.ranges, panel_row(p) + r) : Range{0, 0};
-          if (r < rows) {
-            found.scattered |= leaves_hole(panel_row(p) + r, hull, ranges[r]);
-            hull = joined(hull, ranges[r]);
-            found.core = {larger(found.core.begin, ranges[r].begin), smaller(found.core.end, ranges[r].end)};
+          if (r >= rows) {
+            ranges[r] = {0, 0};
+            continue;
           }
+          if (!spanned) {
+            ranges[r] = range_of_row(args_.ranges, panel_row(p) + r);
+          }
+          found.scattered |= spanned && are_apart(hull, ranges[r]);
+          hull = joined(hull, ranges[r]);
+          found.core = {larger(found.core.begin, ranges[r].begin), smaller(found.core.end, ranges[r].end)};
         }
         found.hull = joined(found.hull, hull);
       }
     }
     if (found.scattered) {
       found.core = {found.hull.end, found.hull.end};
-      found.has_references =
-          find_panel_spans(args_.ranges, panel_row(p), rows, key_step, at_.panel_spans[p], at_.spare_whole);
+      found.has_references = search.outside;
       return;
     }
     // Keys of one product stay together: a core starts and ends between products.
@@ -249,13 +259,9 @@ class ForwardState {
     }
   }
 
-  // Whether spans leave a hole in a row's range, or between it and those of the rows before it in its vector.
-  bool leaves_hole(std::int64_t row, const Range& before, const Range& range) const {
-    if (args_.ranges.spans.data == nullptr || range.begin >= range.end) {
-      return false;
-    }
-    const bool apart = before.begin < before.end && (range.begin > before.end || range.end < before.begin);
-    return apart || !is_whole(args_.ranges, range, row);
+  // Whether two ranges have keys between them.
+  static bool are_apart(const Range& a, const Range& b) {
+    return a.begin < a.end && b.begin < b.end && (b.begin > a.end || b.end < a.begin);
   }
 
   // ---- The block of keys at hand ----

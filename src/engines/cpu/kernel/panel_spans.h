@@ -1,5 +1,5 @@
-// The keys of a panel of rows whose spans leave holes: what some row sees, in tiles of 64 keys, so that a tile without a
-// key of any row costs a bit; and what every row sees, exactly, which needs no mask.
+// The keys of a panel of rows whose spans leave holes: what some row sees, in tiles of 64 keys, so that a tile without
+// a key of any row costs a bit; and what every row sees, exactly, which needs no mask.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,10 @@ struct PanelSpans {
     return smaller(rule.keys / (least_whole + 1) + 1, rows * rule.spans.count);
   }
 
-  bool reaches(std::int64_t key) const { return (reached[key / span_tile / 64] >> (key / span_tile % 64) & 1) != 0; }
+  // Whether some row sees a key of these keys' tiles.
+  bool reaches_any(const Range& keys) const {
+    return any_bit(reached, keys.begin / span_tile, (keys.end + span_tile - 1) / span_tile);
+  }
   // The first of `whole` that ends after the key.
   std::int64_t first_whole(std::int64_t key) const {
     std::int64_t low = 0, high = whole_count;
@@ -35,26 +38,69 @@ struct PanelSpans {
   }
 };
 
-// Finds both for rows [row, row + rows). Pieces of `whole` start and end at multiples of key_step; `spare` has room for
-// as many. Returns whether every row sees a key outside of them.
-HEADWAY_NOINLINE bool find_panel_spans(const RangeRule& rule, std::int64_t row, int rows, std::int64_t key_step,
-                                       PanelSpans& found, Range* spare) {
+// body(piece) for what every row sees of a block of keys.
+template <class Body>
+HEADWAY_INLINE void for_whole_pieces(const PanelSpans& spans, const Range& block, const Body& body) {
+  if (!spans.reaches_any(block)) {
+    return;
+  }
+  for (std::int64_t n = spans.first_whole(block.begin); n < spans.whole_count; ++n) {
+    if (spans.whole[n].begin >= block.end) {
+      return;
+    }
+    body(Range{larger(spans.whole[n].begin, block.begin), smaller(spans.whole[n].end, block.end)});
+  }
+}
+
+// body(piece) for the other keys of a block, in parts of one tile each; tiles that no row reaches are left out.
+template <class Body>
+HEADWAY_INLINE void for_partial_pieces(const PanelSpans& spans, const Range& block, const Body& body) {
+  if (!spans.reaches_any(block)) {
+    return;
+  }
+  std::int64_t n = spans.first_whole(block.begin);
+  for (std::int64_t key = block.begin; key < block.end;) {
+    if (n < spans.whole_count && spans.whole[n].begin <= key) {
+      key = spans.whole[n++].end;
+      continue;
+    }
+    std::int64_t end = smaller((key / span_tile + 1) * span_tile, block.end);
+    end = n < spans.whole_count ? smaller(end, spans.whole[n].begin) : end;
+    if (spans.reaches_any({key, end})) {
+      body(Range{key, end});
+    }
+    key = end;
+  }
+}
+
+struct PanelSearch {
+  bool holes = false;    // whether some row's range has one
+  bool outside = false;  // whether every row sees a key outside of `whole`
+};
+
+// Finds both for rows [row, row + rows), and the range that holds all keys of each. Pieces of `whole` start and end at
+// multiples of key_step; `spare` has room for as many.
+HEADWAY_NOINLINE PanelSearch find_panel_spans(const RangeRule& rule, std::int64_t row, int rows, std::int64_t key_step,
+                                              PanelSpans& found, Range* ranges, Range* spare) {
   for (std::int64_t at = 0; at < PanelSpans::words(rule); ++at) {
     found.reached[at] = 0;
   }
+  PanelSearch result;
   std::int64_t fewest_keys = rule.keys;
   Range* whole = found.whole;
   std::int64_t count = 0;
+  std::int64_t previous_entry = -1;
   Range previous{-1, -1};
   for (int r = 0; r < rows; ++r) {
     const RowSpans spans(rule.spans, row + r);
     const Range range = unspanned_range(rule, row + r);
-    const bool repeats = r > 0 && spans.first == RowSpans(rule.spans, row + r - 1).first &&
-                         range.begin == previous.begin && range.end == previous.end;
-    previous = range;
-    if (repeats) {
+    if (r > 0 && spans.first == previous_entry && range.begin == previous.begin && range.end == previous.end) {
+      ranges[r] = ranges[r - 1];
       continue;
     }
+    previous_entry = spans.first;
+    previous = range;
+    Range hull{0, 0};
     std::int64_t keys = 0, kept = 0, from = 0;
     const auto keep = [&](const Range& part) HEADWAY_LAMBDA {
       if (part.end - part.begin >= least_whole) {
@@ -62,6 +108,7 @@ HEADWAY_NOINLINE bool find_panel_spans(const RangeRule& rule, std::int64_t row, 
       }
     };
     spans.for_parts(range, [&](const Range& part) HEADWAY_LAMBDA {
+      hull = {keys == 0 ? part.begin : hull.begin, part.end};
       keys += part.end - part.begin;
       set_bits(found.reached, part.begin / span_tile, (part.end - 1) / span_tile + 1);
       if (r == 0) {
@@ -75,11 +122,13 @@ HEADWAY_NOINLINE bool find_panel_spans(const RangeRule& rule, std::int64_t row, 
         keep({larger(whole[n].begin, part.begin), smaller(whole[n].end, part.end)});
       }
     });
+    ranges[r] = hull;
+    result.holes |= keys != hull.end - hull.begin;
     fewest_keys = smaller(fewest_keys, keys);
     count = kept;
-    Range* const result = spare;
+    Range* const kept_parts = spare;
     spare = whole;
-    whole = result;
+    whole = kept_parts;
   }
   std::int64_t whole_keys = 0;
   found.whole_count = 0;
@@ -90,7 +139,8 @@ HEADWAY_NOINLINE bool find_panel_spans(const RangeRule& rule, std::int64_t row, 
       whole_keys += piece.end - piece.begin;
     }
   }
-  return fewest_keys > whole_keys;
+  result.outside = fewest_keys > whole_keys;
+  return result;
 }
 
 }  // namespace
