@@ -66,7 +66,7 @@ TEST_F(Files, other_commands_do_not_overwrite_either) {
 TEST_F(Files, outputs_must_differ_from_each_other_and_from_the_inputs) {
   expect_failure(attend({"-o", "out.npy", "--lse", "./out.npy"}), 2, "headway attend",
                  "-o and --lse name the same file");
-  expect_failure(attend({"-o", "x.npy", "--force"}), 2, "headway attend", "-o names a file that is read");
+  expect_failure(attend({"-o", "x.npy", "--force"}), 2, "headway attend", "-o would overwrite an input file");
   save_npy(file("bias.npy"), Tensor({8, 8}));
   std::filesystem::create_symlink("bias.npy", file("link.npy"));
   expect_failure(attend({"-o", "link.npy", "--bias", "bias.npy", "--force"}), 2, "headway attend", "that is read");
