@@ -128,5 +128,11 @@ def test_errors_speak_in_flash_attentions_words():
         flash_attn_func([1.0], k, v)
     with pytest.raises(ValueError, match=r"^flash_attn_func: window_size left is -2"):
         flash_attn_func(q, k, v, window_size=(-2, 0))
+    with pytest.raises(
+        ValueError, match=r"^flash_attn_func: window_size is \(3,\), expected a pair \(left, right\), -1 for"
+    ):
+        flash_attn_func(q, k, v, window_size=(3,))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sm_scale'; did you mean 'softmax_scale'"):
+        flash_attn_func(q, k, v, sm_scale=1.0)
     with pytest.raises(NotImplementedError, match="block_table"):
         flash_attn_varlen_func(q[0], k[0], v[0], [0, 5], [0, 9], 5, 9, block_table=torch.zeros(1, 1))

@@ -194,8 +194,8 @@ class Recording:
 
     def __repr__(self) -> str:
         runs = self.runs
-        layers = f" of {len(runs[0])} layers" if runs else ""
-        return f"<Recording: {len(self.calls)} calls in {len(runs)} run{'' if len(runs) == 1 else 's'}{layers}>"
+        layers = f" of {_counted(len(runs[0]), 'layer')}" if runs else ""
+        return f"<Recording: {_counted(len(self.calls), 'call')} in {_counted(len(runs), 'run')}{layers}>"
 
     def _repr_html_(self) -> str | None:
         """In a notebook, the page of the first run; None, which shows the line above, where no one page holds it."""
@@ -247,6 +247,10 @@ def record(model: nn.Module, *, device: torch.device | str | None = None) -> Ite
         recorders.append(take)
         stack.callback(recorders.remove, take)
         yield recording
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 class _Kept:
