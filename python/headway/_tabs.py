@@ -18,7 +18,7 @@ _PAGE = """<!doctype html>
 <style>
 html, body {{ margin: 0; height: 100%; font: 14px system-ui, sans-serif; background: #fbfbf9; color: #1a1c20 }}
 fieldset {{ border: 0; margin: 0; padding: 6px 12px; height: 32px; box-sizing: border-box; white-space: nowrap;
-  overflow-x: auto }}
+  min-width: 0; overflow-x: auto }}
 label {{ margin-right: 16px }}
 iframe {{ position: absolute; top: 32px; left: 0; width: 100%; height: calc(100% - 32px); border: 0;
   visibility: hidden }}
