@@ -19,7 +19,7 @@ constexpr const char* examples = R"(Examples:
   headway attend x.npy x.npy x.npy -o out.npy --heads 8 --window 128,0 --weights w.npy
   headway attend q.npy k.npy v.npy -o out.npy --causal bottom_right --valid-lens 3,2
 
-Files are .npy, file.npz:name or file.safetensors:name. What is written is .npy or .safetensors.)";
+Files are .npy, file.npz:name or file.safetensors:name. What is written is .npy, .npz or .safetensors.)";
 
 // `sizes` with another last axis.
 Dims with_last(Dims sizes, std::int64_t last) {

@@ -48,7 +48,7 @@ void check_not_read(const std::string& option, const std::string& path, const st
   for (const std::string& input : inputs) {
     const std::optional<TensorName> name = parse_tensor_name(input);
     if (name && same_file(name->path, path)) {
-      throw UsageError(text(option, " names a file that is read, ", path));
+      throw UsageError(text(option, " would overwrite an input file, ", path));
     }
   }
 }

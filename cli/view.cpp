@@ -1,6 +1,8 @@
 // headway view: a page that shows attention.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
+#include <fstream>
 #include <iostream>
 #include <thread>
 
@@ -22,8 +24,19 @@ constexpr const char* examples = R"(Examples:
   headway view q.npy k.npy --causal
   headway view x.npy x.npy --heads 8 --tokens tokens.txt -o attention.html
   headway view q.npy k.npy --serve
+  headway view q.npy k.npy --serve --port 8000
 
 A file of tokens has one a line, as many as there are keys. The page is one file that needs nothing else.)";
+
+constexpr const char* default_output = "attention.html";
+
+// Whether a file is a page of ours, which a later one may take the place of.
+bool is_page(const char* path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string start(2000, '\0');
+  file.read(start.data(), static_cast<std::streamsize>(start.size()));
+  return start.find(R"(<meta name="generator" content="Headway">)") != std::string::npos;
+}
 
 class View final : public Command {
  public:
@@ -32,6 +45,14 @@ class View final : public Command {
     arguments_.add_files_to(command, true, Values::absent);
     add_text(command, "-o,--output", output_, "The page, a .html file [attention.html]")->group("Outputs");
     command.add_flag("--serve", serve_, "Show the page from this machine until Ctrl-C: every zoom level is then exact")
+        ->group("Outputs");
+    add_parsed(command, "--port", "N", "With --serve: the port to listen on [any free one]",
+               [this](const std::string& found) {
+                 port_ = static_cast<int>(std::min<std::int64_t>(parse_number<std::int64_t>(found), 65'536));
+                 if (*port_ < 1 || *port_ > 65'535) {
+                   throw UsageError(text("expected a port, 1 to 65535, found ", found));
+                 }
+               })
         ->group("Outputs");
     command.add_flag("--force", request_.overwrite, "Replace a file that exists")->group("Outputs");
     tokens_.add_to(command);
@@ -44,8 +65,12 @@ class View final : public Command {
     if (serve_ && output_) {
       throw UsageError("expected either -o FILE or --serve, found both");
     }
+    if (port_ && !serve_) {
+      throw UsageError("--port is for --serve, which is not given");
+    }
     if (!serve_) {
-      output_ = output_.value_or("attention.html");
+      request_.overwrite = request_.overwrite || (!output_ && is_page(default_output));
+      output_ = output_.value_or(default_output);
       check_output();
     }
     TensorInputs inputs;
@@ -83,7 +108,7 @@ class View final : public Command {
       const ViewLayer layer{call.query, call.key, call.options};
       view.emplace(std::span(&layer, 1), request_);
     }
-    const ViewServer server(*view);
+    const ViewServer server(*view, port_.value_or(0));
     std::cout << text(server.address(), "  Ctrl-C ends\n") << std::flush;
     while (interrupted_by() == 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -94,6 +119,7 @@ class View final : public Command {
   ViewRequest request_;
   TokenFiles tokens_;
   std::optional<std::string> output_;
+  std::optional<int> port_;
   bool serve_ = false;
 };
 

@@ -11,10 +11,15 @@
 namespace headway::cli {
 
 struct ViewServer::State {
-  explicit State(const LiveView& view) {
-    const int port = server.bind_to_any_port("127.0.0.1");
-    if (port < 0) {
-      throw Failure("no port of this machine could be opened");
+  State(const LiveView& view, int wanted) {
+    int port = wanted;
+    if (wanted == 0) {
+      port = server.bind_to_any_port("127.0.0.1");
+      if (port < 0) {
+        throw Failure("no port of this machine could be opened");
+      }
+    } else if (!server.bind_to_port("127.0.0.1", wanted)) {
+      throw Failure(text("--port: cannot listen on port ", wanted, ": in use, or not for this user"));
     }
     const std::string host = text("127.0.0.1:", port);
     address = view.address(host);
@@ -43,7 +48,7 @@ struct ViewServer::State {
   std::thread thread;
 };
 
-ViewServer::ViewServer(const LiveView& view) : state_(std::make_unique<State>(view)) {}
+ViewServer::ViewServer(const LiveView& view, int port) : state_(std::make_unique<State>(view, port)) {}
 
 ViewServer::~ViewServer() = default;
 

@@ -12,7 +12,8 @@ namespace headway::cli {
 // The view must outlive it.
 class ViewServer {
  public:
-  explicit ViewServer(const LiveView& view);
+  // Listens on `port`, or on any free one where it is 0; Failure if that cannot be had.
+  ViewServer(const LiveView& view, int port);
   ~ViewServer();  // stops serving
   ViewServer(const ViewServer&) = delete;
   ViewServer& operator=(const ViewServer&) = delete;

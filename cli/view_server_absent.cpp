@@ -8,7 +8,7 @@ struct ViewServer::State {
   std::string address;
 };
 
-ViewServer::ViewServer(const LiveView&) {
+ViewServer::ViewServer(const LiveView&, int) {
   throw Failure("--serve: this command was built without cpp-httplib (Debian: libcpp-httplib-dev)");
 }
 

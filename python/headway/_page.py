@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import PosixPath
 
-_MARK = '<meta name="generator" content="Headway">'  # near the top of every page
+MARK = '<meta name="generator" content="Headway">'  # near the top of every page
 
 
 class Page(PosixPath):
@@ -28,12 +28,12 @@ def is_page(path: PosixPath) -> bool:
     """Whether the file is a page that Headway wrote."""
     try:
         with path.open("rb") as file:
-            return _MARK.encode() in file.read(2000)
+            return MARK.encode() in file.read(2000)
     except OSError:
         return False
 
 
-def in_frame(page: str, height: int = 720) -> str:
+def in_frame(page: str, style: str | None = "width:100%;height:720px;border:0") -> str:
     """A whole page as one element of another, apart from everything in that: Jupyter, VS Code and Colab show it."""
-    style = f"width:100%;height:{height}px;border:0"
-    return f'<iframe srcdoc="{escape(page)}" title="Headway" style="{style}" allow="clipboard-write"></iframe>'
+    own_style = f' style="{style}"' if style else ""
+    return f'<iframe srcdoc="{escape(page)}" title="Headway"{own_style} allow="clipboard-write"></iframe>'

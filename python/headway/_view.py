@@ -12,8 +12,9 @@ import numpy as np
 
 from headway import _headway
 from headway._errors import named
-from headway._page import Page, in_frame, is_page
+from headway._page import Page, is_page
 from headway._server import ViewServer
+from headway._tabs import page_of, write
 from headway._weights import layers_of
 
 if TYPE_CHECKING:
@@ -183,10 +184,29 @@ def show(
         return target
 
 
-def page_in_frame(layers: Sequence[_headway.ViewLayer], texts: Texts) -> str:
-    """The page of some layers as a notebook shows it; no file is left."""
+# Layers of one length, with the texts along their sides and a name.
+Group = tuple[str, Sequence[_headway.ViewLayer], Texts]
+
+
+def show_together(
+    groups: Sequence[Group], title: str, path: str | os.PathLike[str] | None, overwrite: bool, progress: bool | None
+) -> Page:
+    """One file with a page for each group, one of which is shown at a time."""
+    target = Page(os.fsdecode(_DEFAULT_PATH if path is None else path))
+    replace = bool(overwrite) or (path is None and is_page(target))
+    write(target, together(groups, title, progress), replace)
+    return target
+
+
+def together(groups: Sequence[Group], title: str, progress: bool | None = None) -> str:
+    """The page of one group, or a page that holds those of all of them."""
+    pages = [(name, _page_text(layers, texts, progress)) for name, layers, texts in groups]
+    return pages[0][1] if len(pages) == 1 else page_of(title, pages)
+
+
+def _page_text(layers: Sequence[_headway.ViewLayer], texts: Texts, progress: bool | None) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "page.html")
         with named("view"):
-            _headway.write_view(list(layers), os.fsencode(path), *texts.all(), False, None)
-        return in_frame(path.read_text("utf-8"))
+            _headway.write_view(list(layers), os.fsencode(path), *texts.all(), False, progress)
+        return path.read_text("utf-8")

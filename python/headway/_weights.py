@@ -19,6 +19,11 @@ def layers_of(weights: Any) -> tuple[list[_headway.ViewLayer], int, int]:
     softmax(log(p)) is p: the logarithms are the bias of a call whose scores are 0.
     """
     arrays = list(weights) if isinstance(weights, list | tuple) else [weights]
+    if arrays and isinstance(arrays[0], list | tuple) and len(arrays[0]) > 0 and hasattr(arrays[0][0], "shape"):
+        raise TypeError(
+            f"view: weights[0] is itself a {type(arrays[0]).__name__} of arrays, expected one array for each layer; "
+            "of a generation, whose attentions have an entry for each step, pass one entry"
+        )
     found = [_checked(n, to_numpy(array), len(arrays) > 1) for n, array in enumerate(arrays)]
     if not found:
         raise ValueError("view: weights is an empty list, expected an array or a list with one for each layer")

@@ -17,8 +17,11 @@ from typing import Any
 try:
     import keras
 except ImportError as error:
+    how = "pip install keras"
+    if error.name is not None and error.name.partition(".")[0] != "keras":  # Keras is here, its backend is not
+        how = "set KERAS_BACKEND to torch, jax or numpy before keras is imported"
     raise ImportError(
-        f"headway.keras needs Keras 3, which cannot be imported here ({error}): pip install keras", name=error.name
+        f"headway.keras needs Keras 3, which cannot be imported here ({error}): {how}", name=error.name
     ) from error
 
 from headway._headway import attention as _numpy_attention

@@ -1,5 +1,7 @@
 #include "array.h"
 
+#include <string_view>
+
 #include "framework.h"
 #include "numpy.h"
 #include "stream.h"
@@ -102,7 +104,9 @@ void Array::read_dlpack() {
   const nb::handle object = argument_.object;
   exchange_ = exchange_api(object.type());
   if (exchange_ == nullptr && !nb::hasattr(object, "__dlpack__")) {
-    refuse<TypeMismatch>(argument_, "must be an array (NumPy, or any with DLPack), found ", class_name(object));
+    const bool sequence = nb::isinstance<nb::list>(object) || nb::isinstance<nb::tuple>(object);
+    refuse<TypeMismatch>(argument_, "must be an array (NumPy, or any with DLPack), found ", class_name(object),
+                         sequence ? ": numpy.asarray makes one of it" : "");
   }
   owner_ = readable(argument_);
   try {
@@ -124,8 +128,10 @@ void Array::read_dlpack() {
     }
   } catch (nb::python_error& error) {
     const auto reason = to_string(nb::str(error.value()));  // its first line; torch adds a stack trace
-    nb::raise_from(error, PyExc_TypeError, "%s: %s cannot be read through DLPack: %s", argument_.operation,
-                   argument_.name, reason.substr(0, reason.find('\n')).c_str());
+    const bool traced = std::string_view(class_name(object)).find("Tracer") != std::string_view::npos;
+    nb::raise_from(error, PyExc_TypeError, "%s: %s cannot be read through DLPack: %s%s", argument_.operation,
+                   argument_.name, reason.substr(0, reason.find('\n')).c_str(),
+                   traced ? "; inside a program that JAX compiles, use headway.jax" : "");
   }
 }
 

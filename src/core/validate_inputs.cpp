@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <string>
 
 #include "core/ceil_div.h"
 #include "core/checks.h"
@@ -11,6 +12,7 @@
 #include "core/key_range.h"
 #include "core/spans.h"
 #include "core/structured_mask.h"
+#include "core/text.h"
 
 namespace headway {
 
@@ -326,13 +328,28 @@ void resolve_structured_mask(Problem& problem, const AttentionOptions& options) 
 
 // ---- Options: score modifiers ----
 
+// What a matrix for each batch item lacks, [B,Sk] or [B,Sq,Sk] in place of `target` [B,H,Sq,Sk]: a hint, or nothing.
+std::string missing_axes(const Dims& found, const Dims& target) {
+  if (target.size() != 4) {
+    return {};
+  }
+  if (found == Dims{target[0], target[3]}) {
+    return text("; if it says which keys each batch item has, make it ", Dims{target[0], 1, 1, target[3]});
+  }
+  if (found == Dims{target[0], target[2], target[3]}) {
+    return text("; if it is one matrix for each batch item, make it ", Dims{target[0], 1, target[2], target[3]});
+  }
+  return {};
+}
+
 ConstTensorView broadcast_matrix(const Problem& problem, const char* name, ConstTensorView view, const Layout& layout) {
   check_storage(problem, name, view);
   const Dims target = layout.matrix_sizes(problem);
   try {
     return layout.matrix(view.expand(target));
   } catch (const InvalidArgument&) {
-    invalid(problem, name, " has shape ", view.sizes(), ", which does not broadcast to ", target);
+    invalid(problem, name, " has shape ", view.sizes(), ", which does not broadcast to ", target,
+            missing_axes(view.sizes(), target));
   }
 }
 

@@ -66,13 +66,14 @@ TEST_F(Files, other_commands_do_not_overwrite_either) {
 TEST_F(Files, outputs_must_differ_from_each_other_and_from_the_inputs) {
   expect_failure(attend({"-o", "out.npy", "--lse", "./out.npy"}), 2, "headway attend",
                  "-o and --lse name the same file");
-  expect_failure(attend({"-o", "x.npy", "--force"}), 2, "headway attend", "-o names a file that is read");
+  expect_failure(attend({"-o", "x.npy", "--force"}), 2, "headway attend", "-o would overwrite an input file");
   save_npy(file("bias.npy"), Tensor({8, 8}));
   std::filesystem::create_symlink("bias.npy", file("link.npy"));
-  expect_failure(attend({"-o", "link.npy", "--bias", "bias.npy", "--force"}), 2, "headway attend", "that is read");
+  expect_failure(attend({"-o", "link.npy", "--bias", "bias.npy", "--force"}), 2, "headway attend",
+                 "would overwrite an input file");
   save_safetensors(file("many.safetensors"), {{"x", x_}});
   expect_failure(run({"attend", "many.safetensors:x", "x.npy", "x.npy", "-o", "many.safetensors", "--force"}), 2,
-                 "headway attend", "that is read");
+                 "headway attend", "would overwrite an input file");
   EXPECT_EQ(files(), (std::set<std::string>{"bias.npy", "link.npy", "many.safetensors", "x.npy"}));
   EXPECT_TRUE(same_bits(load_npy(file("x.npy")), x_));
 }

@@ -125,7 +125,7 @@ TEST_F(LayerCommand, a_layer_and_arrays_that_do_not_fit_are_refused) {
   expect_failure(run({"layer", "layer.safetensors", "double.npy", "-o", "y.npy"}), 2, "headway layer", "f64");
   expect_failure(run({"layer", "x.npy", "x.npy", "-o", "y.npy"}), 1, "headway layer", "x.npy");
   expect_failure(run({"layer", "layer.safetensors", "x.npy", "-o", "layer.safetensors", "--force"}), 2, "headway layer",
-                 "-o names a file that is read");
+                 "-o would overwrite an input file");
 }
 
 }  // namespace

@@ -80,6 +80,49 @@ TEST_F(ViewCommand, serves_the_page_until_ctrl_c_and_refuses_strangers) {
   EXPECT_EQ(files(), std::set<std::string>{"q.npy"});
 }
 
+TEST_F(ViewCommand, without_a_path_writes_attention_html_in_place_of_an_earlier_page_only) {
+  save_random("q.npy", {2, 5, 8}, 1);
+  for (int time = 0; time < 2; ++time) {
+    const Finished finished = run({"view", "q.npy", "q.npy"});
+    ASSERT_EQ(finished.code, 0) << finished.err;
+    EXPECT_EQ(finished.out.rfind("attention.html  ", 0), 0u) << finished.out;
+  }
+  expect_failure(run({"view", "q.npy", "q.npy", "-o", "attention.html"}), 1, "headway view",
+                 "attention.html exists; --force replaces it");
+  std::ofstream(file("attention.html")) << "<p>notes of somebody</p>";
+  expect_failure(run({"view", "q.npy", "q.npy"}), 1, "headway view", "attention.html exists; --force replaces it");
+}
+
+// A port that was free a moment ago.
+int free_port() {
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  EXPECT_EQ(::bind(listener, reinterpret_cast<const sockaddr*>(&address), size), 0);
+  EXPECT_EQ(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  ::close(listener);
+  return ntohs(address.sin_port);
+}
+
+TEST_F(ViewCommand, serves_on_the_port_that_is_asked_for) {
+  save_random("q.npy", {2, 5, 8}, 1);
+  const std::string port = std::to_string(free_port());
+  bool seen = false;
+  const Finished finished = run_on_terminal({"view", "q.npy", "q.npy", "--serve", "--port", port},
+                                            [&](const std::string& so_far, int terminal, pid_t) {
+                                              if (!seen && so_far.find("Ctrl-C ends") != std::string::npos) {
+                                                seen = so_far.find("127.0.0.1:" + port + "/") != std::string::npos;
+                                                EXPECT_EQ(::write(terminal, "\x03", 1), 1);
+                                              }
+                                            });
+  if (finished.out.find("without cpp-httplib") != std::string::npos) {
+    GTEST_SKIP() << "built without cpp-httplib";
+  }
+  EXPECT_TRUE(seen) << finished.out;
+}
+
 TEST_F(ViewCommand, that_is_interrupted_leaves_no_file) {
   save_random("x.npy", {60'000, 4}, 1);
   bool pressed = false;
@@ -104,6 +147,9 @@ TEST_F(ViewCommand, says_what_is_wrong) {
   };
   fails({"-o", "a.html", "--serve"}, 2, "either -o FILE or --serve, found both");
   fails({"-o", "a.png"}, 2, ".html");
+  fails({"--port", "8000"}, 2, "--port is for --serve, which is not given");
+  fails({"--serve", "--port", "0"}, 2, "expected a port, 1 to 65535, found 0");
+  fails({"--serve", "--port", "99999999999"}, 2, "expected a port, 1 to 65535, found 99999999999");
   fails({"-o", "a.html", "--tokens", "t.txt"}, 2, "key_tokens has 4");
   fails({"-o", "a.html", "--tokens", "none.txt"}, 1, "cannot be read");
   EXPECT_EQ(files(), (std::set<std::string>{"q.npy", "t.txt"}));

@@ -472,6 +472,30 @@ def test_layers_and_heads_have_their_names_in_the_overview(open_page, tmp_path):
 # ---- Long texts ----
 
 
+def test_layers_of_different_lengths_are_shown_one_group_at_a_time(browser, tmp_path):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import headway.torch
+
+    model = torch.nn.Transformer(16, 2, 1, 1, 16, batch_first=True).eval()
+    with torch.no_grad(), headway.torch.record(model) as recording:
+        model(torch.randn(1, 6, 16), torch.randn(1, 4, 16))
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    page, errors = context.new_page(), []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.goto(f"file://{recording.view(path=tmp_path / 'a.html')}")
+    shown = [("6 queries, 6 keys", 0), ("4 queries, 4 keys", 1), ("4 queries, 6 keys", 2)]
+    for subtitle, number in shown:
+        page.get_by_role("radio").nth(number).check()
+        frames = page.locator("iframe")
+        assert [frames.nth(n).is_visible() for n in range(3)] == [n == number for n in range(3)]
+        inner = page.frame_locator("iframe").nth(number)
+        inner.locator("html[data-ready]").wait_for(timeout=20_000)
+        assert subtitle in inner.locator("#subtitle").inner_text()
+    context.close()
+    assert errors == []
+
+
 def frame_times(page, frames=40):
     """How long each of some frames takes while the view is dragged along."""
     return page.evaluate(f"""(async () => {{

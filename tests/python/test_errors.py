@@ -66,6 +66,12 @@ REFUSED = [
         r"mask has shape \(5, 6\), which does not broadcast to \(2, 6, 5, 7\)",
         {"mask": np.ones((5, 6), bool)},
     ),
+    (
+        ValueError,
+        r"mask has shape \(2, 7\), .* which keys .*, make it \(2, 1, 1, 7\)$",
+        {"mask": np.ones((2, 7), bool)},
+    ),
+    (ValueError, r"bias has shape \(2, 5, 7\), .*, make it \(2, 1, 5, 7\)$", {"bias": np.ones((2, 5, 7))}),
     (TypeError, "bias has type i64", {"bias": np.ones((5, 7), np.int64)}),
     (TypeError, "bias has type bool", {"bias": np.ones((5, 7), bool)}),
     (TypeError, "bias has type complex64", {"bias": np.ones((5, 7), np.complex64)}),
@@ -120,6 +126,8 @@ INPUTS = [
     (TypeError, "query has type <U3", (np.full(Q.shape, "abc"), K, V)),
     (TypeError, "query has type (float128|longdouble)", (Q.astype(np.longdouble), K, V)),
     (TypeError, "query has type datetime64", (Q.astype("M8[s]"), K, V)),
+    (TypeError, r"query must be an array .*, found list: numpy.asarray makes one of it$", (Q.tolist(), K, V)),
+    (TypeError, r"query must be an array .*, found float$", (1.0, K, V)),
     (TypeError, r"query has type \[\('x', '<f4'\)\]", (np.zeros(Q.shape, [("x", "f4")]), K, V)),
 ]
 

@@ -224,9 +224,11 @@ def test_what_does_not_fit_is_named():
         hf.dot_product_attention(x, x[0], x[0])
     with pytest.raises(ValueError, match="key has 2 heads, query has 4"):
         hf.dot_product_attention(x, x[:, :, :2], x[:, :, :2])
-    with pytest.raises(ValueError, match=r"dot_product_attention: mask has shape \(1, 1, 3, 3\), which does not"):
+    with pytest.raises(ValueError, match=r"dot_product_attention: mask has shape \(3, 3\), which does not"):
         hf.dot_product_attention(x, x, x, mask=jnp.ones((3, 3), bool))
-    with pytest.raises(ValueError, match="mask has shape .* at most 4 axes"):
+    with pytest.raises(
+        ValueError, match=r"mask has shape \(1, 2, 1, 5, 5\), which does not broadcast to \(2, 4, 5, 5\)"
+    ):
         hf.dot_product_attention(x, x, x, mask=jnp.ones((1, 2, 1, 5, 5), bool))
     with pytest.raises(ValueError, match="dot_product_attention: dropout is 1.5"):
         hf.dot_product_attention(x, x, x, dropout_rate=1.5, dropout_rng=jax.random.key(0))

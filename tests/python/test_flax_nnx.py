@@ -10,6 +10,7 @@ import jax.numpy as jnp  # noqa: E402
 from flax import nnx  # noqa: E402
 
 import headway.flax  # noqa: E402
+from cases import check_examples  # noqa: E402
 
 X = jax.random.normal(jax.random.key(0), (2, 6, 16))
 
@@ -18,6 +19,12 @@ def pair(**options):
     made = {"num_heads": 4, "in_features": 16, "decode": False, **options}
     original = nnx.MultiHeadAttention(**made, rngs=nnx.Rngs(1))
     return original, headway.flax.nnx.MultiHeadAttention(**made, rngs=nnx.Rngs(1))
+
+
+def test_docstrings_have_examples_that_run():
+    for name in headway.flax.nnx.__all__:
+        check_examples(getattr(headway.flax.nnx, name))
+    check_examples(headway.flax.nnx)
 
 
 @pytest.mark.parametrize(

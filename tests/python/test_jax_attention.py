@@ -440,3 +440,21 @@ def test_types_of_results():
             x = jnp.asarray(X, dtype)
             out, weights, lse = hj.attention(x, x, x, return_weights=True, return_lse=True)
             assert out.dtype == weights.dtype == dtype and lse.dtype == ("float64" if name == "float64" else "float32")
+
+
+def test_layout_bshd_is_the_same_call_with_heads_after_positions():
+    query, key = jax.random.normal(jax.random.key(0), (2, 2, 5, 4, 8))
+    mask = jax.random.bernoulli(jax.random.key(1), 0.7, (2, 1, 5, 5))
+    swapped = [jnp.swapaxes(x, 1, 2) for x in (query, key, key)]
+    for options in ({}, {"mask": mask}, {"return_weights": True, "return_lse": True}):
+        expected = hj.attention(*swapped, **options)
+        found = hj.attention(query, key, key, layout="bshd", **options)
+        for one, other in zip(*(x if isinstance(x, tuple) else (x,) for x in (expected, found))):
+            np.testing.assert_array_equal(jnp.swapaxes(one, 1, 2) if one.shape[-1] == 8 else one, other)
+    with pytest.raises(ValueError, match="attention: layout is 'BSHD', expected 'bhsd' or 'bshd'"):
+        hj.attention(query, key, key, layout="BSHD")
+
+
+def test_numpy_s_function_says_what_to_use_inside_jit():
+    with pytest.raises(TypeError, match=r"query cannot be read through DLPack: .*; inside a program .* headway\.jax$"):
+        jax.jit(lambda x: headway.attention(x, x, x))(jnp.ones((3, 4)))

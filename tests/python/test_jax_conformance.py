@@ -199,6 +199,16 @@ def test_what_does_not_fit_is_named():
         call(x, x, x, causal=True)
     with pytest.raises(TypeError, match="did you mean 'local_window_size'"):
         call(x, x, x, window=(1, 1))
+    with pytest.raises(
+        ValueError, match=r"query has shape \(5, 8\), expected \(batch, length, heads, width\) or \(length"
+    ):
+        call(x[0, :, 0], x[0, :, 0], x[0, :, 0])
+    with pytest.raises(ValueError, match=r"query has shape \(1, 2, 5, 4, 8\), expected \(batch"):
+        call(x[None], x[None], x[None])
+    with pytest.raises(ValueError, match=r"mask has shape \(2, 5\), .* \(2, 4, 5, 5\); .*, make it \(2, 1, 1, 5\)$"):
+        call(x, x, x, mask=jnp.ones((2, 5), bool))
+    with pytest.raises(ValueError, match=r"bias has shape \(2, 5, 5\), .*, make it \(2, 1, 5, 5\)$"):
+        call(x, x, x, bias=jnp.ones((2, 5, 5)))
 
 
 def test_values_may_have_their_own_width_and_biases_be_integers():

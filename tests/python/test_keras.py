@@ -54,6 +54,10 @@ if BACKEND != "numpy":
     model.save("model.keras")
     again = keras.saving.load_model("model.keras")
     np.testing.assert_array_equal(numpy(again(x)), numpy(model(x)))
+import doctest
+for item in (headway.keras, headway.keras.MultiHeadAttention):
+    example = doctest.DocTestParser().get_doctest(item.__doc__, {}, item.__name__, None, 0)
+    assert example.examples and doctest.DocTestRunner().run(example).failed == 0
 print("good")
 """
 

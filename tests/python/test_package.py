@@ -1,6 +1,7 @@
 """The package as it is installed: names, signatures, types, the command."""
 
 import importlib.metadata
+import importlib.util
 import inspect
 import json
 import os
@@ -156,32 +157,132 @@ version: str = headway.__version__
 """
 
 
-def test_the_typed_program_uses_every_public_name():
+# The same for the modules of frameworks: each as a program of its own, where its framework is installed.
+FRAMEWORK_PROGRAMS = {
+    "torch": """
+import torch
+import headway.torch
+from headway.torch.tutorial import MultiHeadAttention
+
+x: torch.Tensor = torch.ones(2, 4, 6, 8)
+rows, begins = torch.ones(6, 4, 8), torch.tensor([0, 2, 6])
+out: torch.Tensor = headway.torch.scaled_dot_product_attention(x, x, x, attn_mask=None, is_causal=True)
+out = headway.torch.attention(x, x, x, causal="bottom_right", window=(3, None), softcap=2.0)
+out, weights, lse = headway.torch.attention(x, x, x, return_weights=True, return_lse=True)
+packed: torch.Tensor = headway.torch.attention_varlen(rows, rows, rows, begins, begins, causal=True)
+flash: torch.Tensor = headway.torch.flash_attn_func(x, x, x, causal=True, window_size=(3, -1))
+flash = headway.torch.flash_attn_varlen_func(rows, rows, rows, begins, begins, 4, 4)
+layer = headway.torch.MultiheadAttention(8, 2, batch_first=True)
+out, mean = layer(x[0], x[0], x[0], need_weights=True)
+module: torch.nn.Module = headway.torch.MultiHeadAttention(d_model=8, num_heads=2)
+also: MultiHeadAttention = MultiHeadAttention(8, 2)
+model = torch.nn.Transformer(8, 2, 1, 1, 16)
+headway.torch.replace_attention(model)
+headway.torch.restore_attention(model)
+headway.torch.register_with_transformers()
+headway.torch.activate()
+headway.torch.deactivate()
+with headway.torch.record(model) as recording:
+    kept: headway.torch.Recording = recording
+page = recording.view(path="model.html")
+entropies = [analysis.entropy for analysis in recording.analyze()]
+""",
+    "jax": """
+import jax
+import jax.numpy as jnp
+import headway.jax
+
+x: jax.Array = jnp.ones((2, 6, 4, 8))
+out: jax.Array = headway.jax.dot_product_attention(x, x, x, is_causal=True)
+own: jax.Array = headway.jax.attention(x, x, x, causal="top_left", window=(3, None))
+""",
+    "flax": """
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+import headway.flax
+import headway.flax.nnx
+
+x: jax.Array = jnp.ones((2, 6, 16))
+layer: linen.Module = headway.flax.MultiHeadDotProductAttention(num_heads=4)
+heads: jax.Array = headway.flax.dot_product_attention(x[:, :, None], x[:, :, None], x[:, :, None])
+tutorial: linen.Module = headway.flax.MultiHeadAttention(num_hiddens=16, num_heads=4, dropout=0.1)
+inner: linen.Module = headway.flax.DotProductAttention(0.1)
+other: nnx.Module = headway.flax.nnx.MultiHeadAttention(num_heads=4, in_features=16, decode=False, rngs=nnx.Rngs(0))
+heads = headway.flax.nnx.dot_product_attention(x[:, :, None], x[:, :, None], x[:, :, None], is_causal=True)
+""",
+    "keras": """
+import numpy as np
+import headway.keras
+
+layer = headway.keras.MultiHeadAttention(num_heads=2, key_dim=4)
+out = layer(np.ones((1, 3, 8)), np.ones((1, 3, 8)), use_causal_mask=True)
+""",
+}
+CONVERSIONS = """
+import headway.convert
+import numpy as np
+
+layer: headway.MultiHeadAttention = headway.convert.from_torch({"in_proj_weight": np.eye(4)}, num_heads=2)
+layer = headway.convert.from_keras([np.ones((4, 2, 2))])
+layer = headway.convert.from_flax({"params": {}})
+headway.convert.to_torch(layer), headway.convert.to_keras(layer), headway.convert.to_flax(layer)
+"""
+SOURCES = pathlib.Path(__file__).parents[2] / "python"
+
+
+def typed_programs(folder):
+    """Writes the programs whose frameworks are here; returns their names."""
+    programs = {"program": PROGRAM, "conversions": CONVERSIONS}
+    programs |= {
+        f"with_{name}": text for name, text in FRAMEWORK_PROGRAMS.items() if importlib.util.find_spec(name) is not None
+    }
+    for name, text in programs.items():
+        (folder / f"{name}.py").write_text(text)
+    return [f"{name}.py" for name in programs]
+
+
+def test_the_typed_programs_use_every_public_name():
     assert [name for name in headway.__all__ if f"headway.{name}" not in PROGRAM] == []
+    for module, program in {
+        "convert": CONVERSIONS,
+        **FRAMEWORK_PROGRAMS,
+        "flax/nnx": FRAMEWORK_PROGRAMS["flax"],
+    }.items():
+        source = next(
+            path
+            for path in (SOURCES / f"headway/{module}.py", SOURCES / f"headway/{module}/__init__.py")
+            if path.exists()
+        )
+        [listed] = re.findall(r"^__all__ = \[(.*?)\]", source.read_text(), re.DOTALL | re.MULTILINE)
+        for name in re.findall(r'"(\w+)"', listed):
+            assert f"headway.{module.replace('/', '.')}.{name}" in program
 
 
-def test_a_typed_program_passes_pyright(tmp_path):
+def test_typed_programs_and_the_package_itself_pass_pyright(tmp_path):
     pytest.importorskip("basedpyright", reason="basedpyright is not installed")
-    (tmp_path / "program.py").write_text(PROGRAM)
-    paths = [str(pathlib.Path(headway.__file__).parents[1])]
-    settings = {"include": ["program.py"], "extraPaths": paths, "typeCheckingMode": "standard"}
+    settings = {
+        "include": [*typed_programs(tmp_path), str(SOURCES / "headway")],
+        "extraPaths": [str(SOURCES)],
+        "typeCheckingMode": "standard",
+    }
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, "--level", "error"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
 
 
-def test_a_typed_program_passes_the_strictest_checks(tmp_path):
+def test_typed_programs_and_the_package_itself_pass_the_strictest_checks(tmp_path):
     pytest.importorskip("mypy", reason="mypy is not installed")
-    (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "program.py"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache")]
+    command += ["--config-file", str(SOURCES.parent / "pyproject.toml")]
+    files = [*typed_programs(tmp_path), str(SOURCES / "headway")]
+    result = subprocess.run([*command, *files], cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
     (tmp_path / "wrong.py").write_text(
         "import headway, numpy as np\nheadway.attention(*3 * [np.ones((2, 2))], causl=True)\n"
     )
-    command[-1] = "wrong.py"
-    assert "causl" in subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout
+    assert "causl" in subprocess.run([*command, "wrong.py"], cwd=tmp_path, capture_output=True, text=True).stdout
 
 
 def test_ruff_finds_nothing():

@@ -128,6 +128,12 @@ def test_errors_speak_in_flash_attentions_words():
         flash_attn_func([1.0], k, v)
     with pytest.raises(ValueError, match=r"^flash_attn_func: window_size left is -2"):
         flash_attn_func(q, k, v, window_size=(-2, 0))
+    with pytest.raises(
+        ValueError, match=r"^flash_attn_func: window_size is \(3,\), expected a pair \(left, right\), -1 for"
+    ):
+        flash_attn_func(q, k, v, window_size=(3,))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sm_scale'; did you mean 'softmax_scale'"):
+        flash_attn_func(q, k, v, sm_scale=1.0)
     pages = torch.zeros(3, 4, 2, 8)
     with pytest.raises(ValueError, match=r"^flash_attn_varlen_func: block_table\[0, 1\] is 7"):
         flash_attn_varlen_func(q[0].detach(), pages, pages, [0, 5], [0, 8], 5, 8, block_table=torch.tensor([[0, 7]]))

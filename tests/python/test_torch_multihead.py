@@ -298,6 +298,10 @@ def test_constructors_refuse():
         MultiheadAttention(8, 4, batchfirst=True)
     with pytest.raises(ValueError, match="d_model is 10, expected a multiple of the 4 heads"):
         headway.torch.MultiHeadAttention(10, 4)
+    with pytest.raises(
+        TypeError, match="keyword argument 'batch_first'; .* headway.torch.MultiheadAttention, with a small h"
+    ):
+        headway.torch.MultiHeadAttention(8, 4, batch_first=True)
 
 
 # ---- Inside models ----
@@ -360,8 +364,15 @@ def test_what_is_no_plain_module_is_left_alone():
     assert [type(part) for part in replace_attention(model)] == [Special, MultiheadAttention, nn.Linear]
     assert type(restore_attention(model)[1]) is nn.MultiheadAttention
     assert type(replace_attention(nn.MultiheadAttention(8, 2))) is MultiheadAttention
-    with pytest.raises(TypeError, match=r"expected a torch.nn.Module, found int"):
-        replace_attention(3)
+    for function in (replace_attention, restore_attention):
+        with pytest.raises(TypeError, match=rf"^{function.__name__}: expected a torch.nn.Module, found int"):
+            function(3)
+
+
+def test_a_model_without_attention_modules_is_left_as_it_is_with_a_warning():
+    with pytest.warns(UserWarning, match="^replace_attention: Linear has no torch.nn.MultiheadAttention.*transformers"):
+        replace_attention(nn.Linear(2, 2))
+    replace_attention(replace_attention(nn.MultiheadAttention(8, 2)))  # again is safe, and no news
 
 
 # ---- Query, key and value out of one product ----

@@ -1,5 +1,8 @@
 """headway.torch.record: queries, keys and masks of every attention layer of a model that runs as always."""
 
+import html
+import re
+
 import numpy as np
 import pytest
 
@@ -262,17 +265,45 @@ def test_a_recording_is_kept_where_it_is_asked_to():
     assert recording.calls[0].query.device.type == recording.calls[0].key.device.type == "meta"
 
 
-def test_layers_of_one_length_are_chosen_where_there_are_several(tmp_path):
+@pytest.fixture
+def translation():
+    """A recording of an encoder with one layer over 6 words and a decoder with two over 4."""
     model = nn.Transformer(
         16, 2, num_encoder_layers=1, num_decoder_layers=2, dim_feedforward=16, batch_first=True
     ).eval()
     with torch.no_grad(), headway.torch.record(model) as recording:
         model(torch.randn(1, 6, 16), torch.randn(1, 4, 16))
-    with pytest.raises(ValueError, match=r"6 queries and 6 keys in \[0\]; 4 queries and 4 keys in \[1, 3\]"):
-        recording.view(path=tmp_path / "a.html")
+    return recording
+
+
+def test_encoder_decoder_and_cross_attention_are_in_one_page(translation, tmp_path):
+    page = translation.view(tokens=list("abcdef"), query_tokens=list("wxyz"), path=tmp_path / "a.html")
+    text = page.read_text()
+    pages = [page_data(html.unescape(inner)) for inner in re.findall('srcdoc="(.*?)"', text, re.DOTALL)]
+    found = [(data["queries"], data["keys"], "".join(data["keyTokens"]), len(data["heads"])) for data in pages]
+    assert found == [(6, 6, "abcdef", 2), (4, 4, "wxyz", 4), (4, 6, "abcdef", 4)]
+    assert [data["queryTokens"] for data in pages] == ["same", "same", list("wxyz")]
+    for name in ("encoder.layers.self_attn (6 x 6)", "decoder.layers.self_attn (4 x 4)", "multihead_attn (4 x 6)"):
+        assert name in text
+    assert translation._repr_html_().startswith("<iframe srcdoc=")
+    with pytest.raises(OSError, match=r"^view: .*a\.html: the file exists; set overwrite to replace it"):
+        translation.view(path=tmp_path / "a.html")
+    translation.view(path=tmp_path / "a.html", overwrite=True)
+    with pytest.raises(OSError, match=r"^view: .*cannot be written: No such file"):
+        translation.view(path=tmp_path / "none" / "a.html")
+    with pytest.raises(ValueError, match="^view: tokens has 3 entries, expected 4 or 6"):
+        translation.view(tokens=list("abc"))
+    with pytest.raises(TypeError, match="^view: query_tokens is a str, expected a list of str"):
+        translation.view(query_tokens="abcd")
+    with pytest.raises(ValueError, match=r"^record: serve=True shows layers of one length, found encoder.*: pass some"):
+        translation.view(serve=True)
+
+
+def test_layers_are_chosen_by_their_numbers(translation, tmp_path):
+    recording = translation
     with pytest.raises(ValueError, match="layers has 5, expected 0 to 4"):
         recording.view(layers=[5])
-    with pytest.raises(ValueError, match="found none"):
+    with pytest.raises(ValueError, match="record: layers is empty, expected the numbers of some"):
         recording.view(layers=[])
     page = recording.view(layers=[2, 4], tokens=list("abcdef"), query_tokens=list("wxyz"), path=tmp_path / "a.html")
     data = page_data(page.read_text())

@@ -112,6 +112,7 @@ def test_weights_that_are_already_there_are_shown(tmp_path):
         ([weights[0], -weights[0]], ValueError, r"view: weights\[1\] holds a negative number or NaN"),
         ([], ValueError, "view: weights is an empty list"),
         (np.array(["a"]), ValueError, "view: weights has shape"),
+        (2 * [(weights[0], weights[0])], TypeError, r"view: weights\[0\] is itself a tuple of arrays, .* generation"),
     ]:
         with pytest.raises(error, match=text):
             headway.view(weights=wrong)

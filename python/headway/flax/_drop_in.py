@@ -12,7 +12,7 @@ from flax import nnx
 from flax.linen.dtypes import promote_dtype
 
 from headway._suggest import suggests_keywords
-from headway.jax._attention import attend_positions_first
+from headway.jax._attention import attend_positions_first, check_matrix
 from headway.jax._call import Array
 
 
@@ -88,11 +88,15 @@ def attend(
     """Attention of arrays (batch..., length, heads, depth); a module that is given is told the weights."""
     _check_batch(query, key, value)
     batch = query.shape[:-3]
+    for name, matrix in (("mask", mask), ("bias", bias)):
+        if matrix is not None:
+            full = (*batch, query.shape[-2], query.shape[-3], key.shape[-3])
+            check_matrix("dot_product_attention", name, jnp.shape(matrix), full)
     out, weights = attend_positions_first(
         "dot_product_attention",
         *(array.reshape(-1, *array.shape[-3:]) for array in (query, key, value)),
-        mask=None if mask is None else _one_batch_axis("mask", jnp.asarray(mask).astype(bool), batch),
-        bias=None if bias is None else _one_batch_axis("bias", jnp.asarray(bias), batch),
+        mask=None if mask is None else _one_batch_axis(jnp.asarray(mask).astype(bool), batch),
+        bias=None if bias is None else _one_batch_axis(jnp.asarray(bias), batch),
         causal="top_left" if is_causal else False,
         dropout=dropout,
         seed=dropout_rng if dropout > 0 else None,
@@ -141,12 +145,8 @@ def _check_heads(query: Array, key: Array, value: Array) -> None:
             )
 
 
-def _one_batch_axis(name: str, matrix: Array, batch: tuple[int, ...]) -> Array:
+def _one_batch_axis(matrix: Array, batch: tuple[int, ...]) -> Array:
     """A mask or bias (batch..., heads, q_length, kv_length), or what broadcasts to it, with one axis for the batch."""
-    if matrix.ndim > len(batch) + 3:
-        raise ValueError(
-            f"dot_product_attention: {name} has shape {matrix.shape}, expected at most {len(batch) + 3} axes"
-        )
     matrix = matrix.reshape((1,) * (len(batch) + 3 - matrix.ndim) + matrix.shape)
     shared = math.prod(matrix.shape[: len(batch)]) == 1
     if not shared:

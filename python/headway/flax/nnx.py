@@ -51,6 +51,11 @@ def dot_product_attention(
 
     Differences are those of headway.flax.dot_product_attention: a query that no key is left for gives 0, and dropout
     drops each weight by itself.
+
+    >>> import jax.numpy as jnp, headway.flax.nnx
+    >>> x = jnp.ones((2, 16, 8, 32))
+    >>> headway.flax.nnx.dot_product_attention(x, x, x, is_causal=True).shape
+    (2, 16, 8, 32)
     """
     query, key, value = promote_dtype((query, key, value), dtype=dtype)
     drops = not deterministic and dropout_rate > 0

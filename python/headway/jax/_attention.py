@@ -39,12 +39,13 @@ def attention(
     return_weights: bool = False,
     return_lse: bool = False,
     engine: str | None = None,
+    layout: str = "bhsd",
 ) -> Any:
     """Attention of JAX arrays: headway.attention inside jit, with gradients.
 
     Shapes and options are headway.attention's: query (B, H, Sq, D), key (B, Hkv, Sk, D), value (B, Hkv, Sk, Dv) give
-    (B, H, Sq, Dv); (B, S, D) is one head, (S, D) one head of one batch item. float32, bfloat16, float16, and float64
-    where JAX has it enabled.
+    (B, H, Sq, Dv); (B, S, D) is one head, (S, D) one head of one batch item; layout="bshd" takes and gives
+    (B, S, H, D). float32, bfloat16, float16, and float64 where JAX has it enabled.
 
     Arrays may be traced: query, key, value, mask, bias, valid_lens, query_lens, spans, alibi_slopes, sinks, and seed.
     The other options are part of the compiled program, and so are structured masks (headway.masks). Lengths and spans
@@ -67,9 +68,11 @@ def attention(
     >>> drop(jax.random.key(0)).shape
     (3, 1)
     """
+    if layout not in ("bhsd", "bshd"):
+        raise ValueError(f"attention: layout is {layout!r}, expected 'bhsd' or 'bshd'")
     static, operands = _prepare(
         "attention",
-        "BHSD",
+        "BSHD" if layout == "bshd" and jnp.ndim(query) == 4 else "BHSD",
         {"query": query, "key": key, "value": value},
         mask=mask,
         bias=bias,
@@ -112,6 +115,19 @@ def attend_positions_first(
     static, operands = _prepare(operation, "BSHD", {"query": query, "key": key, "value": value}, **options)
     out, weights, lse = run(static, return_weights, operands)
     return out, weights if return_weights else lse
+
+
+def check_matrix(operation: str, name: str, shape: tuple[int, ...], full: tuple[int, ...]) -> None:
+    """ValueError, with the shape that the caller gave, unless it broadcasts to the whole (batch..., H, Sq, Sk)."""
+    fits = len(shape) <= len(full) and all(own in (1, size) for own, size in zip(shape[::-1], full[::-1]))
+    if not fits:
+        batch, (queries, keys) = full[:-3], full[-2:]
+        hint = ""
+        if shape == (*batch, keys):
+            hint = f"; if it says which keys each batch item has, make it {(*batch, 1, 1, keys)}"
+        elif shape == (*batch, queries, keys):
+            hint = f"; if it is one matrix for each batch item, make it {(*batch, 1, queries, keys)}"
+        raise ValueError(f"{operation}: {name} has shape {shape}, which does not broadcast to {full}{hint}")
 
 
 def as_arrays(operation: str, inputs: dict[str, Any]) -> Operands:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from headway._suggest import suggests_keywords
-from headway.jax._attention import as_arrays, attend_positions_first
+from headway.jax._attention import as_arrays, attend_positions_first, check_matrix
 from headway.jax._call import Array
 
 IMPLEMENTATIONS = (None, "xla", "cudnn")
@@ -53,7 +53,16 @@ def dot_product_attention(
             f"dot_product_attention: implementation is {implementation!r}, expected None, 'xla' or 'cudnn'"
         )
     query, key, value = as_arrays("dot_product_attention", {"query": query, "key": key, "value": value}).values()
+    for name, array in (("query", query), ("key", key), ("value", value)):
+        if array.ndim not in (3, 4):
+            raise ValueError(
+                f"dot_product_attention: {name} has shape {array.shape}, expected (batch, length, heads, width) or "
+                "(length, heads, width)"
+            )
     q, k, v = _four(query), _four(key), _four(value)
+    for name, matrix in (("mask", mask), ("bias", bias)):
+        if matrix is not None:
+            check_matrix("dot_product_attention", name, jnp.shape(matrix), (len(q), q.shape[2], q.shape[1], k.shape[1]))
     options: dict[str, Any] = {
         "mask": None if mask is None else _four(jnp.asarray(mask)),
         "bias": None if bias is None else _floating(_four(jnp.asarray(bias)), q.dtype),

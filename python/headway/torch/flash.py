@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from headway import _headway
+from headway._suggest import suggests_keywords
 from headway.functions import renamed
 from headway.torch.functional import Window, attention, attention_varlen
 
 
+@suggests_keywords
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -61,6 +63,7 @@ def flash_attn_func(
     return (*results, None) if return_attn_probs else results
 
 
+@suggests_keywords
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -145,6 +148,8 @@ def _options(
 
 
 def _window(window_size: tuple[int, int]) -> Window | None:
+    if not isinstance(window_size, tuple | list) or len(window_size) != 2:
+        raise ValueError(f"attention: window is {window_size!r}, expected a pair (left, right), -1 for unlimited")
     left, right = window_size
     if left == -1 and right == -1:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from headway import _headway
 from headway._errors import named
-from headway._page import Page
+from headway._page import Page, in_frame
 from headway._results import Analysis
 from headway._server import ViewServer
-from headway._view import Texts, page_in_frame, show
+from headway._view import Group, Texts, show, show_together, together
 from headway.torch import sdpa
 from headway.torch._core import Options
 from headway.torch._dispatch import recorders
@@ -155,13 +156,22 @@ class Recording:
     ) -> Page | ViewServer:
         """headway.view of all layers and heads in one page, for one item of the batch of one run.
 
-        A page has one text along each side. Where layers have different lengths, as in a model with an encoder and a
-        decoder, layers says which ones to show, by their number in the run.
+        Layers of different lengths, as a model with an encoder and a decoder has them, are in one file too, of which
+        the page shows those of one length at a time: the encoder's, the decoder's, those between them. tokens is then
+        one of the two texts, query_tokens the other, and each goes where its length fits. serve=True shows layers of
+        one length; layers says which ones, by their number in the run.
         """
-        owned, texts = self._page(tokens, query_tokens, title, run, item, layers)
-        return show(owned, texts, path, overwrite, serve, port, progress)
+        groups = self._groups(tokens, query_tokens, title, run, item, layers)
+        if len(groups) == 1:
+            return show(*groups[0][1:], path, overwrite, serve, port, progress)
+        if serve:
+            found = "; ".join(name for name, _, _ in groups)
+            raise ValueError(
+                f"record: serve=True shows layers of one length, found {found}: pass some of them as layers"
+            )
+        return show_together(groups, title, path, overwrite, progress)
 
-    def _page(
+    def _groups(
         self,
         tokens: Iterable[str] | None,
         query_tokens: Iterable[str] | None,
@@ -169,8 +179,8 @@ class Recording:
         run: int,
         item: int,
         layers: Iterable[int] | None,
-    ) -> tuple[list[_headway.ViewLayer], Texts]:
-        """What a page of one run shows."""
+    ) -> list[Group]:
+        """What the page of one run shows: its layers by their lengths."""
         run_calls = self.layers(run)
         chosen = range(len(run_calls)) if layers is None else list(layers)
         for number in chosen:
@@ -178,30 +188,28 @@ class Recording:
                 raise ValueError(f"record: layers has {number}, expected 0 to {len(run_calls) - 1}")
         calls = {number: run_calls[number].item(item) for number in chosen}
         sizes = {number: (int(call.query.shape[-2]), int(call.key.shape[-2])) for number, call in calls.items()}
-        if len(set(sizes.values())) != 1:
-            groups = {size: [n for n, own in sizes.items() if own == size] for size in sizes.values()}
-            found = "; ".join(f"{size[0]} queries and {size[1]} keys in {numbers}" for size, numbers in groups.items())
-            raise ValueError(
-                f"record: expected layers of one length, found {found or 'none'}: pass one group as layers"
-            )
-        with named("view"):
-            owned = [_headway.view_layer(call.query, call.key, **call.options) for call in calls.values()]
-        names = [
-            f"layer {number}, head {head}"
-            for number, call in calls.items()
-            for head in range(call.query.shape[1] if call.query.dim() == 4 else 1)
-        ]
-        return owned, Texts(title, tokens, query_tokens, names, *next(iter(sizes.values())))
+        if not calls:
+            raise ValueError("record: layers is empty, expected the numbers of some")
+        if len(set(sizes.values())) == 1:
+            return [("", *_page(calls, title, tokens, query_tokens, *next(iter(sizes.values()))))]
+        side = _sides(tokens, query_tokens, sizes.values())
+        groups: list[Group] = []
+        for queries, keys in dict.fromkeys(sizes.values()):
+            own = {number: call for number, call in calls.items() if sizes[number] == (queries, keys)}
+            kinds = ", ".join(dict.fromkeys(re.sub(r"\.?\b\d+\b", "", call.name) for call in own.values()))
+            name = f"{kinds or 'layers'} ({queries} x {keys})"
+            groups.append((name, *_page(own, title, side(keys, 0), side(queries, 1), queries, keys)))
+        return groups
 
     def __repr__(self) -> str:
         runs = self.runs
-        layers = f" of {len(runs[0])} layers" if runs else ""
-        return f"<Recording: {len(self.calls)} calls in {len(runs)} run{'' if len(runs) == 1 else 's'}{layers}>"
+        layers = f" of {_counted(len(runs[0]), 'layer')}" if runs else ""
+        return f"<Recording: {_counted(len(self.calls), 'call')} in {_counted(len(runs), 'run')}{layers}>"
 
     def _repr_html_(self) -> str | None:
         """In a notebook, the page of the first run; None, which shows the line above, where no one page holds it."""
         try:
-            return page_in_frame(*self._page(None, None, "Attention", 0, 0, None))
+            return in_frame(together(self._groups(None, None, "Attention", 0, 0, None), "Attention"))
         except (ValueError, NotImplementedError):
             return None
 
@@ -248,6 +256,49 @@ def record(model: nn.Module, *, device: torch.device | str | None = None) -> Ite
         recorders.append(take)
         stack.callback(recorders.remove, take)
         yield recording
+
+
+def _page(
+    calls: dict[int, Call],
+    title: str,
+    tokens: Iterable[str] | None,
+    query_tokens: Iterable[str] | None,
+    queries: int,
+    keys: int,
+) -> tuple[list[_headway.ViewLayer], Texts]:
+    """Calls of one length, by their number in the run, as a page takes them."""
+    with named("view"):
+        owned = [_headway.view_layer(call.query, call.key, **call.options) for call in calls.values()]
+    names = [
+        f"layer {number}, head {head}"
+        for number, call in calls.items()
+        for head in range(call.query.shape[1] if call.query.dim() == 4 else 1)
+    ]
+    return owned, Texts(title, tokens, query_tokens, names, queries, keys)
+
+
+def _sides(
+    tokens: Iterable[str] | None, query_tokens: Iterable[str] | None, sizes: Iterable[tuple[int, int]]
+) -> Callable[[int, int], list[str] | None]:
+    """Which of the two texts lies along a side of some length; the numbered one where both do."""
+    texts = [None if given is None or isinstance(given, str) else list(given) for given in (tokens, query_tokens)]
+    lengths = sorted({length for size in sizes for length in size})
+    for name, given, text in (("tokens", tokens, texts[0]), ("query_tokens", query_tokens, texts[1])):
+        if isinstance(given, str):
+            raise TypeError(f"view: {name} is a str, expected a list of str")
+        if text is not None and len(text) not in lengths:
+            expected = " or ".join(map(str, lengths))
+            raise ValueError(f"view: {name} has {len(text)} entries, expected {expected}")
+
+    def text_of(length: int, first: int) -> list[str] | None:
+        order = (texts[first], texts[1 - first])
+        return next((text for text in order if text is not None and len(text) == length), None)
+
+    return text_of
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 class _Kept:

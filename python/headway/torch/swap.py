@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -25,7 +26,8 @@ def replace_attention(model: _Model) -> _Model:
 
     Parameters, buffers, hooks and optimizers' references stay what they are. nn.TransformerEncoder and its layers keep
     going through their attention module, also where torch would take a shortcut past it in inference. Subclasses of
-    nn.MultiheadAttention, which compute something else, are left alone. Returns the model; restore_attention undoes it.
+    nn.MultiheadAttention, which compute something else, are left alone. A model without any is left as it is, with a
+    warning. Returns the model; restore_attention undoes it.
 
     >>> import torch, headway.torch
     >>> layer = torch.nn.TransformerEncoderLayer(d_model=32, nhead=4, batch_first=True)
@@ -38,7 +40,14 @@ def replace_attention(model: _Model) -> _Model:
     >>> model(torch.randn(2, 10, 32)).shape
     torch.Size([2, 10, 32])
     """
-    return _swap(model, nn.MultiheadAttention, MultiheadAttention)
+    changed = _swap("replace_attention", model, nn.MultiheadAttention, MultiheadAttention)
+    if not any(isinstance(module, MultiheadAttention) for module in model.modules()):
+        warnings.warn(
+            f"replace_attention: {type(model).__name__} has no torch.nn.MultiheadAttention, so nothing was replaced; "
+            "Hugging Face models need register_with_transformers, functions activate",
+            stacklevel=2,
+        )
+    return changed
 
 
 def restore_attention(model: _Model) -> _Model:
@@ -50,14 +59,14 @@ def restore_attention(model: _Model) -> _Model:
     >>> any(isinstance(module, headway.torch.MultiheadAttention) for module in model.modules())
     False
     """
-    return _swap(model, MultiheadAttention, nn.MultiheadAttention)
+    return _swap("restore_attention", model, MultiheadAttention, nn.MultiheadAttention)
 
 
 @contextmanager
 def swapped(model: nn.Module) -> Iterator[None]:
     """replace_attention within a context: afterwards exactly the modules that it changed are torch's again."""
     changed = [module for module in model.modules() if type(module) is nn.MultiheadAttention]
-    _swap(model, nn.MultiheadAttention, MultiheadAttention)
+    _swap("record", model, nn.MultiheadAttention, MultiheadAttention)
     try:
         yield
     finally:
@@ -66,9 +75,9 @@ def swapped(model: nn.Module) -> Iterator[None]:
         _set_bypasses(model)
 
 
-def _swap(model: _Model, old: type[nn.Module], new: type[nn.Module]) -> _Model:
+def _swap(operation: str, model: _Model, old: type[nn.Module], new: type[nn.Module]) -> _Model:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"expected a torch.nn.Module, found {type(model).__name__}")
+        raise TypeError(f"{operation}: expected a torch.nn.Module, found {type(model).__name__}")
     for module in model.modules():
         if type(module) is old:
             module.__class__ = new  # one layout: what differs is forward

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from torch import Tensor, nn
 
 from headway.functions import check_heads
@@ -25,8 +27,13 @@ class MultiHeadAttention(nn.Module):
     torch.Size([1, 3, 32])
     """
 
-    def __init__(self, d_model: int, num_heads: int) -> None:
+    def __init__(self, d_model: int, num_heads: int, **unknown: NoReturn) -> None:
         super().__init__()
+        if unknown:
+            raise TypeError(
+                f"MultiHeadAttention() got an unexpected keyword argument '{next(iter(unknown))}'; the drop-in for "
+                "torch.nn.MultiheadAttention is headway.torch.MultiheadAttention, with a small h"
+            )
         check_heads("MultiHeadAttention", "d_model is", d_model, num_heads)
         self.num_heads = num_heads
         self.d_k = d_model // num_heads
