@@ -13,6 +13,7 @@ void add_plan(nb::module_& module);
 void add_layer(nb::module_& module);
 void add_threads(nb::module_& module);
 void add_trace(nb::module_& module);
+void add_distributed(nb::module_& module);
 void add_ffi_handlers(nb::module_& module);
 
 }  // namespace headway::python

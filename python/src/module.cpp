@@ -24,6 +24,7 @@ NB_MODULE(_headway, module) {
   add_threads(module);
   add_trace(module);
   add_view(module);
+  add_distributed(module);
   add_ffi_handlers(module);
   module.attr("__version__") = headway::version;
 }
