@@ -246,5 +246,18 @@ void attention_backward(ConstTensorView grad_out, ConstTensorView query, ConstTe
                         ConstTensorView out, ConstTensorView lse, const AttentionGradients& gradients,
                         Transport& transport, const Options& options = {});
 
+// ---- One part, for programs that move keys themselves ----
+
+// attention of these queries to these keys, which are parts of a longer call: query 0 stands at key position `offset` of this
+// part, for causal (which alignment makes no difference here), window and alibi_slopes. out and lse are those of these keys
+// alone; parts are merged by their lse.
+void attention_part(ConstTensorView query, ConstTensorView key, ConstTensorView value, TensorView out,
+                    std::int64_t offset, const AttentionOptions& options = {}, const AttentionOutputs& outputs = {});
+// What these pairs add to the gradients, from the out and lse of the whole rows.
+void attention_part_backward(ConstTensorView grad_out, ConstTensorView query, ConstTensorView key,
+                             ConstTensorView value, ConstTensorView out, ConstTensorView lse,
+                             const AttentionGradients& gradients, std::int64_t offset,
+                             const AttentionOptions& options = {});
+
 }  // namespace headway::distributed
 #pragma GCC visibility pop

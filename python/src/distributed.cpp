@@ -181,7 +181,7 @@ class PythonTransport : public distributed::Transport {
   int ranks() const override { return ranks_; }
   void begin(std::span<const Message> sends, std::span<const Message> receives) override {
     const nb::gil_scoped_acquire held;
-    object_.attr("begin")(messages(sends, PyBUF_READ), messages(receives, PyBUF_WRITE));
+    object_.attr("begin")(messages(sends), messages(receives));
   }
   void wait() override {
     const nb::gil_scoped_acquire held;
@@ -198,14 +198,14 @@ class PythonTransport : public distributed::Transport {
   }
 
  private:
-  static nb::list messages(std::span<const Message> all, int access) {
+  static nb::list messages(std::span<const Message> all) {
     nb::list result;
     for (const Message& message : all) {
       if (message.bytes == 0) {
         continue;
       }
       const nb::object view = checked(PyMemoryView_FromMemory(static_cast<char*>(message.data),
-                                                              static_cast<Py_ssize_t>(message.bytes), access));
+                                                              static_cast<Py_ssize_t>(message.bytes), PyBUF_WRITE));
       auto keeper = std::make_unique<std::shared_ptr<const void>>(message.memory);
       const nb::capsule keep(keeper.get(), [](void* held) noexcept {
         delete static_cast<std::shared_ptr<const void>*>(held);

@@ -31,6 +31,7 @@ enum class Operand : std::size_t {
   sinks,
   seed,
   weights,
+  offset,
   count
 };
 
@@ -49,6 +50,7 @@ struct FfiItem {
   FfiViews<ConstTensorView> operands;
   FfiViews<TensorView> results;
   AttentionOptions options;
+  std::optional<std::int64_t> offset;  // of a part of a longer call
 };
 
 class FfiCall {

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from headway import _headway
 from headway.distributed import Cluster, Sharding, join, take
-from headway.torch._core import Options
 from headway.torch.functional import Causal, Window, require_tensors
 
 __all__ = ["Attention", "LostRank", "attention", "join", "take"]
@@ -45,12 +44,9 @@ class _Transport:
         self.pending: list[tuple[Any, int, Any]] = []
 
     def begin(self, sends: list[Any], receives: list[Any]) -> None:
-        for peer, view, keep in receives:
-            memory = torch.frombuffer(view, dtype=torch.uint8)
-            self._start(dist.irecv, memory, peer, self.received, keep)
-        for peer, view, keep in sends:
-            memory = torch.frombuffer(_writable(view), dtype=torch.uint8)
-            self._start(dist.isend, memory, peer, self.sent, keep)
+        for start, messages, counts in ((dist.irecv, receives, self.received), (dist.isend, sends, self.sent)):
+            for peer, view, keep in messages:
+                self._start(start, torch.frombuffer(view, dtype=torch.uint8), peer, counts, keep)
 
     def _start(self, start: Any, memory: Tensor, peer: int, counts: list[int], keep: Any) -> None:
         counts[peer] += 1  # messages between two ranks are numbered, so that none is taken for another
@@ -95,17 +91,6 @@ class _Transport:
                 if peer != self.rank and tensor.numel() > 0:
                     self._start(start, tensor, peer, counts, None)
         self.wait()
-
-
-def _writable(view: memoryview) -> Any:
-    # torch warns about read-only memory, which a send only reads.
-    import ctypes
-    import warnings
-
-    del ctypes
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return view
 
 
 class _Attention(torch.autograd.Function):
