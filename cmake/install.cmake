@@ -14,6 +14,13 @@ install(TARGETS headway EXPORT headwayTargets
 if(TARGET headway_cuda)
   install(TARGETS headway_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
+if(TARGET headway_mpi)
+  install(TARGETS headway_mpi EXPORT headwayMpiTargets
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+    INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+  install(EXPORT headwayMpiTargets NAMESPACE headway:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/headway)
+endif()
 if(TARGET headway_cli)
   install(TARGETS headway_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()

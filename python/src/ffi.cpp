@@ -4,6 +4,7 @@
 
 #include "ffi_call.h"
 #include "functions.h"
+#include "headway/distributed.h"
 
 namespace headway::python {
 namespace {
@@ -11,25 +12,35 @@ namespace {
 // ---- What a handler does ----
 
 void forward(const FfiItem& item) {
-  const auto& [in, out, options] = item;
+  const auto& [in, out, options, offset] = item;
+  if (offset) {
+    distributed::attention_part(*in[Operand::query], *in[Operand::key], *in[Operand::value], *out[Operand::out],
+                                *offset, options, {.lse = out[Operand::lse]});
+    return;
+  }
   attention(*in[Operand::query], *in[Operand::key], *in[Operand::value], *out[Operand::out], options,
             {.lse = out[Operand::lse]});
 }
 
 void backward(const FfiItem& item) {
-  const auto& [in, out, options] = item;
+  const auto& [in, out, options, offset] = item;
+  const AttentionGradients gradients = {.dq = out[Operand::query],
+                                        .dk = out[Operand::key],
+                                        .dv = out[Operand::value],
+                                        .dbias = out[Operand::bias],
+                                        .dsinks = out[Operand::sinks]};
+  if (offset) {
+    distributed::attention_part_backward(*in[Operand::grad_out], *in[Operand::query], *in[Operand::key],
+                                         *in[Operand::value], *in[Operand::out], *in[Operand::lse], gradients, *offset,
+                                         options);
+    return;
+  }
   attention_backward(*in[Operand::grad_out], *in[Operand::query], *in[Operand::key], *in[Operand::value],
-                     *in[Operand::out], *in[Operand::lse],
-                     {.dq = out[Operand::query],
-                      .dk = out[Operand::key],
-                      .dv = out[Operand::value],
-                      .dbias = out[Operand::bias],
-                      .dsinks = out[Operand::sinks]},
-                     options);
+                     *in[Operand::out], *in[Operand::lse], gradients, options);
 }
 
 void weights(const FfiItem& item) {
-  const auto& [in, out, options] = item;
+  const auto& [in, out, options, offset] = item;
   attention_scores(*in[Operand::query], *in[Operand::key], *out[Operand::weights], Stage::weights, options);
 }
 

@@ -13,7 +13,8 @@ namespace {
 
 constexpr std::string_view names[] = {"grad_out", "query",        "key",   "value",      "out",
                                       "lse",      "mask",         "bias",  "valid_lens", "query_lens",
-                                      "spans",    "alibi_slopes", "sinks", "seed",       "weights"};
+                                      "spans",    "alibi_slopes", "sinks", "seed",       "weights",
+                                      "offset"};
 static_assert(std::size(names) == static_cast<std::size_t>(Operand::count));
 
 Operand operand_named(std::string_view name) {
@@ -47,7 +48,8 @@ bool has_positions_and_heads(Operand operand) {
 }
 
 bool has_batch_axis(Operand operand) {
-  return operand != Operand::alibi_slopes && operand != Operand::sinks && operand != Operand::seed;
+  return operand != Operand::alibi_slopes && operand != Operand::sinks && operand != Operand::seed &&
+         operand != Operand::offset;
 }
 
 Causal causal_named(std::string_view name) {
@@ -215,6 +217,8 @@ FfiItem FfiCall::item(std::int64_t index) const {
   for (const Slot& slot : operands_) {
     if (slot.operand == Operand::seed) {
       item.options.seed = seed_from(*slot.buffer, offset(*slot.buffer, index));
+    } else if (slot.operand == Operand::offset) {
+      item.offset = static_cast<const std::int32_t*>(slot.buffer->data)[offset(*slot.buffer, index)];
     } else {
       item.operands[slot.operand] = view(slot, index);
     }

@@ -32,6 +32,7 @@ enum class Operand : std::size_t {
   sinks,
   seed,
   weights,
+  offset,
   count
 };
 
@@ -50,6 +51,7 @@ struct FfiItem {
   FfiViews<ConstTensorView> operands;
   FfiViews<TensorView> results;
   AttentionOptions options;
+  std::optional<std::int64_t> offset;  // of a part of a longer call
 };
 
 class FfiCall {

@@ -17,6 +17,7 @@ void add_trace(nb::module_& module);
 void add_paged(nb::module_& module);
 void add_rope(nb::module_& module);
 void add_cache(nb::module_& module);
+void add_distributed(nb::module_& module);
 void add_ffi_handlers(nb::module_& module);
 
 }  // namespace headway::python

@@ -28,6 +28,7 @@ NB_MODULE(_headway, module) {
   add_paged(module);
   add_rope(module);
   add_cache(module);
+  add_distributed(module);
   add_ffi_handlers(module);
   module.attr("__version__") = headway::version;
 }

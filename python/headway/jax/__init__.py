@@ -2,6 +2,7 @@
 
 attention               headway.attention for JAX arrays: (B, H, S, D), the same options, gradients
 dot_product_attention   a drop-in for jax.nn.dot_product_attention: (B, T, N, H)
+ring_attention          attention over a sequence sharded among devices, inside jax.shard_map
 
 Compiled programs call Headway directly on XLA's buffers: nothing is copied, and Python is not asked. CPU arrays only.
 
@@ -21,5 +22,6 @@ except ImportError as error:
 
 from headway.jax._attention import attention
 from headway.jax._drop_in import dot_product_attention
+from headway.jax._ring import ring_attention
 
-__all__ = ["attention", "dot_product_attention"]
+__all__ = ["attention", "dot_product_attention", "ring_attention"]

@@ -77,7 +77,21 @@ def _call(target: str, static: Static, operands: Operands, results: dict[str, An
     """Each mapped axis of a vmap comes in front of every operand, and the handler knows what to do with it."""
     function = jax.ffi.ffi_call(target, tuple(results.values()), vmap_method="expand_dims")
     names = {"operands": " ".join(operands), "results": " ".join(results)}
-    return dict(zip(results, function(*operands.values(), **names, **static.attributes())))
+    found = function(*operands.values(), **names, **static.attributes())
+    return dict(zip(results, _varying(found, operands)))
+
+
+def _varying(results: Any, operands: Operands) -> Any:
+    """Inside jax.shard_map, results differ between devices where an operand does; JAX would take them for equal."""
+    axes: set[str] = set()
+    for operand in operands.values():
+        found = jax.typeof(operand)
+        axes |= getattr(getattr(found, "manual_axis_type", None), "varying", getattr(found, "vma", frozenset()))
+    if not axes:
+        return results
+    if hasattr(jax.lax, "pcast"):
+        return [jax.lax.pcast(result, tuple(sorted(axes)), to="varying") for result in results]
+    return [jax.lax.pvary(result, tuple(sorted(axes))) for result in results]
 
 
 def _like(array: Array) -> Any:

@@ -1,0 +1,271 @@
+"""Attention over a sequence that is split among the processes of a torch.distributed group, with gradients.
+
+Each rank passes its own rows and gets the result for its queries; every rank of the group calls it. gloo carries CPU tensors.
+Tensors on a GPU are refused so far.
+
+    import torch.distributed as dist, headway.torch.distributed as context_parallel
+    dist.init_process_group("gloo")
+    out = context_parallel.attention(query, key, value, dist.group.WORLD, causal=True)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from headway import _headway
+from headway.distributed import Cluster, Sharding, join, take
+from headway.torch.functional import Causal, Window, require_tensors
+
+__all__ = ["Attention", "LostRank", "attention", "join", "take"]
+
+# Messages that were under way when a call failed: gloo may still write to their memory.
+_abandoned: list[Any] = []
+
+
+class LostRank(RuntimeError):
+    """A rank that failed, left, or did not answer in time."""
+
+
+class _Transport:
+    """The messages of one call, for the compiled part: begin, wait and all_gather (python/src/distributed.cpp)."""
+
+    def __init__(self, operation: str, group: dist.ProcessGroup, timeout: float) -> None:
+        self.operation, self.group, self.timeout = operation, group, timeout
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self.peers = [dist.get_global_rank(group, rank) for rank in range(self.ranks)]
+        self.sent, self.received = [0] * self.ranks, [0] * self.ranks
+        self.pending: list[tuple[Any, int, Any]] = []
+
+    def begin(self, sends: list[Any], receives: list[Any]) -> None:
+        for start, messages, counts in ((dist.irecv, receives, self.received), (dist.isend, sends, self.sent)):
+            for peer, view, keep in messages:
+                self._start(start, torch.frombuffer(view, dtype=torch.uint8), peer, counts, keep)
+
+    def _start(self, start: Any, memory: Tensor, peer: int, counts: list[int], keep: Any) -> None:
+        counts[peer] += 1  # messages between two ranks are numbered, so that none is taken for another
+        try:
+            work = start(memory, self.peers[peer], group=self.group, tag=counts[peer])
+        except RuntimeError as error:
+            self._lose(peer, error)
+        self.pending.append((work, peer, (memory, keep)))
+
+    def wait(self) -> None:
+        end = time.monotonic() + self.timeout
+        for work, peer, _ in self.pending:
+            left = max(end - time.monotonic(), 0.001)
+            try:
+                done = work.wait(timedelta(seconds=left))
+            except RuntimeError as error:
+                self._lose(peer, error)
+            if done is False:
+                self._lose(peer, None)
+        self.pending.clear()
+
+    def _lose(self, peer: int, error: Exception | None) -> None:
+        _abandoned.extend(self.pending)
+        self.pending.clear()
+        reason = "" if error is None else f" ({str(error).splitlines()[0]})"
+        raise LostRank(
+            f"{self.operation}: rank {peer} has left or has not answered rank {self.rank} for {self.timeout:g} s{reason}"
+        ) from error
+
+    def all_gather(self, mine: bytes) -> list[bytes]:
+        lengths = [torch.tensor([len(mine)]) for _ in range(self.ranks)]
+        self._swap([lengths[self.rank]] * self.ranks, lengths)
+        parts = [torch.empty(int(length), dtype=torch.uint8) for length in lengths]
+        own = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else parts[self.rank]
+        self._swap([own] * self.ranks, parts)
+        parts[self.rank] = own
+        return [bytes(part.numpy()) for part in parts]
+
+    def _swap(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
+        for start, tensors, counts in ((dist.irecv, receives, self.received), (dist.isend, sends, self.sent)):
+            for peer, tensor in enumerate(tensors):
+                if peer != self.rank and tensor.numel() > 0:
+                    self._start(start, tensor, peer, counts, None)
+        self.wait()
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, call: _Call
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = call.forward(query, key, value, sinks)
+        ctx.save_for_backward(query, key, value, out, lse, sinks)
+        ctx.call = call
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_out: Tensor, _: Any) -> Any:  # type: ignore[override]
+        query, key, value, out, lse, sinks = ctx.saved_tensors
+        return (*ctx.call.backward(grad_out, query, key, value, out, lse, sinks), None)
+
+
+class _Call:
+    """The arguments of a call beside its tensors."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout: float, keywords: dict[str, Any]) -> None:
+        self.group, self.timeout, self.keywords = group, timeout, keywords
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Any:
+        transport = _Transport("attention", self.group, self.timeout)
+        return _headway.distributed_attention(transport, query, key, value, sinks=sinks, **self.keywords)
+
+    def backward(self, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, sinks: Tensor | None) -> Any:
+        transport = _Transport("attention_backward", self.group, self.timeout)
+        return _headway.distributed_attention_backward(
+            transport, grad_out, query, key, value, out, lse, sinks=sinks, **self.keywords
+        )
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    group: Any = None,
+    *,
+    sharding: Sharding | None = None,
+    scheme: str = "automatic",
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    causal: Causal = False,
+    window: Window | None = None,
+    valid_lens: Any | None = None,
+    query_lens: Any | None = None,
+    cu_seqlens_q: Any | None = None,
+    cu_seqlens_k: Any | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
+    cluster: Cluster | None = None,
+    timeout: float = 60.0,
+) -> Any:
+    """Attention of this rank's queries to the keys of all ranks, with gradients for query, key, value and sinks.
+
+    query (B, H, Sq_r, D), key (B, Hkv, Sk_r, D), value (B, Hkv, Sk_r, Dv) -> (B, H, Sq_r, Dv), the rows that this rank
+    holds; any number of them, also none. With cu_seqlens_q and cu_seqlens_k, bounds of the whole pack, they are
+    (total_r, H, D). The result is that of headway.attention on the whole, within the same error bound.
+
+    group       a process group, or a DeviceMesh with one axis; the default group when absent
+    sharding    which rows every rank holds (headway.distributed.zigzag, balanced); rank after rank when absent
+    scheme      "ring", "all_gather", "heads", "pass_query"; "automatic" takes the one with the least estimated time
+    mask, bias  broadcast to (B, H, Sq_r, all keys); a bias gets no gradient. All other options are of the whole sequence
+                and must be the same on every rank: what differs is a ValueError that names it, on every rank.
+    timeout     seconds to wait for another rank; then LostRank
+
+    DTensors on a mesh with one axis work too: sharded over batch or heads nothing is sent, sharded over the sequence
+    (contiguously, as DTensors are) the schedule runs.
+    """
+    if _is_dtensor(query):
+        return _attention_of_dtensors(query, key, value, group, sharding, return_lse, dict(
+            scheme=scheme, mask=mask, bias=bias, causal=causal, window=window, valid_lens=valid_lens,
+            query_lens=query_lens, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, scale=scale, softcap=softcap,
+            alibi_slopes=alibi_slopes, sinks=sinks, cluster=cluster, timeout=timeout,
+        ))  # fmt: skip
+    require_tensors("attention", ("query", query), ("key", key), ("value", value))
+    if bias is not None and bias.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError("attention: the gradient of the bias over a split sequence is not there yet")
+    given = {
+        "sharding": sharding, "scheme": scheme, "mask": mask, "bias": bias, "window": window, "valid_lens": valid_lens,
+        "query_lens": query_lens, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "scale": scale,
+        "softcap": softcap, "alibi_slopes": alibi_slopes, "cluster": cluster,
+    }  # fmt: skip
+    keywords = {name: value for name, value in given.items() if value is not None}
+    keywords["causal"] = causal
+    call = _Call(_group_of(group), timeout, keywords)
+    out, lse = _Attention.apply(query, key, value, sinks, call)
+    return (out, lse) if return_lse else out
+
+
+def _group_of(group: Any) -> dist.ProcessGroup:
+    if group is None:
+        if not dist.is_initialized():
+            raise RuntimeError("attention: there is no process group: call torch.distributed.init_process_group first")
+        return dist.group.WORLD
+    if isinstance(group, dist.ProcessGroup):
+        return group
+    if hasattr(group, "get_group") and hasattr(group, "ndim"):
+        if group.ndim != 1:
+            raise ValueError(f"attention: the mesh has {group.ndim} axes, expected one: pass mesh['name']")
+        found: dist.ProcessGroup = group.get_group()
+        return found
+    raise TypeError(f"attention: group is a {type(group).__name__}, expected a ProcessGroup or a DeviceMesh")
+
+
+# ---- DTensor ----
+
+
+def _is_dtensor(x: Any) -> bool:
+    return type(x).__name__ == "DTensor"
+
+
+def _attention_of_dtensors(
+    query: Any, key: Any, value: Any, group: Any, sharding: Any, return_lse: bool, options: dict[str, Any]
+) -> Any:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh, placements = query.device_mesh, query.placements
+    for name, x in (("key", key), ("value", value)):
+        if not isinstance(x, DTensor) or x.device_mesh != mesh or x.placements != placements:
+            raise ValueError(f"attention: {name} must be a DTensor on the query's mesh, placed as {placements}")
+    if mesh.ndim != 1 or group is not None or sharding is not None:
+        raise ValueError("attention: DTensors bring their group and shards, on a mesh with one axis")
+    local = [x.to_local() for x in (query, key, value)]
+    placement = placements[0]
+    if placement == Shard(query.dim() - 2):
+        found = attention(*local, mesh, return_lse=True, **options)
+    elif placement in (Shard(0), Shard(1), Replicate()):
+        if any(options[name] is not None for name in ("mask", "bias", "valid_lens", "query_lens", "alibi_slopes", "sinks", "cu_seqlens_q")) and placement != Replicate():
+            raise NotImplementedError("attention: options that belong to batch items or heads are not split with DTensors yet")
+        from headway.torch.functional import attention as whole
+
+        keywords = {name: x for name, x in options.items() if x is not None and name not in ("scheme", "cluster", "timeout")}
+        found = whole(*local, return_lse=True, **keywords)
+    else:
+        raise ValueError(f"attention: query is placed as {placements}, expected Shard over batch, heads or sequence")
+    shape = (*query.shape[:-1], value.shape[-1])
+    out = DTensor.from_local(found[0], mesh, placements, run_check=False, shape=torch.Size(shape), stride=_contiguous(shape))
+    if not return_lse:
+        return out
+    shape = shape[:-1]
+    return out, DTensor.from_local(found[1], mesh, placements, run_check=False, shape=torch.Size(shape), stride=_contiguous(shape))
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+class Attention(nn.Module):
+    """attention as a module: the group and the options are given once.
+
+    >>> Attention(causal=True, scheme="ring")
+    Attention(causal=True, scheme='ring')
+    """
+
+    def __init__(self, group: Any = None, **options: Any) -> None:
+        super().__init__()
+        self.group, self.options = group, options
+
+    def extra_repr(self) -> str:
+        """The options."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Any:
+        """This rank's rows; see attention."""
+        return attention(query, key, value, self.group, **self.options)

@@ -1,0 +1,25 @@
+// The whole call as one Problem without data: validates options by the library's own rules, and says what the parts that
+// ranks compute are parts of.
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include "core/problem.h"
+#include "headway/distributed.h"
+
+namespace headway::distributed {
+
+// A view of any shape, all of whose elements are one: for what is checked and never read.
+ConstTensorView shape_only(DType dtype, const Dims& sizes);
+
+// `options` without mask and bias, whose rows are those of one rank. The operation must outlive the problem.
+Problem global_problem(std::string_view operation, const Sizes& sizes, const AttentionOptions& options,
+                       const std::optional<Packing>& packing, Pass pass);
+
+// The entry of valid_lens for row i of batch item b (both inside its sequence).
+std::int64_t valid_length(const Problem& problem, std::int64_t b, std::int64_t i);
+
+Seen seen_by(const Problem& problem);
+
+}  // namespace headway::distributed

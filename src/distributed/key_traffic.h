@@ -1,0 +1,43 @@
+// Keys and values on their way in ring and all_gather: packs what others need of this rank's rows, receives the next
+// step's rows while this step's are read, passes them on.
+#pragma once
+
+#include <vector>
+
+#include "distributed/run.h"
+
+namespace headway::distributed {
+
+class KeyTraffic {
+ public:
+  explicit KeyTraffic(const Run& run);
+
+  // Begins the transfers of step + 1, with whatever else is to be sent and received in the meantime.
+  void begin(int step, std::vector<Transport::Message> sends = {}, std::vector<Transport::Message> receives = {});
+  // Ends them: the rows of step + 1 are there.
+  void end();
+
+  struct Views {
+    ConstTensorView key, value;  // [B,Hkv,n,D], [B,Hkv,n,Dv]
+  };
+  // Rows of this step, in the type of the inputs or in the accumulator's.
+  Views rows(Rows rows, bool wide);
+
+  // The rows of this step that were received (or gathered).
+  const Shard& runs() const { return current_.runs(); }
+  RowFormat gradient_format() const { return {format_.batch, format_.heads, format_.width, run_.accumulator()}; }
+
+ private:
+  Views columns(const RowStore& store, Rows rows) const;
+  void pack(Rows rows, const RowStore& store) const;  // this rank's rows, as a run or part of one
+
+  const Run& run_;
+  Shard own_;  // this rank's rows, in order
+  RowFormat format_;
+  RowStore outgoing_;                          // this rank's rows that others need
+  RowStore current_, next_;                    // of this step, and of the next
+  std::optional<RowStore> wide_;               // current_ in the accumulator's type, once asked for
+  std::optional<Tensor> wide_key_, wide_value_;  // this rank's rows likewise
+};
+
+}  // namespace headway::distributed

@@ -1,0 +1,236 @@
+#include "distributed/part.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "core/elements.h"
+#include "core/engine.h"
+#include "core/key_range.h"
+#include "distributed/global_problem.h"
+#include "distributed/rows.h"
+
+namespace headway::distributed {
+namespace {
+
+// One engine's call inside a part: batch items [first, last) with one offset, or some packed sequences.
+struct Piece {
+  Rows batch;          // packed: sequence numbers
+  Rows queries, keys;  // of the whole
+  bool packed = false;
+};
+
+// Batch items whose queries align alike share a call.
+std::vector<Piece> dense_pieces(const Problem& whole, const Part& part) {
+  std::vector<Piece> pieces;
+  std::int64_t last_offset = 0;
+  for (std::int64_t b = 0; b < whole.batch; ++b) {
+    const std::int64_t offset = sequence(whole, b).offset;
+    if (!pieces.empty() && offset == last_offset) {
+      pieces.back().batch.end = b + 1;
+    } else {
+      pieces.push_back({{b, b + 1}, part.queries, part.keys});
+    }
+    last_offset = offset;
+  }
+  return pieces;
+}
+
+// Sequences that lie wholly inside the part share packed calls; each one that is cut has its own.
+std::vector<Piece> packed_pieces(const Problem& whole, const Part& part) {
+  std::vector<Piece> pieces;
+  for (std::int64_t b = 0; b < whole.batch; ++b) {
+    const Sequence current = sequence(whole, b);
+    const Rows queries = {current.query_begin, current.query_begin + current.query_count};
+    const Rows keys = {current.key_begin, current.key_begin + current.key_count};
+    const Rows queries_here = overlap(queries, part.queries);
+    Rows keys_here = overlap(keys, part.keys);
+    if (keys_here.count() <= 0) {
+      keys_here = {part.keys.begin, part.keys.begin};
+    }
+    // A row without keys still has a sink.
+    if (queries_here.count() <= 0 || (keys_here.count() == 0 && !whole.sinks)) {
+      continue;
+    }
+    const bool inside = queries_here == queries && keys_here == keys;
+    if (inside && !pieces.empty() && pieces.back().packed && pieces.back().queries.end == queries.begin &&
+        pieces.back().keys.end == keys.begin) {
+      pieces.back().batch.end = b + 1;
+      pieces.back().queries.end = queries.end;
+      pieces.back().keys.end = keys.end;
+    } else {
+      pieces.push_back({{b, b + 1}, queries_here, keys_here, inside});
+    }
+  }
+  return pieces;
+}
+
+// The Problem of a piece, with the small arrays that it views.
+class PieceProblem {
+ public:
+  PieceProblem(const Whole& whole, const Part& part, const Piece& piece) : whole_(whole), part_(part), piece_(piece) {
+    problem = whole.problem;
+    problem.query = rows_of(part.query, query_rows());
+    problem.key = rows_of(part.key, key_rows());
+    problem.value = rows_of(part.value, key_rows());
+    problem.batch = piece.batch.count();
+    piece.packed ? place_packed() : place_cut();
+  }
+  PieceProblem(const PieceProblem&) = delete;
+  PieceProblem& operator=(const PieceProblem&) = delete;
+
+  // Of a view over the part's rows.
+  Rows query_rows() const { return relative(piece_.queries, part_.queries); }
+  Rows key_rows() const { return relative(piece_.keys, part_.keys); }
+  template <class View>
+  View rows_of(const View& view, Rows rows) const {
+    View slice = view.slice(2, rows.begin, rows.end);
+    if (!whole_.problem.packed()) {
+      return slice.slice(0, piece_.batch.begin, piece_.batch.end);
+    }
+    Dims sizes = slice.sizes();
+    sizes[0] = piece_.batch.count();
+    return slice.expand(sizes);
+  }
+
+  Problem problem;
+
+ private:
+  static Rows relative(Rows rows, Rows to) { return {rows.begin - to.begin, rows.end - to.begin}; }
+
+  void place_packed() {
+    problem.query_len = problem.key_len = 0;
+    for (std::int64_t b = piece_.batch.begin; b < piece_.batch.end; ++b) {
+      const Sequence current = sequence(whole_.problem, b);
+      starts_q_.push_back(current.query_begin - piece_.queries.begin);
+      starts_k_.push_back(current.key_begin - piece_.keys.begin);
+      problem.query_len = std::max(problem.query_len, current.query_count);
+      problem.key_len = std::max(problem.key_len, current.key_count);
+    }
+    starts_q_.push_back(piece_.queries.count());
+    starts_k_.push_back(piece_.keys.count());
+    problem.cu_seqlens_q = ConstTensorView(starts_q_, {starts_q_.size()});
+    problem.cu_seqlens_k = ConstTensorView(starts_k_, {starts_k_.size()});
+    if (problem.valid_lens) {
+      const Dims sizes = {problem.batch, problem.query_len};
+      problem.valid_lens = problem.valid_lens->slice(0, piece_.batch.begin, piece_.batch.end)
+                               .slice(1, 0, problem.query_len)
+                               .expand(sizes);
+    }
+    if (problem.query_lens) {
+      problem.query_lens = problem.query_lens->slice(0, piece_.batch.begin, piece_.batch.end);
+    }
+  }
+
+  void place_cut() {
+    problem.cu_seqlens_q.reset();
+    problem.cu_seqlens_k.reset();
+    problem.query_len = piece_.queries.count();
+    problem.key_len = piece_.keys.count();
+    const Sequence first = sequence(whole_.problem, piece_.batch.begin);
+    const std::int64_t row = piece_.queries.begin - first.query_begin;  // inside the sequence
+    const std::int64_t key = piece_.keys.begin - first.key_begin;
+    problem.offset = first.offset + row - key;
+    if (problem.valid_lens) {
+      cut_valid_lens(row, key);
+    }
+    if (problem.query_lens) {
+      for (std::int64_t b = piece_.batch.begin; b < piece_.batch.end; ++b) {
+        const std::int64_t real = sequence(whole_.problem, b).real_queries;
+        query_lens_.push_back(std::clamp<std::int64_t>(real - row, 0, problem.query_len));
+      }
+      problem.query_lens = ConstTensorView(query_lens_, {query_lens_.size()});
+    }
+    const auto cut = [&](const std::optional<ConstTensorView>& matrix) {
+      const std::int64_t first_row = part_.first_row + query_rows().begin;
+      return std::optional(matrix->slice(0, piece_.batch.begin, piece_.batch.end)
+                               .slice(2, first_row, first_row + problem.query_len)
+                               .slice(3, piece_.keys.begin, piece_.keys.end));
+    };
+    problem.mask = whole_.mask ? cut(whole_.mask) : std::nullopt;
+    problem.bias = whole_.bias ? cut(whole_.bias) : std::nullopt;
+  }
+
+  void cut_valid_lens(std::int64_t row, std::int64_t key) {
+    const std::int64_t rows = problem.valid_lens_per_batch ? 1 : problem.query_len;
+    for (std::int64_t b = piece_.batch.begin; b < piece_.batch.end; ++b) {
+      for (std::int64_t i = 0; i < rows; ++i) {
+        const std::int64_t valid = valid_length(whole_.problem, b, problem.valid_lens_per_batch ? 0 : row + i);
+        valid_lens_.push_back(std::clamp<std::int64_t>(valid - key, 0, problem.key_len));
+      }
+    }
+    problem.valid_lens = ConstTensorView(valid_lens_, {problem.batch, rows}).expand({problem.batch, problem.query_len});
+  }
+
+  const Whole& whole_;
+  const Part& part_;
+  const Piece& piece_;
+  std::vector<std::int64_t> starts_q_, starts_k_, valid_lens_, query_lens_;
+};
+
+std::vector<Piece> pieces_of(const Problem& whole, const Part& part) {
+  return whole.packed() ? packed_pieces(whole, part) : dense_pieces(whole, part);
+}
+
+void fill(TensorView view, double value) {
+  Tensor number({}, view.dtype());
+  store_float(number.view(), 0, value);
+  copy(ConstTensorView(number.view()).expand(view.sizes()), view);
+}
+
+}  // namespace
+
+Whole Whole::of_heads(Rows heads, Rows kv_heads) const {
+  Whole result = *this;
+  const auto pick = [&](std::optional<ConstTensorView>& per_head) {
+    if (per_head) {
+      per_head = per_head->slice(0, heads.begin, heads.end);
+    }
+  };
+  pick(result.problem.alibi_slopes);
+  pick(result.problem.sinks);
+  result.problem.heads = heads.count();
+  result.problem.kv_heads = kv_heads.count();
+  return result;
+}
+
+void forward_part(const Whole& whole, const Part& part, TensorView out, TensorView lse) {
+  if (whole.problem.packed()) {  // rows of sequences without a key here belong to no piece
+    fill(out, 0);
+    fill(lse, -std::numeric_limits<double>::infinity());
+  }
+  for (const Piece& piece : pieces_of(whole.problem, part)) {
+    const PieceProblem of_piece(whole, part, piece);
+    ForwardProblem problem;
+    static_cast<Problem&>(problem) = of_piece.problem;
+    problem.out = of_piece.rows_of(out, of_piece.query_rows());
+    problem.lse = of_piece.rows_of(lse, of_piece.query_rows());
+    problem.wants_lse = true;
+    run(problem, &EngineBase::forward);
+  }
+}
+
+void backward_part(const Whole& whole, const Part& part, ConstTensorView grad_out, ConstTensorView out,
+                   ConstTensorView lse, const PartGradients& gradients) {
+  if (whole.problem.packed()) {
+    fill(gradients.dq, 0);
+    fill(gradients.dk, 0);
+    fill(gradients.dv, 0);
+  }
+  for (const Piece& piece : pieces_of(whole.problem, part)) {
+    const PieceProblem of_piece(whole, part, piece);
+    BackwardProblem problem;
+    static_cast<Problem&>(problem) = of_piece.problem;
+    problem.pass = Pass::backward;
+    const Rows queries = of_piece.query_rows(), keys = of_piece.key_rows();
+    problem.grad_out = of_piece.rows_of(grad_out, queries);
+    problem.out = of_piece.rows_of(out, queries);
+    problem.lse = of_piece.rows_of(lse, queries);
+    problem.dq = of_piece.rows_of(gradients.dq, queries);
+    problem.dk = of_piece.rows_of(gradients.dk, keys);
+    problem.dv = of_piece.rows_of(gradients.dv, keys);
+    run(problem, &EngineBase::backward);
+  }
+}
+
+}  // namespace headway::distributed

@@ -1,0 +1,88 @@
+// Rows of the whole sequence in this rank's memory, [row][B][heads][width]: any run of rows travels as it lies.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+
+#include "core/text.h"
+#include "headway/distributed.h"
+
+namespace headway::distributed {
+
+struct RowFormat {
+  std::int64_t batch = 0;
+  std::int64_t heads = 0;
+  std::int64_t width = 0;
+  DType dtype = DType::f32;
+
+  std::int64_t elements() const { return batch * heads * width; }
+  std::size_t bytes() const { return static_cast<std::size_t>(elements()) * size_of(dtype); }
+};
+
+class RowStore {
+ public:
+  RowStore() = default;
+  // Runs without overlap. Uninitialised, unless zeros are asked for.
+  RowStore(Shard runs, const RowFormat& format, bool zeros = false) : runs_(std::move(runs)), format_(format) {
+    const Dims sizes = {count(runs_), format.batch, format.heads, format.width};
+    memory_ = std::make_shared<Tensor>(zeros ? Tensor(sizes, format.dtype)
+                                             : Tensor::uninitialized(sizes, format.dtype));
+  }
+
+  const Shard& runs() const { return runs_; }
+  const RowFormat& format() const { return format_; }
+
+  bool holds(Rows rows) const { return place(rows) >= 0; }
+
+  // Some columns of rows inside one run, as [B,heads,rows,columns].
+  TensorView view(Rows rows, std::int64_t first, std::int64_t columns) const {
+    const std::int64_t at = std::max<std::int64_t>(place(rows), 0);
+    const std::int64_t head = format_.width, item = format_.heads * head, row = format_.batch * item;
+    auto* data = static_cast<std::byte*>(memory_->data());
+    if (data != nullptr) {
+      data += static_cast<std::size_t>(at * row + first) * size_of(format_.dtype);
+    }
+    return {data, format_.dtype, {format_.batch, format_.heads, rows.count(), columns}, {item, head, row, 1}};
+  }
+  TensorView view(Rows rows) const { return view(rows, 0, format_.width); }
+
+  // Rows inside one run as a message to or from a peer.
+  Transport::Message message(int peer, Rows rows) const {
+    auto* data = static_cast<std::byte*>(memory_->data());
+    if (data != nullptr) {
+      data += static_cast<std::size_t>(place(rows)) * format_.bytes();
+    }
+    return {peer, data, static_cast<std::size_t>(rows.count()) * format_.bytes(), memory_};
+  }
+
+ private:
+  // Where the rows begin in memory, or -1 if no run holds them all.
+  std::int64_t place(Rows rows) const {
+    std::int64_t at = 0;
+    for (const Rows& run : runs_) {
+      if (run.begin <= rows.begin && rows.end <= run.end) {
+        return at + rows.begin - run.begin;
+      }
+      at += run.count();
+    }
+    return -1;
+  }
+
+  Shard runs_;
+  RowFormat format_;
+  std::shared_ptr<Tensor> memory_;
+};
+
+// Which of this rank's rows a global row is; -1 for rows that no one range of the shard holds.
+inline std::int64_t local_row(const Shard& shard, Rows rows) {
+  std::int64_t at = 0;
+  for (const Rows& mine : shard) {
+    if (mine.begin <= rows.begin && rows.end <= mine.end) {
+      return at + rows.begin - mine.begin;
+    }
+    at += mine.count();
+  }
+  return -1;
+}
+
+}  // namespace headway::distributed

@@ -1,0 +1,43 @@
+// Arithmetic on ranges of rows.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "headway/distributed.h"
+
+namespace headway::distributed {
+
+// May be empty, with an end before its begin.
+inline Rows overlap(Rows a, Rows b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
+
+// In order, with ranges that touch or overlap made one.
+inline Shard joined(Shard ranges) {
+  std::sort(ranges.begin(), ranges.end(), [](Rows a, Rows b) { return a.begin < b.begin; });
+  Shard result;
+  for (const Rows& rows : ranges) {
+    if (rows.count() <= 0) {
+      continue;
+    }
+    if (!result.empty() && rows.begin <= result.back().end) {
+      result.back().end = std::max(result.back().end, rows.end);
+    } else {
+      result.push_back(rows);
+    }
+  }
+  return result;
+}
+
+// What two ordered lists have in common.
+inline Shard common(const Shard& a, const Shard& b) {
+  Shard result;
+  for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
+    if (const Rows both = overlap(a[i], b[j]); both.count() > 0) {
+      result.push_back(both);
+    }
+    a[i].end < b[j].end ? ++i : ++j;
+  }
+  return result;
+}
+
+}  // namespace headway::distributed

@@ -1,0 +1,275 @@
+// Distributed attention against the oracle, over ranks that are threads: every option, scheme and kind of shard.
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "split_call.h"
+#include "thread_ranks.h"
+
+namespace headway::test {
+namespace {
+
+using distributed::Scheme;
+using distributed::Sharding;
+
+constexpr Scheme schemes[] = {Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query};
+
+// Every rank has the same whole result; the first one's.
+SplitResults run_split(const SplitCall& split, int ranks, const ConstTensorView* grad_out, double* bytes = nullptr) {
+  std::optional<SplitResults> first;
+  ThreadRanks world(ranks, std::chrono::seconds(20));
+  const auto errors = world.run([&](distributed::Transport& transport) {
+    SplitResults results = split.run(transport, grad_out);
+    if (transport.rank() == 0) first = std::move(results);
+  });
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+  if (bytes != nullptr) *bytes = world.bytes();
+  return std::move(*first);
+}
+
+std::vector<Sharding> shardings(std::int64_t queries, std::int64_t keys, int ranks) {
+  std::vector<Sharding> all = {distributed::contiguous(queries, keys, ranks),
+                               distributed::zigzag(queries, keys, ranks)};
+  // All rows on one rank, and shards whose ranges come in another order than the sequence's.
+  Sharding lopsided = all[0], reversed = all[1];
+  for (auto* side : {&lopsided.queries, &lopsided.keys}) {
+    const std::int64_t length = side == &lopsided.queries ? queries : keys;
+    for (auto& shard : *side) shard.clear();
+    (*side)[static_cast<std::size_t>(ranks - 1)] = {{0, length}};
+  }
+  if (ranks > 1) {
+    lopsided.keys[0] = {{0, keys / 3}};
+    lopsided.keys[static_cast<std::size_t>(ranks - 1)] = {{keys / 3, keys}};
+  }
+  for (auto* side : {&reversed.queries, &reversed.keys})
+    for (auto& shard : *side) std::reverse(shard.begin(), shard.end());
+  all.push_back(lopsided);
+  all.push_back(reversed);
+  return all;
+}
+
+bool is_possible(Scheme scheme, const AttentionOptions& options, std::int64_t kv_heads, int ranks) {
+  if (scheme == Scheme::heads && kv_heads < ranks) return false;
+  return !(options.mask || options.bias) || scheme == Scheme::ring || scheme == Scheme::all_gather;
+}
+
+void expect_contract_on_ranks(const Call& call, const Sharding& sharding, Scheme scheme, int ranks) {
+  Random random(7);
+  const Tensor grad_out = normal(call.out_sizes(), call.q.dtype(), random);
+  const ConstTensorView view = grad_out;
+  expect_split(call, run_split({call, sharding, scheme}, ranks, &view), grad_out);
+}
+
+// Each option meets every number of ranks and every scheme; shards and types take turns.
+TEST(DistributedAttention, computes_what_one_process_does_with_every_option) {
+  int turn = 0;
+  for (const auto& [queries, keys] : {std::pair<std::int64_t, std::int64_t>{22, 22}, {13, 29}}) {
+    const Shape shape{.batch = 2, .heads = 8, .kv_heads = 4, .queries = queries, .keys = keys, .head_dim = 8, .value_dim = 6};
+    for (OptionSet& kind : all_kinds(shape)) {
+      if (kind.options.dropout > 0) {
+        kind.options.dropout = 0;
+        kind.options.seed.reset();
+      }
+      for (int ranks = 1; ranks <= 4; ++ranks) {
+        for (const Scheme scheme : schemes) {
+          if (!is_possible(scheme, kind.options, shape.kv_heads, ranks)) continue;
+          const DType dtype = turn % 3 == 0 ? float_types[static_cast<std::size_t>(turn / 3 % 4)] : DType::f32;
+          const Inputs inputs = random_inputs(shape, dtype, static_cast<std::uint64_t>(turn));
+          const auto all = shardings(queries, keys, ranks);
+          SCOPED_TRACE(testing::Message() << kind.name << ", " << ranks << " ranks, " << name(scheme) << ", shards "
+                                          << static_cast<std::size_t>(turn) % all.size() << ", " << dtype << ", " << keys << " keys");
+          const Call call = inputs.call(kind.options);
+          expect_contract_on_ranks(call, all[static_cast<std::size_t>(turn) % all.size()], scheme, ranks);
+          if (testing::Test::HasFailure()) return;
+          ++turn;
+        }
+      }
+    }
+  }
+}
+
+TEST(DistributedAttention, packed_sequences_are_cut_anywhere) {
+  Random random(3);
+  std::size_t turn = 0;
+  const std::vector<std::int64_t> starts = {0, 5, 5, 17, 18, 40, 43}, starts_k = {0, 9, 11, 11, 30, 41, 50};
+  for (const bool square : {true, false}) {
+    const Packing packing{starts, square ? starts : starts_k};
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const Tensor q = normal({43, 4, 8}, dtype, random);
+      const Tensor k = normal({packing.starts_k.back(), 4, 8}, dtype, random), v = normal({packing.starts_k.back(), 4, 6}, dtype, random);
+      const Tensor sinks = normal({4}, DType::f32, random), slopes = normal({4}, DType::f32, random, 0.2);
+      const Tensor query_lens = Tensor::of<std::int64_t>({6}, {4, 0, 12, 0, 20, 3});
+      std::vector<AttentionOptions> all = {{}, {.causal = Causal::top_left}, {.causal = Causal::bottom_right, .window = Window{6, {}}}};
+      all.push_back({.causal = Causal::bottom_right, .query_lens = query_lens, .alibi_slopes = slopes, .sinks = sinks});
+      for (const AttentionOptions& options : all) {
+        const Call call{q, k, v, options, packing};
+        for (int ranks = 1; ranks <= 4; ++ranks)
+          for (const Scheme scheme : schemes) {
+            const auto shards = shardings(43, packing.starts_k.back(), ranks);
+            SCOPED_TRACE(testing::Message() << ranks << " ranks, " << name(scheme) << ", " << dtype);
+            expect_contract_on_ranks(call, shards[turn++ % shards.size()], scheme, ranks);
+            if (testing::Test::HasFailure()) return;
+          }
+      }
+    }
+  }
+}
+
+TEST(DistributedAttention, empty_sizes_are_legal) {
+  for (const Shape& shape : {Shape{.queries = 0, .keys = 6}, Shape{.queries = 6, .keys = 0}, Shape{.batch = 0}, Shape{.queries = 3, .keys = 1, .head_dim = 0}}) {
+    const Inputs inputs = random_inputs(shape);
+    for (const Scheme scheme : schemes) {
+      SCOPED_TRACE(name(scheme));
+      expect_contract_on_ranks(inputs.call(), distributed::contiguous(shape.queries, shape.keys, 2), scheme, 2);
+    }
+  }
+}
+
+TEST(DistributedAttention, bits_repeat_for_a_number_of_ranks) {
+  const Shape shape{.batch = 1, .heads = 4, .kv_heads = 4, .queries = 300, .keys = 300, .head_dim = 16, .value_dim = 16};
+  const Inputs inputs = random_inputs(shape);
+  const Call call = inputs.call({.causal = Causal::square});
+  Random random(5);
+  const Tensor grad_out = normal(call.out_sizes(), DType::f32, random);
+  const ConstTensorView view = grad_out;
+  for (const Scheme scheme : schemes) {
+    const SplitCall split{call, distributed::zigzag(300, 300, 3), scheme};
+    const SplitResults first = run_split(split, 3, &view);
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      const SplitResults again = run_split(split, 3, &view);
+      ASSERT_TRUE(same_bits(first.forward, again.forward)) << name(scheme);
+      ASSERT_TRUE(same_bits(*first.gradients, *again.gradients)) << name(scheme);
+    }
+  }
+}
+
+TEST(DistributedAttention, whole_heads_have_the_bits_of_one_process) {
+  const Shape shape{.batch = 2, .heads = 4, .kv_heads = 2, .queries = 130, .keys = 130, .head_dim = 32, .value_dim = 32};
+  const Inputs inputs = random_inputs(shape, DType::bf16);
+  const Call call = inputs.call({.causal = Causal::square});
+  const SplitResults split = run_split({call, distributed::contiguous(130, 130, 2), Scheme::heads}, 2, nullptr);
+  EXPECT_TRUE(same_bits(split.forward, call.run()));
+}
+
+TEST(DistributedAttention, sends_the_bytes_of_its_schedule) {
+  const Shape shape{.batch = 1, .heads = 4, .kv_heads = 4, .queries = 256, .keys = 256, .head_dim = 16, .value_dim = 16};
+  const Inputs inputs = random_inputs(shape, DType::bf16);
+  const AttentionOptions options{.causal = Causal::square, .window = Window{40, {}}};
+  const Call call = inputs.call(options);
+  const Sharding sharding = distributed::contiguous(256, 256, 4);
+  const distributed::Sizes sizes{.heads = 4, .kv_heads = 4, .queries = 256, .keys = 256, .head_dim = 16, .value_dim = 16, .dtype = DType::bf16};
+  for (const Scheme scheme : schemes) {
+    const distributed::Schedule plan = distributed::schedule(scheme, sizes, distributed::seen(sizes, options), sharding);
+    double expected = 0;
+    for (const distributed::Transfer& transfer : plan.transfers) expected += transfer.bytes;
+    double bytes = 0;
+    run_split({call, sharding, scheme}, 4, nullptr, &bytes);
+    EXPECT_EQ(bytes, expected) << name(scheme);
+  }
+}
+
+TEST(DistributedAttention, nan_stays_in_the_rows_that_see_it) {
+  const Shape shape{.batch = 1, .heads = 2, .kv_heads = 2, .queries = 32, .keys = 32, .head_dim = 8, .value_dim = 8};
+  Inputs inputs = random_inputs(shape);
+  for (std::int64_t c = 0; c < 8; ++c) {
+    inputs.k.at<float>({0, 0, 20, c}) = std::numeric_limits<float>::quiet_NaN();
+    inputs.v.at<float>({0, 1, 5, c}) = std::numeric_limits<float>::infinity();
+  }
+  const Call call = inputs.call({.causal = Causal::square, .window = Window{9, {}}});
+  for (const Scheme scheme : schemes) {
+    const SplitResults split = run_split({call, distributed::zigzag(32, 32, 2), scheme}, 2, nullptr);
+    for (std::int64_t i = 0; i < 32; ++i) {
+      EXPECT_EQ(std::isnan(split.forward.out.at<float>({0, 0, i, 0})), i >= 20 && i < 30) << name(scheme) << i;
+      EXPECT_EQ(std::isfinite(split.forward.out.at<float>({0, 1, i, 0})), i < 5 || i > 14) << name(scheme) << i;
+    }
+  }
+}
+
+// ---- What goes wrong ----
+
+struct Attempt {
+  std::vector<Dims> query_sizes = {{1, 2, 4, 8}, {1, 2, 4, 8}};
+  std::vector<DType> types = {DType::f32, DType::f32};
+  std::vector<distributed::Options> options = {{}, {}};
+};
+
+std::vector<std::string> texts_of(const Attempt& attempt) {
+  std::vector<std::string> texts;
+  ThreadRanks world(2, std::chrono::seconds(5));
+  for (const std::exception_ptr& error : world.run([&](distributed::Transport& transport) {
+         const auto rank = static_cast<std::size_t>(transport.rank());
+         const Tensor q(attempt.query_sizes[rank], attempt.types[rank]);
+         Tensor out(q.sizes(), q.dtype());
+         distributed::attention(q, q, q, out, transport, attempt.options[rank]);
+       })) {
+    try {
+      if (error) std::rethrow_exception(error);
+      texts.emplace_back("none");
+    } catch (const std::exception& found) {
+      texts.emplace_back(found.what());
+    }
+  }
+  return texts;
+}
+
+void expect_on_both(const Attempt& attempt, const std::string& text) {
+  const auto texts = texts_of(attempt);
+  EXPECT_EQ(texts[0], text);
+  EXPECT_EQ(texts[1], text);
+}
+
+TEST(DistributedErrors, what_differs_is_named_on_every_rank) {
+  Attempt attempt;
+  attempt.query_sizes[1] = {1, 2, 4, 16};
+  expect_on_both(attempt, "distributed::attention: head_dim is 8 on rank 0 and 16 on rank 1, expected the same on all ranks");
+  attempt = {};
+  attempt.types[1] = DType::f64;
+  expect_on_both(attempt, "distributed::attention: the type is f32 on rank 0 and f64 on rank 1, expected the same on all ranks");
+  attempt = {};
+  attempt.options[0].attention.causal = Causal::square;
+  expect_on_both(attempt, "distributed::attention: causal is square on rank 0 and none on rank 1, expected the same on all ranks");
+  attempt = {};
+  attempt.options[1].attention.window = Window{3, {}};
+  expect_on_both(attempt, "distributed::attention: window is none on rank 0 and (3, unlimited) on rank 1, expected the same on all ranks");
+  attempt = {};
+  attempt.options[1].scheme = Scheme::heads;
+  expect_on_both(attempt, "distributed::attention: scheme is automatic on rank 0 and heads on rank 1, expected the same on all ranks");
+}
+
+TEST(DistributedErrors, an_error_of_one_rank_is_an_error_of_all) {
+  Attempt attempt;
+  attempt.query_sizes[1] = {2, 4, 8, 8, 8};
+  expect_on_both(attempt,
+                 "distributed::attention: rank 1: query must have 4 axes [batch, heads, length, head_dim], or 3 or 2 "
+                 "without heads and batch, found shape (2, 4, 8, 8, 8)");
+  attempt = {};
+  attempt.options[0].attention.dropout = 0.5;
+  expect_on_both(attempt, "distributed::attention: rank 0: dropout is 0.5; dropout over a split sequence is not there yet");
+  attempt = {};
+  const Tensor mask({4, 4}, DType::b8);
+  attempt.options[0].attention.mask = attempt.options[1].attention.mask = mask;
+  expect_on_both(attempt, "distributed::attention: rank 0: mask has shape (4, 4), which does not broadcast to (1, 2, 4, 8)");
+}
+
+TEST(DistributedErrors, shards_must_be_those_that_the_ranks_bring) {
+  Attempt attempt;
+  attempt.options[0].sharding = attempt.options[1].sharding = distributed::contiguous(9, 8, 2);
+  expect_on_both(attempt, "distributed::attention: rank 0 brings 4 queries and 4 keys, its shard has 5 and 4");
+  attempt.options[0].sharding = attempt.options[1].sharding = distributed::contiguous(9, 9, 3);
+  expect_on_both(attempt, "distributed::attention: the sharding is of 3 ranks, expected 2");
+}
+
+TEST(DistributedErrors, a_rank_that_does_not_come_is_lost) {
+  ThreadRanks world(2, std::chrono::milliseconds(100));
+  const auto errors = world.run([&](distributed::Transport& transport) {
+    if (transport.rank() == 1) return;
+    const Tensor q({1, 2, 4, 8});
+    Tensor out(q.sizes());
+    distributed::attention(q, q, q, out, transport);
+  });
+  EXPECT_THROW(std::rethrow_exception(errors[0]), distributed::LostRank);
+}
+
+}  // namespace
+}  // namespace headway::test

@@ -1,0 +1,93 @@
+// Distributed attention over MPI: every rank runs every test, each with the whole call in mind.
+#include "headway/mpi.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "split_call.h"
+
+namespace headway::test {
+namespace {
+
+using distributed::MpiTransport;
+using distributed::Scheme;
+
+constexpr Scheme schemes[] = {Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query};
+
+TEST(DistributedMpi, computes_what_one_process_does) {
+  MpiTransport transport(MPI_COMM_WORLD);
+  int turn = 0;
+  for (const auto& [queries, keys] : {std::pair<std::int64_t, std::int64_t>{45, 45}, {7, 61}}) {
+    const Shape shape{.batch = 2, .heads = 4, .kv_heads = 4, .queries = queries, .keys = keys};
+    for (OptionSet& kind : all_kinds(shape)) {
+      kind.options.dropout = 0;
+      const bool has_matrix = kind.options.mask || kind.options.bias;
+      const Scheme scheme = schemes[turn % (has_matrix ? 2 : 4)];
+      const distributed::Sharding sharding = turn % 2 == 0
+                                                 ? distributed::zigzag(queries, keys, transport.ranks())
+                                                 : distributed::contiguous(queries, keys, transport.ranks());
+      const Inputs inputs = random_inputs(shape, float_types[static_cast<std::size_t>(turn) % 4]);
+      const Call call = inputs.call(kind.options);
+      Random random(5);
+      const Tensor grad_out = normal(call.out_sizes(), call.q.dtype(), random);
+      const ConstTensorView view = grad_out;
+      SCOPED_TRACE(kind.name);
+      const SplitCall split{call, sharding, scheme, turn % 2 == 0};
+      expect_split(call, split.run(transport, &view), grad_out);
+      ++turn;
+    }
+  }
+}
+
+TEST(DistributedMpi, the_call_on_a_communicator_gives_the_same_bits_as_its_transport) {
+  const Inputs inputs = random_inputs({.batch = 1, .heads = 2, .kv_heads = 2, .queries = 64, .keys = 64});
+  MpiTransport transport(MPI_COMM_WORLD);
+  const auto rank = static_cast<std::size_t>(transport.rank());
+  const distributed::Sharding sharding = distributed::contiguous(64, 64, transport.ranks());
+  const Tensor q = rows_of(inputs.q, 2, sharding.queries[rank]), k = rows_of(inputs.k, 2, sharding.keys[rank]);
+  const Tensor v = rows_of(inputs.v, 2, sharding.keys[rank]);
+  Tensor out({1, 2, q.size(2), v.size(3)}), again({1, 2, q.size(2), v.size(3)});
+  distributed::attention(q, k, v, out, MPI_COMM_WORLD, {.scheme = Scheme::ring});
+  distributed::attention(q, k, v, again, transport, {.scheme = Scheme::ring});
+  EXPECT_TRUE(same_bits(out, again));
+}
+
+TEST(DistributedMpi, what_differs_is_named_on_every_rank) {
+  MpiTransport transport(MPI_COMM_WORLD);
+  if (transport.ranks() == 1) return;
+  const Tensor q({1, 2, 4, transport.rank() == transport.ranks() - 1 ? 16 : 8});
+  Tensor out(q.sizes());
+  EXPECT_TRUE(throws<InvalidArgument>("distributed::attention", {"head_dim is 8 on rank 0 and 16 on rank"}, [&] {
+    distributed::attention(q, q, q, out, transport);
+  }));
+}
+
+// The last test: messages that nobody waits for stay behind on the communicator.
+TEST(DistributedMpi, z_a_rank_that_does_not_answer_is_lost) {
+  MPI_Comm own;
+  MPI_Comm_dup(MPI_COMM_WORLD, &own);
+  MpiTransport transport(own, std::chrono::milliseconds(200));
+  if (transport.ranks() > 1 && transport.rank() != transport.ranks() - 1) {
+    const Tensor q({1, 2, 4, 8});
+    Tensor out(q.sizes());
+    try {
+      distributed::attention(q, q, q, out, transport);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const distributed::LostRank& error) {
+      EXPECT_NE(std::string(error.what()).find("has not answered"), std::string::npos);
+    }
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+}
+
+}  // namespace
+}  // namespace headway::test
+
+int main(int count, char** arguments) {
+  MPI_Init(&count, &arguments);
+  testing::InitGoogleTest(&count, arguments);
+  const int failed = RUN_ALL_TESTS();
+  MPI_Finalize();
+  return failed;
+}

@@ -1,0 +1,256 @@
+"""Checks of headway.torch.distributed that every rank of a group runs; test_torch_distributed.py starts the ranks.
+
+python torch_ranks.py CHECK RANKS... forks that many ranks, one count after the other; under torchrun it is one rank.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+
+import numpy as np
+import oracle
+import torch
+import torch.distributed as dist
+
+import headway.distributed as shards
+import headway.torch.distributed as context_parallel
+
+torch.set_num_threads(1)
+
+LENGTH, KEYS = 37, 53
+
+
+def inputs(queries: int = LENGTH, keys: int = LENGTH, dtype: torch.dtype = torch.float32, heads: int = 4):
+    random = np.random.default_rng(queries + keys)
+    shapes = ((2, heads, queries, 16), (2, 2, keys, 16), (2, 2, keys, 8), (2, heads, queries, 8))
+    return [torch.from_numpy(random.standard_normal(shape)).to(dtype) for shape in shapes]
+
+
+def cases():
+    """Options, lengths and type of calls; every rank makes the same ones."""
+    random = np.random.default_rng(3)
+    mask = torch.from_numpy(random.random((2, 1, LENGTH, KEYS)) < 0.7)
+    bias = torch.from_numpy(random.standard_normal((1, 4, LENGTH, KEYS)))
+    sinks = torch.from_numpy(random.standard_normal(4)).float()
+    yield {}, LENGTH, KEYS, torch.float32
+    yield {"causal": True}, LENGTH, LENGTH, torch.float32
+    yield {"causal": True}, LENGTH, LENGTH, torch.float64
+    yield {"causal": True, "softcap": 3.0}, LENGTH, LENGTH, torch.bfloat16
+    yield {"causal": "bottom_right", "window": (9, 0)}, LENGTH, KEYS, torch.float32
+    yield {"window": (3, 5), "scale": 0.7}, LENGTH, LENGTH, torch.float32
+    yield {"valid_lens": [20, 0], "query_lens": [LENGTH, 5], "causal": "bottom_right"}, LENGTH, KEYS, torch.float32
+    yield {"mask": mask, "bias": bias}, LENGTH, KEYS, torch.float32
+    yield {"sinks": sinks, "causal": True, "alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4])}, LENGTH, LENGTH, torch.float32
+    yield {"causal": "bottom_right"}, 1, KEYS, torch.float32
+
+
+def plain(x):
+    return x.detach().double().numpy() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+
+
+def shardings(queries, keys, ranks):
+    yield None
+    yield shards.zigzag(queries, keys, ranks=ranks)
+    uneven = [queries] + [0] * (ranks - 1), [keys // ranks] * (ranks - 1) + [keys - keys // ranks * (ranks - 1)]
+    yield shards.contiguous(*uneven)
+
+
+def check_numbers(rank: int, ranks: int) -> None:
+    turn = 0
+    for options, queries, keys, dtype in cases():
+        query, key, value, grad_out = inputs(queries, keys, dtype)
+        numbers = {name: plain(x) for name, x in options.items()}
+        expected = oracle.attention(*map(plain, (query, key, value)), **numbers)
+        expected_gradients = oracle.gradients(*map(plain, (grad_out, query, key, value)), **numbers)
+        tolerance = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 4e-2}[dtype]
+        for sharding in shardings(queries, keys, ranks):
+            held = sharding or shards.contiguous(queries, keys, ranks=ranks)
+            scheme = ("automatic", "ring", "all_gather", "heads" if ranks <= 2 else "ring", "pass_query")[turn % 5]
+            if ("mask" in options or "bias" in options) and scheme in ("heads", "pass_query"):
+                scheme = "ring"
+            turn += 1
+            mine = [shards.take(x, held[side][rank]) for x, side in ((query, 0), (key, 1), (value, 1))]
+            for x in mine:
+                x.requires_grad_()
+            own = dict(options)
+            for name in ("mask", "bias"):
+                if name in own:
+                    own[name] = shards.take(own[name], held.queries[rank])
+            sinks = own.get("sinks")
+            if sinks is not None:
+                own["sinks"] = sinks = sinks.clone().requires_grad_()
+            out, lse = context_parallel.attention(
+                *mine, sharding=sharding, scheme=scheme, return_lse=True, timeout=20, **own
+            )
+            out.backward(shards.take(grad_out, held.queries[rank]))
+            what = f"{options}, {scheme}, {sharding}, rank {rank} of {ranks}"
+
+            def near(found, exact, side, what=what, held=held, tolerance=tolerance):
+                exact = shards.take(exact, held[side][rank], axis=2)
+                np.testing.assert_allclose(plain(found), exact, rtol=tolerance, atol=tolerance, err_msg=what)
+
+            near(out, expected.out, 0)
+            near(lse, expected.lse, 0)
+            for x, name, side in zip(mine, ("query", "key", "value"), (0, 1, 1), strict=True):
+                near(x.grad, expected_gradients[name], side)
+            if sinks is not None:
+                np.testing.assert_allclose(sinks.grad, expected_gradients["sinks"], rtol=1e-4, atol=1e-4)
+
+
+def check_packed(rank: int, ranks: int) -> None:
+    starts = [0, 5, 5, 17, 40]
+    random = np.random.default_rng(1)
+    query, key, value = (torch.from_numpy(random.standard_normal((40, 2, 8))).float() for _ in range(3))
+    sharding = shards.balanced(40, ranks=ranks, causal=True, cu_seqlens_q=starts, cu_seqlens_k=starts)
+    mine = [shards.take(x, sharding.queries[rank], axis=0).requires_grad_() for x in (query, key, value)]
+    bounds = {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
+    out = context_parallel.attention(*mine, causal=True, sharding=sharding, timeout=20, **bounds)
+    whole = np.zeros((40, 2, 8))
+    for begin, end in zip(starts, starts[1:], strict=False):
+        parts = [plain(x[begin:end]).swapaxes(0, 1)[None] for x in (query, key, value)]
+        whole[begin:end] = oracle.attention(*parts, causal=True).out[0].swapaxes(0, 1)
+    np.testing.assert_allclose(plain(out), shards.take(whole, sharding.queries[rank], axis=0), atol=2e-5)
+    out.sum().backward()
+
+
+def check_dtensors(rank: int, ranks: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (ranks,))
+    query, key, value, _ = inputs(LENGTH, LENGTH)
+    key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+    expected = oracle.attention(*map(plain, (query, key, value)), causal=True).out
+    for placement in (Shard(2), Shard(1), Shard(0), Replicate()):
+        tensors = [distribute_tensor(x, mesh, [placement]).requires_grad_() for x in (query, key, value)]
+        out = context_parallel.attention(*tensors, causal=True)
+        assert out.placements == (placement,)
+        np.testing.assert_allclose(plain(out.full_tensor()), expected, atol=2e-5)
+        out.to_local().sum().backward()
+        assert tensors[0].grad.placements == (placement,)
+    # A mesh in place of a group, through the module.
+    held = shards.contiguous(LENGTH, ranks=ranks)
+    mine = [shards.take(x, held.queries[rank]) for x in (query, key, value)]
+    out = context_parallel.Attention(mesh, causal=True)(*mine)
+    np.testing.assert_allclose(plain(out), shards.take(expected, held.queries[rank]), atol=2e-5)
+
+
+def check_errors(rank: int, ranks: int) -> None:
+    def text_of(call) -> str:
+        try:
+            call()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing was raised"
+
+    last = rank == ranks - 1
+    x = torch.zeros(1, 2, 4, 16 if last else 8)
+    found = text_of(lambda: context_parallel.attention(x, x, x))
+    if ranks > 1:
+        expected = f"head_dim is 8 on rank 0 and 16 on rank {ranks - 1}, expected the same on all ranks"
+        assert found == f"ValueError: distributed::attention: {expected}", found
+    x = torch.zeros(1, 2, 4, 8)
+    found = text_of(lambda: context_parallel.attention(x, x, x, causal=bool(last)))
+    assert ranks == 1 or "causal is none on rank 0 and square on rank" in found, found
+    found = text_of(lambda: context_parallel.attention(x, x.double() if last else x, x))
+    assert found == f"TypeError: distributed::attention: rank {ranks - 1}: key has type f64, query has f32", found
+    found = text_of(lambda: context_parallel.attention(x, x, x, scheme="star"))
+    assert found.startswith("ValueError: distributed_attention: scheme is 'star', expected 'automatic'"), found
+    found = text_of(lambda: context_parallel.attention(x, x, x, group=3))
+    assert found == "TypeError: attention: group is a int, expected a ProcessGroup or a DeviceMesh", found
+    if ranks > 1:  # the last: one rank does not come
+        if not last:
+            start = time.monotonic()
+            found = text_of(lambda: context_parallel.attention(x, x, x, timeout=0.3))
+            assert found.startswith("LostRank: attention: rank "), found
+            assert time.monotonic() - start < 5
+        else:
+            time.sleep(1.0)
+
+
+def check_bits(rank: int, ranks: int) -> None:
+    query, key, value, grad_out = inputs(LENGTH, LENGTH)
+    held = shards.zigzag(LENGTH, ranks=ranks)
+    seen = set()
+    for _ in range(20):
+        mine = [shards.take(x, held.queries[rank]).requires_grad_() for x in (query, key, value)]
+        out = context_parallel.attention(*mine, causal=True, sharding=held, scheme="ring")
+        out.backward(shards.take(grad_out, held.queries[rank]))
+        seen.add(b"".join(x.detach().numpy().tobytes() for x in (out, *(x.grad for x in mine))))
+    assert len(seen) == 1
+
+
+def check_killed(rank: int, ranks: int) -> None:
+    x = torch.randn(1, 2, 64, 16)
+    context_parallel.attention(x, x, x)
+    if rank == ranks - 1:
+        os._exit(0)
+    start = time.monotonic()
+    try:
+        context_parallel.attention(x, x, x, timeout=5)
+    except context_parallel.LostRank as error:
+        assert "has left or has not answered" in str(error)
+        assert time.monotonic() - start < 10
+        os._exit(0)
+    raise AssertionError("nothing was raised")
+
+
+def check_launched(rank: int, ranks: int) -> None:
+    query, key, value, _ = inputs(LENGTH, LENGTH)
+    held = shards.zigzag(LENGTH, ranks=ranks)
+    mine = [shards.take(x, held.queries[rank]) for x in (query, key, value)]
+    out = context_parallel.attention(*mine, causal=True, sharding=held)
+    expected = oracle.attention(*map(plain, (query, key, value)), causal=True).out
+    np.testing.assert_allclose(plain(out), shards.take(expected, held.queries[rank]), atol=2e-5)
+
+
+CHECKS = {
+    "launched": (check_launched,),
+    "all": (check_numbers, check_packed, check_dtensors, check_bits, check_errors),
+    "killed": (check_killed,),
+}
+
+
+def run(name: str, rank: int, ranks: int) -> None:
+    for check in CHECKS[name]:
+        check(rank, ranks)
+
+
+def forked(name: str, ranks: int, folder: str) -> None:
+    """Ranks as children of this process, which has imported everything and computed nothing."""
+    import torch.distributed.tensor
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401  (the first backward imports it)
+
+    children = []
+    for rank in range(ranks):
+        child = os.fork()
+        if child == 0:
+            try:
+                dist.init_process_group(
+                    "gloo", init_method=f"file://{folder}/{name}{ranks}", rank=rank, world_size=ranks
+                )
+                run(name, rank, ranks)
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    failed = [rank for rank, child in enumerate(children) if os.waitpid(child, 0)[1] != 0]
+    if failed:
+        sys.exit(f"{name} with {ranks} ranks: failed on ranks {failed}")
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        run(sys.argv[1], dist.get_rank(), dist.get_world_size())
+        dist.destroy_process_group()
+    else:
+        with tempfile.TemporaryDirectory() as place:
+            for number in sys.argv[2:]:
+                forked(sys.argv[1], int(number), place)
