@@ -238,7 +238,7 @@ import headway.convert
 import numpy as np
 
 layer: headway.MultiHeadAttention = headway.convert.from_torch({"in_proj_weight": np.eye(4)}, num_heads=2)
-layer = headway.convert.from_keras([np.ones((4, 2, 2))])
+layer = headway.convert.from_keras({"query/kernel": np.ones((4, 2, 2))})
 layer = headway.convert.from_flax({"params": {}})
 headway.convert.to_torch(layer), headway.convert.to_keras(layer), headway.convert.to_flax(layer)
 """
