@@ -40,6 +40,8 @@ def main():
         stderr=subprocess.STDOUT,
     )
     last = result.stdout.strip().splitlines()[-1]
+    if "checking with clang++" not in result.stdout:
+        fail(f"expected one clang in every test run, found\n{result.stdout}")
     if args.step == "python_missing":
         good = result.returncode != 0 and last == "failed: the Python tests, or they could not run"
     else:

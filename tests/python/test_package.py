@@ -115,6 +115,20 @@ def test_extras_name_the_lowest_versions():
     assert all(">=" in text for text in required)
 
 
+def test_the_workflows_test_the_lowest_versions_and_name_files_that_are_there():
+    root = pathlib.Path(__file__).parents[2]
+    workflows = {path.name: path.read_text() for path in (root / ".github/workflows").glob("*.yml")}
+    assert set(workflows) == {"docs.yml", "tests.yml", "wheels.yml"}
+    lowest = dict(re.findall(r"(\w+)==([\d.]+)", workflows["tests.yml"].split("frameworks:")[1].split("}")[0]))
+    required = "\n".join(importlib.metadata.requires("headway"))
+    for package in ("torch", "jax", "flax", "transformers"):
+        (stated,) = set(re.findall(rf"^{package}>=([\d.]+)", required, re.MULTILINE))
+        assert lowest[package] == f"{stated}.0", package
+    for name in re.findall(r"tests/[\w/]+\.\w+|\./dev \w+", "".join(workflows.values())):
+        command = name.removeprefix("./dev ")
+        assert (root / name).exists() or f"\n  {command}" in (root / "dev").read_text(), name
+
+
 PROGRAM = """
 import pathlib
 import numpy as np
@@ -224,7 +238,7 @@ import headway.convert
 import numpy as np
 
 layer: headway.MultiHeadAttention = headway.convert.from_torch({"in_proj_weight": np.eye(4)}, num_heads=2)
-layer = headway.convert.from_keras([np.ones((4, 2, 2))])
+layer = headway.convert.from_keras({"query/kernel": np.ones((4, 2, 2))})
 layer = headway.convert.from_flax({"params": {}})
 headway.convert.to_torch(layer), headway.convert.to_keras(layer), headway.convert.to_flax(layer)
 """

@@ -28,6 +28,24 @@ def names_before(program):
     return {"model": torch.nn.Transformer(16, 2, 1, 1, 32, batch_first=True)}
 
 
+def test_every_page_with_programs_is_run_by_a_test():
+    elsewhere = {"docs/attention-from-scratch.md", "docs/migrate-jax.md", "docs/migrate-torch.md"}
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    found = {str(page.relative_to(ROOT)) for page in pages if "```py" in page.read_text()}
+    assert found == {*PAGES, *elsewhere}
+    for page in elsewhere:  # each of their tests names its page
+        tests = [path for path in (ROOT / "tests/python").glob("test_*.py") if path.name != "test_pages.py"]
+        name = page.removeprefix("docs/")
+        assert any(
+            name in path.read_text() or ("migrate*.md" in path.read_text() and "torch" in name) for path in tests
+        )
+
+
+def test_every_snippet_of_the_torch_guide_names_headway_torch():
+    """Which is how its test knows them."""
+    assert all("headway.torch" in program for program, _ in programs_of("docs/migrate-torch.md"))
+
+
 def test_each_page_has_programs():
     assert all(len(programs_of(page)) >= 2 for page in PAGES)
 

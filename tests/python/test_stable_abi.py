@@ -1,11 +1,19 @@
 """The extension calls nothing of Python that is missing from the stable ABI, in which it is built from 3.12 on."""
 
+import os
 import pathlib
 import re
+import shutil
+import subprocess
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 
 import abi3info
+import pytest
 
-SOURCES = pathlib.Path(__file__).parents[2] / "python" / "src"
+ROOT = pathlib.Path(__file__).parents[2]
+SOURCES = ROOT / "python" / "src"
+CALLS_PYTHON = re.compile(r"\bPy[A-Z]\w*_")
 
 
 def test_every_function_of_python_is_in_the_stable_abi_of_3_12():
@@ -24,3 +32,34 @@ def test_every_function_of_python_is_in_the_stable_abi_of_3_12():
             used.setdefault(name, path.name)
     assert len(used) > 20
     assert {name: where for name, where in used.items() if name not in stable | macros} == {}
+
+
+def test_every_source_that_calls_python_compiles_for_the_stable_abi_of_3_12(tmp_path):
+    """As nanobind's STABLE_ABI has it for Python 3.12, with the headers of the Python that is here."""
+    nanobind = pytest.importorskip("nanobind", reason="nanobind is not installed")
+    compiler = os.environ.get("CXX") or shutil.which("c++")
+    headers = pathlib.Path(sysconfig.get_path("include"))
+    if compiler is None or not (headers / "Python.h").exists():
+        pytest.skip("there is no C++ compiler, or no Python.h")
+    (tmp_path / "headway").mkdir()
+    (tmp_path / "headway/version.h").write_text('#define HEADWAY_VERSION "0"\n')
+    folders = [ROOT / "include", tmp_path, ROOT / "src", SOURCES, nanobind.include_dir(), headers]
+    command = [
+        compiler,
+        "-std=c++20",
+        "-fsyntax-only",
+        "-DPy_LIMITED_API=0x030C0000",
+        *(f"-I{path}" for path in folders),
+    ]
+    command += ["-include", str(pathlib.Path(__file__).with_name("limited_api.h"))]
+
+    def errors_in(source):
+        return subprocess.run([*command, str(source)], capture_output=True, text=True).stderr
+
+    (tmp_path / "wrong.cpp").write_text("void f(PyObject* x) { PyObject_CallMethodNoArgs(x, x); }\n")
+    sources = [path for path in sorted(SOURCES.glob("*.cpp")) if CALLS_PYTHON.search(path.read_text())]
+    assert len(sources) > 5
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        wrong, *others = pool.map(errors_in, [tmp_path / "wrong.cpp", *sources])
+    assert "PyObject_CallMethodNoArgs" in wrong
+    assert "error: " not in "".join(others), "".join(others)

@@ -59,7 +59,7 @@ class _Attention(torch.autograd.Function):
         return out if only_out else (out, lse, weights)
 
     @staticmethod
-    def backward(
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # torch's is of *grad_outputs
         ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None = None, grad_weights: Tensor | None = None
     ) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
@@ -77,7 +77,7 @@ class _Attention(torch.autograd.Function):
 
 
 # Without Function.apply's Python, which is for torch.func: nothing of it comes here.
-_record: Any = super(torch.autograd.Function, _Attention).apply
+_record: Any = super(torch.autograd.Function, _Attention).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def is_watched() -> bool:

@@ -39,7 +39,9 @@ class _MeanWeights(torch.autograd.Function):
         return _headway.mean_weights(query.resolve_neg(), key.resolve_neg(), lse, **options.keywords())
 
     @staticmethod
-    def backward(ctx: Any, grad_mean: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # torch's is of *grad_outputs
+        ctx: Any, grad_mean: Tensor
+    ) -> tuple[Tensor | None, ...]:
         query, key, *tensors = ctx.saved_tensors
         options = Options(*tensors, *ctx.options)
         _, lse, weights = attend(query, key, key[..., :0], options, True, True)
