@@ -66,7 +66,8 @@ def check_numbers(rank: int, ranks: int) -> None:
         expected = oracle.attention(*map(plain, (query, key, value)), **numbers)
         expected_gradients = oracle.gradients(*map(plain, (grad_out, query, key, value)), **numbers)
         tolerance = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 4e-2}[dtype]
-        for sharding in shardings(queries, keys, ranks):
+        kinds = list(shardings(queries, keys, ranks))
+        for sharding in kinds if ranks == 2 else kinds[turn % 3 :][:1]:
             held = sharding or shards.contiguous(queries, keys, ranks=ranks)
             scheme = ("automatic", "ring", "all_gather", "heads" if ranks <= 2 else "ring", "pass_query")[turn % 5]
             if ("mask" in options or "bias" in options) and scheme in ("heads", "pass_query"):
@@ -117,6 +118,8 @@ def check_packed(rank: int, ranks: int) -> None:
 
 
 def check_dtensors(rank: int, ranks: int) -> None:
+    if ranks != 2:  # what DTensors import at their first use takes seconds on each rank
+        return
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -221,7 +224,6 @@ def run(name: str, rank: int, ranks: int) -> None:
 
 def forked(name: str, ranks: int, folder: str) -> None:
     """Ranks as children of this process, which has imported everything and computed nothing."""
-    import torch.distributed.tensor
     import torch.fx.experimental.symbolic_shapes  # noqa: F401  (the first backward imports it)
 
     children = []
