@@ -2,8 +2,8 @@
 
     python benchmarks/distributed.py --length 8192 --repeats 3
 
-Ranks are processes of this machine under gloo: with more ranks than cores they share cores. "1 x N threads" is one process
-with as many threads as there are ranks. The simulator gets the FLOP/s that one rank reached, and the bandwidth measured
+Ranks are processes of this machine under gloo: with more ranks than cores they share cores. The one process beside them
+has as many threads as there are ranks. The simulator gets the FLOP/s that one rank reached, and the bandwidth measured
 between two.
 """
 
@@ -178,8 +178,14 @@ def main() -> None:
     length = arguments.length
     measured = {ranks: measure(length, ranks, arguments.repeats) for ranks in arguments.ranks}  # before threads start
     cores = os.cpu_count() or 1
-    print(f"{length} tokens, {HEADS} heads of {WIDTH}, f32; {cores} cores; times in seconds, the fastest of {arguments.repeats}")
-    print("| what | ranks | one process, as many threads | ring | all_gather | heads | plain all-gather | ring / one | simulated ring |")
+    print(
+        f"{length} tokens, {HEADS} heads of {WIDTH}, f32; {cores} cores; "
+        f"times in seconds, the fastest of {arguments.repeats}"
+    )
+    print(
+        "| what | ranks | one process, as many threads | ring | all_gather | heads | plain all-gather | one / ring "
+        "| simulated ring |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     for kind in ("causal", "documents"):
         for backward in (False, True):

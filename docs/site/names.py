@@ -8,7 +8,7 @@ import re
 ROOT = pathlib.Path(__file__).parents[2]
 # By the page of the reference that has them. A module that a version does not have is left out.
 MODULES = {
-    "python": ("headway", "headway.convert", "headway.keras"),
+    "python": ("headway", "headway.convert", "headway.distributed", "headway.keras"),
     "torch": ("headway.torch",),
     "jax": ("headway.jax", "headway.flax"),
 }

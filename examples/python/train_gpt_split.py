@@ -1,9 +1,9 @@
-"""Trains a small language model on sequences that are split over ranks, and compares the losses with those of one process.
+"""Trains a small language model on sequences that are split over ranks, and compares the losses with one process's.
 
     torchrun --standalone --nproc-per-node 2 examples/python/train_gpt_split.py --steps 100
 
-The model is train_gpt.py's. Every rank has all parameters and, by a zigzag sharding, its part of every sequence; ranks meet in
-attention, and once a step to add up gradients. Rank 0 then trains alone on the whole sequences.
+The model is train_gpt.py's. Every rank has all parameters and, by a zigzag sharding, its part of every sequence; ranks
+meet in attention, and once a step to add up gradients. Rank 0 then trains alone on the whole sequences.
 """
 
 from __future__ import annotations

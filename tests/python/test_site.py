@@ -83,7 +83,7 @@ def test_the_names_that_are_looked_for_are_those_of_the_headers():
 
 def python_names():
     modules = [headway]
-    for name in ("convert", "jax", "flax", "torch", "keras"):
+    for name in ("convert", "distributed", "jax", "flax", "torch", "keras"):
         with contextlib.suppress(ImportError):
             modules.append(importlib.import_module(f"headway.{name}"))
     return [f"{module.__name__}.{name}" for module in modules for name in module.__all__ if name != "__version__"]
