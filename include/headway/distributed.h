@@ -48,8 +48,8 @@ Sharding zigzag(std::int64_t queries, std::int64_t keys, int ranks);
 
 // ---- What may be seen ----
 
-// Query row i of `queries` sees the keys j of `keys` with i + first <= j <= i + last. Causal, window, lengths and packed
-// sequences are lists of strips, and so is any mask that gives each row a few ranges of keys.
+// Query row i of `queries` sees the keys j of `keys` with i + first <= j <= i + last. Causal, window, lengths and
+// packed sequences are lists of strips, and so is any mask that gives each row a few ranges of keys.
 struct Strip {
   Rows queries;
   Rows keys;
@@ -101,8 +101,8 @@ struct Packing {
 };
 Seen seen(const Sizes& sizes, const AttentionOptions& options = {}, const std::optional<Packing>& packing = {});
 
-// Each rank has nearly the same number of rows and of allowed pairs: contiguous where that is even, else as few chunks as
-// give an imbalance (most pairs of a rank over the mean) of at most 2 %. For self-attention (Sq = Sk).
+// Each rank has nearly the same number of rows and of allowed pairs: contiguous where that is even, else as few chunks
+// as give an imbalance (most pairs of a rank over the mean) of at most 2 %. For self-attention (Sq = Sk).
 Sharding balanced(const Seen& seen, int ranks);
 
 // ---- Who does what, and when ----
@@ -158,25 +158,25 @@ double least_bytes(const Schedule& schedule);
 
 // ---- What it costs ----
 
-// A cluster as the simulator sees it. A rank sends and receives at once, each at `bandwidth` inside its node; what leaves
-// or enters a node shares `node_bandwidth`.
+// A cluster as the simulator sees it. A rank sends and receives at once, each at `bandwidth` inside its node; what
+// leaves or enters a node shares `node_bandwidth`.
 struct Cluster {
   int ranks_per_node = 1;
-  double flops = 5e10;           // of a rank, per second, as attention reaches them
-  double bandwidth = 5e9;        // bytes per second
-  double latency = 2e-5;         // seconds, of a message
+  double flops = 5e10;     // of a rank, per second, as attention reaches them
+  double bandwidth = 5e9;  // bytes per second
+  double latency = 2e-5;   // seconds, of a message
   double node_bandwidth = 12.5e9;
   double node_latency = 2e-5;
-  double call = 3e-5;            // seconds that an engine's call costs beside its FLOPs
+  double call = 3e-5;  // seconds that an engine's call costs beside its FLOPs
 };
 
 struct Estimate {
   double seconds = 0;
-  double efficiency = 0;    // the FLOPs at full speed on all ranks, over `seconds` * ranks
-  double imbalance = 0;     // the most pairs of a rank over the mean, minus 1
-  double bytes = 0;         // over all links
-  double most_bytes = 0;    // that one rank receives
-  double waiting = 0;       // seconds that the slowest rank waits for data
+  double efficiency = 0;  // the FLOPs at full speed on all ranks, over `seconds` * ranks
+  double imbalance = 0;   // the most pairs of a rank over the mean, minus 1
+  double bytes = 0;       // over all links
+  double most_bytes = 0;  // that one rank receives
+  double waiting = 0;     // seconds that the slowest rank waits for data
 };
 Estimate simulate(const Schedule& schedule, const Cluster& cluster = {});
 
@@ -226,31 +226,32 @@ class Transport {
 
 struct Options {
   // Causal, window, scale, softcap, alibi_slopes, sinks, valid_lens, query_lens: of the whole sequence and the same on
-  // every rank; valid_lens is [B] or [B, all queries]. A mask broadcasts to [B, H, this rank's queries, all keys], a bias
-  // too. Dropout is refused.
+  // every rank; valid_lens is [B] or [B, all queries]. A mask broadcasts to [B, H, this rank's queries, all keys], a
+  // bias too. Dropout is refused.
   AttentionOptions attention = {};
   Scheme scheme = Scheme::automatic;
   std::optional<Sharding> sharding = {};  // contiguous, by the sizes that the ranks bring, when absent
-  std::optional<Packing> packing = {};    // sequences of the whole pack; query [total,H,D] is then this rank's rows of it
-  Cluster cluster = {};                   // for Scheme::automatic
+  std::optional<Packing> packing = {};  // sequences of the whole pack; query [total,H,D] is then this rank's rows of it
+  Cluster cluster = {};                 // for Scheme::automatic
 };
 
 // query [B,H,Sq_r,D], key [B,Hkv,Sk_r,D], value [B,Hkv,Sk_r,Dv], out [B,H,Sq_r,Dv], lse [B,H,Sq_r] of this rank's rows;
-// packed [total_r,H,D] and lse [H,total_r]. Host memory. Every rank calls it. Arguments that differ where they must not are
-// an InvalidArgument that names them, on every rank, before any row is sent.
+// packed [total_r,H,D] and lse [H,total_r]. Host memory. Every rank calls it. Arguments that differ where they must not
+// are an InvalidArgument that names them, on every rank, before any row is sent.
 void attention(ConstTensorView query, ConstTensorView key, ConstTensorView value, TensorView out, Transport& transport,
                const Options& options = {}, const AttentionOutputs& outputs = {});
 
-// The gradients of this rank's rows; dsinks is that of the whole call, on every rank. A gradient of the bias is refused.
+// The gradients of this rank's rows; dsinks is that of the whole call, on every rank. A gradient of the bias is
+// refused.
 void attention_backward(ConstTensorView grad_out, ConstTensorView query, ConstTensorView key, ConstTensorView value,
                         ConstTensorView out, ConstTensorView lse, const AttentionGradients& gradients,
                         Transport& transport, const Options& options = {});
 
 // ---- One part, for programs that move keys themselves ----
 
-// attention of these queries to these keys, which are parts of a longer call: query 0 stands at key position `offset` of this
-// part, for causal (which alignment makes no difference here), window and alibi_slopes. out and lse are those of these keys
-// alone; parts are merged by their lse.
+// attention of these queries to these keys, which are parts of a longer call: query 0 stands at key position `offset`
+// of this part, for causal (which alignment makes no difference here), window and alibi_slopes. out and lse are those
+// of these keys alone; parts are merged by their lse.
 void attention_part(ConstTensorView query, ConstTensorView key, ConstTensorView value, TensorView out,
                     std::int64_t offset, const AttentionOptions& options = {}, const AttentionOutputs& outputs = {});
 // What these pairs add to the gradients, from the out and lse of the whole rows.

@@ -12,8 +12,9 @@
 #pragma GCC visibility push(default)
 namespace headway::distributed {
 
-// Messages of one communicator. They have one tag (mpi_tag), which the program must not use on it. Calls must not overlap on
-// a communicator, and MPI must have been initialised; MPI_THREAD_FUNNELED is enough, from the thread that calls MPI.
+// Messages of one communicator. They have one tag (mpi_tag), which the program must not use on it. Calls must not
+// overlap on a communicator, and MPI must have been initialised; MPI_THREAD_FUNNELED is enough, from the thread that
+// calls MPI.
 inline constexpr int mpi_tag = 18501;
 
 class MpiTransport : public Transport {

@@ -183,6 +183,61 @@ def torch_attention_backward(
     bias_gradient: bool,
     /,
 ) -> Any: ...
+
+_Ranges = list[list[tuple[int, int]]]
+
+def distributed_contiguous(queries: list[int], keys: list[int]) -> tuple[_Ranges, _Ranges]: ...
+def distributed_even(queries: int, keys: int, ranks: int) -> tuple[_Ranges, _Ranges]: ...
+def distributed_zigzag(queries: int, keys: int, ranks: int) -> tuple[_Ranges, _Ranges]: ...
+def distributed_balanced(
+    sizes: tuple[int, ...],
+    ranks: int,
+    *,
+    cu_seqlens_q: _Integers | None = None,
+    cu_seqlens_k: _Integers | None = None,
+    **options: Unpack[Options],
+) -> tuple[_Ranges, _Ranges]: ...
+def distributed_explain(
+    sizes: tuple[int, ...],
+    sharding: tuple[_Ranges, _Ranges],
+    *,
+    cu_seqlens_q: _Integers | None = None,
+    cu_seqlens_k: _Integers | None = None,
+    scheme: str | None = None,
+    cluster: tuple[float, ...] | None = None,
+    backward: bool = False,
+    with_text: bool = False,
+    **options: Unpack[Options],
+) -> tuple[str, str, float, float, float, float, float, float]: ...
+def distributed_attention(
+    transport: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    cu_seqlens_q: _Integers | None = None,
+    cu_seqlens_k: _Integers | None = None,
+    scheme: str | None = None,
+    cluster: tuple[float, ...] | None = None,
+    sharding: tuple[_Ranges, _Ranges] | None = None,
+    **options: Unpack[Options],
+) -> Any: ...
+def distributed_attention_backward(
+    transport: Any,
+    grad_out: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    lse: Any,
+    *,
+    cu_seqlens_q: _Integers | None = None,
+    cu_seqlens_k: _Integers | None = None,
+    scheme: str | None = None,
+    cluster: tuple[float, ...] | None = None,
+    sharding: tuple[_Ranges, _Ranges] | None = None,
+    **options: Unpack[Options],
+) -> Any: ...
 def attention_backward(
     grad_out: Any,
     query: Any,

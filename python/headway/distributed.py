@@ -25,11 +25,17 @@ import numpy as np
 
 from headway import _headway
 
+__all__ = ["Cluster", "Plan", "Sharding", "balanced", "contiguous", "explain", "join", "take", "zigzag"]
+
 Shards = list[list[tuple[int, int]]]
 
 
 class Sharding(NamedTuple):
-    """For every rank the rows [begin, end) that it holds, in the order of its tensors; together every row once."""
+    """For every rank the rows [begin, end) that it holds, in the order of its tensors; together every row once.
+
+    >>> Sharding(queries=[[(0, 3)], [(3, 5)]], keys=[[(0, 5)], []]).ranks
+    2
+    """
 
     queries: Shards
     keys: Shards
@@ -43,7 +49,11 @@ class Sharding(NamedTuple):
 class Cluster(NamedTuple):
     """What explain assumes: bytes and FLOPs per second, times in seconds.
 
-    A rank sends and receives at once, each at bandwidth; what enters or leaves a node shares node_bandwidth.
+    A rank sends and receives at once, each at bandwidth; what enters or leaves a node shares node_bandwidth. flops are
+    those of a rank, call is what an engine's call costs beside them.
+
+    >>> Cluster(ranks_per_node=8, flops=4e14, bandwidth=4e11).latency
+    2e-05
     """
 
     ranks_per_node: int = 1
@@ -56,7 +66,11 @@ class Cluster(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What explain found; str() is the readable text."""
+    """What explain found; str() is the readable text. Times are in seconds.
+
+    >>> explain(contiguous(1024, ranks=2), window=(16, 16), scheme="ring").bytes  # K and V of 16 rows each way
+    16384.0
+    """
 
     text: str
     scheme: str
@@ -72,8 +86,16 @@ class Plan(NamedTuple):
         return self.text
 
 
-def contiguous(queries: int | Sequence[int], keys: int | Sequence[int] | None = None, *, ranks: int | None = None) -> Sharding:
-    """Rank after rank: so many rows each where lengths are given, else nearly as many each."""
+def contiguous(
+    queries: int | Sequence[int], keys: int | Sequence[int] | None = None, *, ranks: int | None = None
+) -> Sharding:
+    """Rank after rank: so many rows each where lengths are given, else nearly as many each.
+
+    >>> contiguous(7, ranks=2).keys
+    [[(0, 4)], [(4, 7)]]
+    >>> contiguous([3, 0], [2, 5]).queries
+    [[(0, 3)], []]
+    """
     keys = queries if keys is None else keys
     if isinstance(queries, int) and isinstance(keys, int):
         if ranks is None:
@@ -85,7 +107,11 @@ def contiguous(queries: int | Sequence[int], keys: int | Sequence[int] | None = 
 
 
 def zigzag(queries: int, keys: int | None = None, *, ranks: int) -> Sharding:
-    """2 * ranks chunks, of which rank r has chunks r and 2 * ranks - 1 - r: even work under a causal mask."""
+    """2 * ranks chunks, of which rank r has chunks r and 2 * ranks - 1 - r: even work under a causal mask.
+
+    >>> zigzag(8, ranks=2).queries
+    [[(0, 2), (6, 8)], [(2, 6)]]
+    """
     return Sharding(*_headway.distributed_zigzag(queries, queries if keys is None else keys, ranks))
 
 
@@ -122,6 +148,10 @@ def explain(
 
     options are attention's: causal, window, valid_lens, query_lens, and cu_seqlens_q and cu_seqlens_k for packed
     sequences. text=False leaves out the text, and with it the comparison with the other schemes.
+
+    >>> plan = explain(contiguous(4096, ranks=4), causal=True, window=(100, None), scheme="ring")
+    >>> print(str(plan).splitlines()[0])
+    distributed attention: ring, 4 ranks, 2 steps
     """
     if element_bytes not in (2, 4, 8):
         raise ValueError(f"explain: element_bytes is {element_bytes}, expected 2, 4 or 8")

@@ -74,8 +74,7 @@ Scheme read_scheme(const Argument& argument) {
   if (!nb::try_cast(argument.object, found)) {
     refuse<TypeMismatch>(argument, "is a ", class_name(argument.object), ", expected a string");
   }
-  for (const Scheme scheme :
-       {Scheme::automatic, Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query}) {
+  for (const Scheme scheme : {Scheme::automatic, Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query}) {
     if (found == name(scheme)) {
       return scheme;
     }
@@ -173,9 +172,7 @@ nb::object call_explain_distributed(const Arguments& arguments) {
 class PythonTransport : public distributed::Transport {
  public:
   explicit PythonTransport(nb::handle object)
-      : object_(object),
-        rank_(nb::cast<int>(object.attr("rank"))),
-        ranks_(nb::cast<int>(object.attr("ranks"))) {}
+      : object_(object), rank_(nb::cast<int>(object.attr("rank"))), ranks_(nb::cast<int>(object.attr("ranks"))) {}
 
   int rank() const override { return rank_; }
   int ranks() const override { return ranks_; }
@@ -207,9 +204,8 @@ class PythonTransport : public distributed::Transport {
       const nb::object view = checked(PyMemoryView_FromMemory(static_cast<char*>(message.data),
                                                               static_cast<Py_ssize_t>(message.bytes), PyBUF_WRITE));
       auto keeper = std::make_unique<std::shared_ptr<const void>>(message.memory);
-      const nb::capsule keep(keeper.get(), [](void* held) noexcept {
-        delete static_cast<std::shared_ptr<const void>*>(held);
-      });
+      const nb::capsule keep(keeper.get(),
+                             [](void* held) noexcept { delete static_cast<std::shared_ptr<const void>*>(held); });
       keeper.release();
       result.append(nb::make_tuple(message.peer, view, keep));
     }
@@ -311,23 +307,21 @@ void add_distributed(nb::module_& module) {
   };
   add_method<call_balanced>(module, {"distributed_balanced", {{"sizes"}, {"ranks"}}, bounds},
                             "For headway.distributed.");
-  add_method<call_explain_distributed>(
-      module,
-      {"distributed_explain",
-       {{"sizes"}, {"sharding"}},
-       with({{"scheme"}, {"cluster"}, {"backward", "False"}, {"with_text", "False"}})},
-      "For headway.distributed.");
+  add_method<call_explain_distributed>(module,
+                                       {"distributed_explain",
+                                        {{"sizes"}, {"sharding"}},
+                                        with({{"scheme"}, {"cluster"}, {"backward", "False"}, {"with_text", "False"}})},
+                                       "For headway.distributed.");
   add_method<call_attention>(module,
                              {"distributed_attention",
                               {{"transport"}, {"query"}, {"key"}, {"value"}},
                               with({{"scheme"}, {"cluster"}, {"sharding"}})},
                              "For headway.torch.distributed.");
-  add_method<call_attention_backward>(
-      module,
-      {"distributed_attention_backward",
-       {{"transport"}, {"grad_out"}, {"query"}, {"key"}, {"value"}, {"out"}, {"lse"}},
-       with({{"scheme"}, {"cluster"}, {"sharding"}})},
-      "For headway.torch.distributed.");
+  add_method<call_attention_backward>(module,
+                                      {"distributed_attention_backward",
+                                       {{"transport"}, {"grad_out"}, {"query"}, {"key"}, {"value"}, {"out"}, {"lse"}},
+                                       with({{"scheme"}, {"cluster"}, {"sharding"}})},
+                                      "For headway.torch.distributed.");
 }
 
 }  // namespace headway::python

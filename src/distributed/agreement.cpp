@@ -28,7 +28,8 @@ class Fnv {
 void add_elements(const ConstTensorView& view, Fnv& hash) {
   if (view.rank() == 0) {
     const bool whole = is_integer(view.dtype());
-    hash.add(whole ? static_cast<std::uint64_t>(load_integer(view, 0)) : std::bit_cast<std::uint64_t>(load_float(view, 0)));
+    hash.add(whole ? static_cast<std::uint64_t>(load_integer(view, 0))
+                   : std::bit_cast<std::uint64_t>(load_float(view, 0)));
     return;
   }
   for (std::int64_t i = 0; i < view.size(0); ++i) {

@@ -40,8 +40,8 @@ void refuse_what_is_missing(const char* operation, const ConstTensorView& query,
     throw Unsupported(text(operation, ": the tensors are on ", query.device(), ", and only host memory is read yet"));
   }
   if (options.dropout != 0) {
-    throw Unsupported(text(operation, ": dropout is ", options.dropout,
-                           "; dropout over a split sequence is not there yet"));
+    throw Unsupported(
+        text(operation, ": dropout is ", options.dropout, "; dropout over a split sequence is not there yet"));
   }
   if (options.engine == Engine::cuda) {
     throw Unsupported(text(operation, ": the cuda engine is not used over a split sequence yet"));
@@ -117,9 +117,9 @@ void add_shared(Agreement& agreement, const Sizes& sizes, const Options& options
   agreement.same("scheme", name(options.scheme));
   agreement.same("the sharding", digest(options.sharding));
   const Cluster& cluster = options.cluster;
-  agreement.same("the cluster", text(cluster.ranks_per_node, " ", cluster.flops, " ", cluster.bandwidth, " ",
-                                     cluster.latency, " ", cluster.node_bandwidth, " ", cluster.node_latency, " ",
-                                     cluster.call));
+  agreement.same("the cluster",
+                 text(cluster.ranks_per_node, " ", cluster.flops, " ", cluster.bandwidth, " ", cluster.latency, " ",
+                      cluster.node_bandwidth, " ", cluster.node_latency, " ", cluster.call));
 }
 
 // The shards, from what was asked for and what the ranks brought.
@@ -135,8 +135,8 @@ Sharding sharding_of(const char* operation, const Options& options,
   }
   const Sharding& given = *options.sharding;
   if (given.queries.size() != lengths.size() || given.keys.size() != lengths.size()) {
-    throw InvalidArgument(text(operation, ": the sharding is of ", given.queries.size(), " ranks, expected ",
-                               lengths.size()));
+    throw InvalidArgument(
+        text(operation, ": the sharding is of ", given.queries.size(), " ranks, expected ", lengths.size()));
   }
   for (std::size_t rank = 0; rank < lengths.size(); ++rank) {
     const std::int64_t of_queries = count(given.queries[rank]), of_keys = count(given.keys[rank]);
@@ -293,9 +293,8 @@ void attention(ConstTensorView query, ConstTensorView key, ConstTensorView value
                                     local.sizes.dtype == DType::f64 ? DType::f64 : DType::f32);
     problem.lse = *own_lse;
   }
-  const ForwardRun run{{transport, agreed.schedule, agreed.whole, local.query, local.key, local.value},
-                       problem.out,
-                       *problem.lse};
+  const ForwardRun run{
+      {transport, agreed.schedule, agreed.whole, local.query, local.key, local.value}, problem.out, *problem.lse};
   switch (agreed.schedule.scheme) {
     case Scheme::heads: forward_over_heads(run); break;
     case Scheme::pass_query: forward_over_queries(run); break;

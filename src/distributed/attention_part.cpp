@@ -22,7 +22,8 @@ void check(const char* operation, std::int64_t offset, const AttentionOptions& o
     throw InvalidArgument(text(operation, ": offset is ", offset, ", expected at most 2^60 either way"));
   }
   if (options.dropout != 0) {
-    throw Unsupported(text(operation, ": dropout is ", options.dropout, "; dropout over a split sequence is not there yet"));
+    throw Unsupported(
+        text(operation, ": dropout is ", options.dropout, "; dropout over a split sequence is not there yet"));
   }
 }
 
@@ -48,9 +49,9 @@ void attention_part_backward(ConstTensorView grad_out, ConstTensorView query, Co
   constexpr const char* operation = "distributed::attention_part_backward";
   check(operation, offset, options);
   const AttentionOptions used = aligned(options);
-  BackwardProblem problem = backward_problem(
-      {.operation = operation, .query = query, .key = key, .value = value, .options = used}, grad_out, out, lse,
-      gradients);
+  BackwardProblem problem =
+      backward_problem({.operation = operation, .query = query, .key = key, .value = value, .options = used}, grad_out,
+                       out, lse, gradients);
   problem.offset = offset;
   run(problem, &EngineBase::backward);
 } catch (...) {

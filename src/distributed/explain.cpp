@@ -57,8 +57,8 @@ void print_links(std::ostream& stream, const Schedule& schedule) {
     }
     return;
   }
-  const auto most = std::max_element(links.begin(), links.end(),
-                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto most =
+      std::max_element(links.begin(), links.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
   stream << "  links       " << links.size() << " of " << schedule.ranks() * (schedule.ranks() - 1)
          << " carry something; the busiest " << most->first.first << " -> " << most->first.second << " carries "
          << bytes_text(most->second) << '\n';
@@ -74,14 +74,14 @@ std::string explain(Scheme scheme, const Sizes& sizes, const Seen& seen, const S
   }
   const Schedule plan = schedule(scheme, sizes, seen, sharding, backward);
   const Estimate estimate = simulate(plan, cluster);
-  const double all_pairs = static_cast<double>(sizes.batch) * static_cast<double>(sizes.queries) *
-                           static_cast<double>(sizes.keys);
+  const double all_pairs =
+      static_cast<double>(sizes.batch) * static_cast<double>(sizes.queries) * static_cast<double>(sizes.keys);
   std::ostringstream stream;
   stream << "distributed attention" << (backward ? ", backward" : "") << ": " << name(scheme)
          << (chosen ? " (chosen by estimated time)" : "") << ", " << plan.ranks() << " ranks, " << plan.steps
          << (plan.steps == 1 ? " step\n" : " steps\n");
-  stream << "  work        " << percent(all_pairs > 0 ? seen.pairs() / all_pairs : 0)
-         << " of the pairs; imbalance " << percent(estimate.imbalance) << '\n';
+  stream << "  work        " << percent(all_pairs > 0 ? seen.pairs() / all_pairs : 0) << " of the pairs; imbalance "
+         << percent(estimate.imbalance) << '\n';
   stream << "  bytes       " << bytes_text(estimate.bytes) << " in all, at most " << bytes_text(estimate.most_bytes)
          << " to one rank; K and V once to every rank that sees them: " << bytes_text(least_bytes(plan)) << '\n';
   print_links(stream, plan);

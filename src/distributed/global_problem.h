@@ -1,5 +1,5 @@
-// The whole call as one Problem without data: validates options by the library's own rules, and says what the parts that
-// ranks compute are parts of.
+// The whole call as one Problem without data: validates options by the library's own rules, and says what the parts
+// that ranks compute are parts of.
 #pragma once
 
 #include <optional>

@@ -34,9 +34,9 @@ class KeyTraffic {
   const Run& run_;
   Shard own_;  // this rank's rows, in order
   RowFormat format_;
-  RowStore outgoing_;                          // this rank's rows that others need
-  RowStore current_, next_;                    // of this step, and of the next
-  std::optional<RowStore> wide_;               // current_ in the accumulator's type, once asked for
+  RowStore outgoing_;                            // this rank's rows that others need
+  RowStore current_, next_;                      // of this step, and of the next
+  std::optional<RowStore> wide_;                 // current_ in the accumulator's type, once asked for
   std::optional<Tensor> wide_key_, wide_value_;  // this rank's rows likewise
 };
 

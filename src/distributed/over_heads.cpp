@@ -1,5 +1,5 @@
-// Heads move (all-to-all): every rank receives its heads of the whole sequence, computes them in one call, and sends rows
-// of the result home. Nothing is merged, so the result has the bits of a single process.
+// Heads move (all-to-all): every rank receives its heads of the whole sequence, computes them in one call, and sends
+// rows of the result home. Nothing is merged, so the result has the bits of a single process.
 #include <vector>
 
 #include "distributed/row_math.h"
@@ -14,7 +14,12 @@ class Turned {
   // `width` columns for each of `per_kv_head` heads of a kv head.
   Turned(const Run& run, const std::vector<Shard>& shards, std::int64_t length, std::int64_t heads, std::int64_t width,
          DType dtype)
-      : run_(run), shards_(shards), heads_(heads), width_(width), dtype_(dtype), all_(whole(length), format(run.rank())) {}
+      : run_(run),
+        shards_(shards),
+        heads_(heads),
+        width_(width),
+        dtype_(dtype),
+        all_(whole(length), format(run.rank())) {}
 
   TensorView all() const { return all_.view({0, count(all_.runs())}); }
 

@@ -1,5 +1,5 @@
-// Keys and values move, queries stay (ring, all_gather). Each step computes the tiles whose keys have arrived, while the
-// next step's keys are on their way.
+// Keys and values move, queries stay (ring, all_gather). Each step computes the tiles whose keys have arrived, while
+// the next step's keys are on their way.
 #include <algorithm>
 
 #include "core/elements.h"
@@ -84,8 +84,8 @@ class Forward {
       part.query = *block.wide_query;
     }
     const Sizes& sizes = run_.sizes();
-    Tensor out = Tensor::uninitialized({sizes.batch, sizes.heads, block.rows.count(), sizes.value_dim},
-                                       run_.accumulator());
+    Tensor out =
+        Tensor::uninitialized({sizes.batch, sizes.heads, block.rows.count(), sizes.value_dim}, run_.accumulator());
     Tensor lse = Tensor::uninitialized({sizes.batch, sizes.heads, block.rows.count()}, run_.accumulator());
     forward_part(merged_, part, out, lse);
     merge_of(block).add(out, lse);
@@ -235,9 +235,9 @@ class Backward {
   std::vector<Tile> tiles_;
   std::optional<Tensor> wide_query_, wide_grad_out_, wide_out_;
   ConstTensorView query_, grad_out_, out_;
-  Tensor query_sums_;     // [B,H,n,D]
-  RowStore key_sums_;     // of this rank's rows
-  RowStore gradients_;    // of the rows that were received for this step, or for the one before until they are sent
+  Tensor query_sums_;   // [B,H,n,D]
+  RowStore key_sums_;   // of this rank's rows
+  RowStore gradients_;  // of the rows that were received for this step, or for the one before until they are sent
   std::vector<Arriving> arriving_;
 };
 
@@ -255,8 +255,8 @@ std::optional<std::vector<bool>> padding_of(const Run& run, Rows queries) {
   std::vector<bool> padding(static_cast<std::size_t>(run.sizes().batch * rows));
   for (std::int64_t b = 0; b < whole.batch; ++b) {
     const Sequence current = sequence(whole, b);
-    const Rows unreal = overlap({current.query_begin + current.real_queries, current.query_begin + current.query_count},
-                                queries);
+    const Rows unreal =
+        overlap({current.query_begin + current.real_queries, current.query_begin + current.query_count}, queries);
     for (std::int64_t i = unreal.begin; i < unreal.end; ++i) {
       padding[static_cast<std::size_t>((whole.packed() ? 0 : b * rows) + i - queries.begin)] = true;
     }

@@ -43,9 +43,7 @@ class QueryPass {
  private:
   const Sizes& sizes() const { return run_.sizes(); }
   RowFormat query_format() const { return {sizes().batch, sizes().heads, sizes().head_dim, sizes().dtype}; }
-  RowFormat partial_format() const {
-    return {sizes().batch, sizes().heads, sizes().value_dim + 1, run_.accumulator()};
-  }
+  RowFormat partial_format() const { return {sizes().batch, sizes().heads, sizes().value_dim + 1, run_.accumulator()}; }
 
   template <class Visit>
   void each_transfer(bool result, const Visit& visit) const {

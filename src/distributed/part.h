@@ -1,4 +1,5 @@
-// Parts of the whole call on this rank's engine: some query rows against some key rows, positions counted over the whole.
+// Parts of the whole call on this rank's engine: some query rows against some key rows, positions counted over the
+// whole.
 #pragma once
 
 #include <cstdint>
@@ -22,16 +23,16 @@ struct Whole {
 
 // [B,H,n,D], [B,Hkv,m,D], [B,Hkv,m,Dv]; packed: B = 1.
 struct Part {
-  Rows queries, keys;           // of the whole
-  std::int64_t first_row = 0;   // of the queries among this rank's, for mask and bias
+  Rows queries, keys;          // of the whole
+  std::int64_t first_row = 0;  // of the queries among this rank's, for mask and bias
   ConstTensorView query, key, value;
 };
 
 // out [B,H,n,Dv], lse [B,H,n]: of these keys alone. Rows that see none of them are 0 and -inf.
 void forward_part(const Whole& whole, const Part& part, TensorView out, TensorView lse);
 
-// Gradients of the part's own scores, with the out and lse of the whole row. All views are of the part's rows and of one
-// type; they are overwritten.
+// Gradients of the part's own scores, with the out and lse of the whole row. All views are of the part's rows and of
+// one type; they are overwritten.
 struct PartGradients {
   TensorView dq, dk, dv;
 };

@@ -25,8 +25,8 @@ class RowStore {
   // Runs without overlap. Uninitialised, unless zeros are asked for.
   RowStore(Shard runs, const RowFormat& format, bool zeros = false) : runs_(std::move(runs)), format_(format) {
     const Dims sizes = {count(runs_), format.batch, format.heads, format.width};
-    memory_ = std::make_shared<Tensor>(zeros ? Tensor(sizes, format.dtype)
-                                             : Tensor::uninitialized(sizes, format.dtype));
+    memory_ =
+        std::make_shared<Tensor>(zeros ? Tensor(sizes, format.dtype) : Tensor::uninitialized(sizes, format.dtype));
   }
 
   const Shard& runs() const { return runs_; }

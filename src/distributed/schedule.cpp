@@ -98,8 +98,8 @@ std::vector<Piece> pieces_of(int owner, const Schedule& schedule, const std::vec
 }
 
 // At step n a rank receives from the shard of the rank n places before it, whose rows its neighbour passes on if it had
-// them itself a step ago; else they come from their owner. So no rank gets rows of two others at once, or rows that it does
-// not need. Gradients of the piece go straight to its owner in the step after the one that computed them.
+// them itself a step ago; else they come from their owner. So no rank gets rows of two others at once, or rows that it
+// does not need. Gradients of the piece go straight to its owner in the step after the one that computed them.
 void move_along_ring(Schedule& schedule, int owner, const Piece& piece, const RowBytes& bytes) {
   const int ranks = schedule.ranks();
   const auto rows = static_cast<double>(piece.rows.count());
@@ -171,9 +171,8 @@ void add_head_transfers(Schedule& schedule, const RowBytes& bytes) {
 
 void sort_by_receiver(Schedule& schedule) {
   const auto ranks = static_cast<std::size_t>(schedule.ranks());
-  std::stable_sort(schedule.transfers.begin(), schedule.transfers.end(), [](const Transfer& a, const Transfer& b) {
-    return a.to != b.to ? a.to < b.to : a.step < b.step;
-  });
+  std::stable_sort(schedule.transfers.begin(), schedule.transfers.end(),
+                   [](const Transfer& a, const Transfer& b) { return a.to != b.to ? a.to < b.to : a.step < b.step; });
   schedule.received_at.assign(ranks + 1, 0);
   schedule.steps = 1;
   for (const Transfer& transfer : schedule.transfers) {

@@ -24,9 +24,12 @@ double pairs_of(const Strip& strip, Rows queries, Rows keys) {
     const std::int64_t end = std::min(keys.end, i + strip.last + 1);
     return static_cast<double>(std::max<std::int64_t>(end - begin, 0));
   };
-  std::array<std::int64_t, 6> corners = {
-      queries.begin,          keys.begin - strip.last - 1, keys.end - strip.last - 1, keys.begin - strip.first,
-      keys.end - strip.first, queries.end};
+  std::array<std::int64_t, 6> corners = {queries.begin,
+                                         keys.begin - strip.last - 1,
+                                         keys.end - strip.last - 1,
+                                         keys.begin - strip.first,
+                                         keys.end - strip.first,
+                                         queries.end};
   for (std::int64_t& corner : corners) {
     corner = std::clamp(corner, queries.begin, queries.end);
   }
@@ -71,9 +74,8 @@ Seen::Seen(std::int64_t queries, std::int64_t keys, std::vector<Strip> strips)
 // The strips that may meet these queries; those that end before them are skipped by halving.
 template <class Visit>
 void Seen::for_each_strip(Rows of_queries, const Visit& visit) const {
-  auto strip = std::partition_point(strips_.begin(), strips_.end(), [&](const Strip& s) {
-    return s.queries.begin + longest_ <= of_queries.begin;
-  });
+  auto strip = std::partition_point(strips_.begin(), strips_.end(),
+                                    [&](const Strip& s) { return s.queries.begin + longest_ <= of_queries.begin; });
   for (; strip != strips_.end() && strip->queries.begin < of_queries.end; ++strip) {
     visit(*strip);
   }

@@ -58,8 +58,8 @@ std::vector<Shard> zigzag_shards(std::int64_t length, int ranks) {
   return shards;
 }
 
-// Equal numbers of chunks for every rank, the chunks with most pairs first, each to the rank with the fewest pairs so far
-// that still has room.
+// Equal numbers of chunks for every rank, the chunks with most pairs first, each to the rank with the fewest pairs so
+// far that still has room.
 std::vector<Shard> spread_chunks(const Seen& seen, int ranks, std::int64_t chunks_of_rank) {
   const std::int64_t chunks = chunks_of_rank * ranks;
   std::vector<Rows> rows(static_cast<std::size_t>(chunks));
@@ -137,8 +137,8 @@ Sharding zigzag(std::int64_t queries, std::int64_t keys, int ranks) {
 Sharding balanced(const Seen& seen, int ranks) {
   check_ranks(seen.queries(), seen.keys(), ranks);
   if (seen.queries() != seen.keys()) {
-    throw InvalidArgument(text("distributed::balanced: expected as many queries as keys, found ", seen.queries(),
-                               " and ", seen.keys()));
+    throw InvalidArgument(
+        text("distributed::balanced: expected as many queries as keys, found ", seen.queries(), " and ", seen.keys()));
   }
   constexpr double good_enough = 0.02;
   constexpr std::int64_t most_chunks = 64;  // of a rank: more would cut the sequence into tiles too small to be fast

@@ -13,8 +13,8 @@ double pair_flops(const Sizes& sizes, bool backward) {
   return 2.0 * static_cast<double>(sizes.head_dim + sizes.value_dim) * (backward ? 2.5 : 1.0);
 }
 
-// Every rank has a link in each direction, and so has every node. The transfers of a step share the links that they cross:
-// one takes as long as the busiest of its links takes for all of its transfers.
+// Every rank has a link in each direction, and so has every node. The transfers of a step share the links that they
+// cross: one takes as long as the busiest of its links takes for all of its transfers.
 class Links {
  public:
   Links(const Cluster& cluster, int ranks)

@@ -65,7 +65,8 @@ void expect_contract_on_ranks(const Call& call, const Sharding& sharding, Scheme
 TEST(DistributedAttention, computes_what_one_process_does_with_every_option) {
   int turn = 0;
   for (const auto& [queries, keys] : {std::pair<std::int64_t, std::int64_t>{22, 22}, {13, 29}}) {
-    const Shape shape{.batch = 2, .heads = 8, .kv_heads = 4, .queries = queries, .keys = keys, .head_dim = 8, .value_dim = 6};
+    const Shape shape{
+        .batch = 2, .heads = 8, .kv_heads = 4, .queries = queries, .keys = keys, .head_dim = 8, .value_dim = 6};
     for (OptionSet& kind : all_kinds(shape)) {
       if (kind.options.dropout > 0) {
         kind.options.dropout = 0;
@@ -77,8 +78,9 @@ TEST(DistributedAttention, computes_what_one_process_does_with_every_option) {
           const DType dtype = turn % 3 == 0 ? float_types[static_cast<std::size_t>(turn / 3 % 4)] : DType::f32;
           const Inputs inputs = random_inputs(shape, dtype, static_cast<std::uint64_t>(turn));
           const auto all = shardings(queries, keys, ranks);
-          SCOPED_TRACE(testing::Message() << kind.name << ", " << ranks << " ranks, " << name(scheme) << ", shards "
-                                          << static_cast<std::size_t>(turn) % all.size() << ", " << dtype << ", " << keys << " keys");
+          SCOPED_TRACE(testing::Message()
+                       << kind.name << ", " << ranks << " ranks, " << name(scheme) << ", shards "
+                       << static_cast<std::size_t>(turn) % all.size() << ", " << dtype << ", " << keys << " keys");
           const Call call = inputs.call(kind.options);
           expect_contract_on_ranks(call, all[static_cast<std::size_t>(turn) % all.size()], scheme, ranks);
           if (testing::Test::HasFailure()) return;
@@ -97,10 +99,12 @@ TEST(DistributedAttention, packed_sequences_are_cut_anywhere) {
     const Packing packing{starts, square ? starts : starts_k};
     for (const DType dtype : {DType::f32, DType::bf16}) {
       const Tensor q = normal({43, 4, 8}, dtype, random);
-      const Tensor k = normal({packing.starts_k.back(), 4, 8}, dtype, random), v = normal({packing.starts_k.back(), 4, 6}, dtype, random);
+      const Tensor k = normal({packing.starts_k.back(), 4, 8}, dtype, random),
+                   v = normal({packing.starts_k.back(), 4, 6}, dtype, random);
       const Tensor sinks = normal({4}, DType::f32, random), slopes = normal({4}, DType::f32, random, 0.2);
       const Tensor query_lens = Tensor::of<std::int64_t>({6}, {4, 0, 12, 0, 20, 3});
-      std::vector<AttentionOptions> all = {{}, {.causal = Causal::top_left}, {.causal = Causal::bottom_right, .window = Window{6, {}}}};
+      std::vector<AttentionOptions> all = {
+          {}, {.causal = Causal::top_left}, {.causal = Causal::bottom_right, .window = Window{6, {}}}};
       all.push_back({.causal = Causal::bottom_right, .query_lens = query_lens, .alibi_slopes = slopes, .sinks = sinks});
       for (const AttentionOptions& options : all) {
         const Call call{q, k, v, options, packing};
@@ -117,7 +121,8 @@ TEST(DistributedAttention, packed_sequences_are_cut_anywhere) {
 }
 
 TEST(DistributedAttention, empty_sizes_are_legal) {
-  for (const Shape& shape : {Shape{.queries = 0, .keys = 6}, Shape{.queries = 6, .keys = 0}, Shape{.batch = 0}, Shape{.queries = 3, .keys = 1, .head_dim = 0}}) {
+  for (const Shape& shape : {Shape{.queries = 0, .keys = 6}, Shape{.queries = 6, .keys = 0}, Shape{.batch = 0},
+                             Shape{.queries = 3, .keys = 1, .head_dim = 0}}) {
     const Inputs inputs = random_inputs(shape);
     for (const Scheme scheme : schemes) {
       SCOPED_TRACE(name(scheme));
@@ -127,7 +132,8 @@ TEST(DistributedAttention, empty_sizes_are_legal) {
 }
 
 TEST(DistributedAttention, bits_repeat_for_a_number_of_ranks) {
-  const Shape shape{.batch = 1, .heads = 4, .kv_heads = 4, .queries = 300, .keys = 300, .head_dim = 16, .value_dim = 16};
+  const Shape shape{
+      .batch = 1, .heads = 4, .kv_heads = 4, .queries = 300, .keys = 300, .head_dim = 16, .value_dim = 16};
   const Inputs inputs = random_inputs(shape);
   const Call call = inputs.call({.causal = Causal::square});
   Random random(5);
@@ -145,7 +151,8 @@ TEST(DistributedAttention, bits_repeat_for_a_number_of_ranks) {
 }
 
 TEST(DistributedAttention, whole_heads_have_the_bits_of_one_process) {
-  const Shape shape{.batch = 2, .heads = 4, .kv_heads = 2, .queries = 130, .keys = 130, .head_dim = 32, .value_dim = 32};
+  const Shape shape{
+      .batch = 2, .heads = 4, .kv_heads = 2, .queries = 130, .keys = 130, .head_dim = 32, .value_dim = 32};
   const Inputs inputs = random_inputs(shape, DType::bf16);
   const Call call = inputs.call({.causal = Causal::square});
   const SplitResults split = run_split({call, distributed::contiguous(130, 130, 2), Scheme::heads}, 2, nullptr);
@@ -153,14 +160,17 @@ TEST(DistributedAttention, whole_heads_have_the_bits_of_one_process) {
 }
 
 TEST(DistributedAttention, sends_the_bytes_of_its_schedule) {
-  const Shape shape{.batch = 1, .heads = 4, .kv_heads = 4, .queries = 256, .keys = 256, .head_dim = 16, .value_dim = 16};
+  const Shape shape{
+      .batch = 1, .heads = 4, .kv_heads = 4, .queries = 256, .keys = 256, .head_dim = 16, .value_dim = 16};
   const Inputs inputs = random_inputs(shape, DType::bf16);
   const AttentionOptions options{.causal = Causal::square, .window = Window{40, {}}};
   const Call call = inputs.call(options);
   const Sharding sharding = distributed::contiguous(256, 256, 4);
-  const distributed::Sizes sizes{.heads = 4, .kv_heads = 4, .queries = 256, .keys = 256, .head_dim = 16, .value_dim = 16, .dtype = DType::bf16};
+  const distributed::Sizes sizes{
+      .heads = 4, .kv_heads = 4, .queries = 256, .keys = 256, .head_dim = 16, .value_dim = 16, .dtype = DType::bf16};
   for (const Scheme scheme : schemes) {
-    const distributed::Schedule plan = distributed::schedule(scheme, sizes, distributed::seen(sizes, options), sharding);
+    const distributed::Schedule plan =
+        distributed::schedule(scheme, sizes, distributed::seen(sizes, options), sharding);
     double expected = 0;
     for (const distributed::Transfer& transfer : plan.transfers) expected += transfer.bytes;
     double bytes = 0;
@@ -222,19 +232,26 @@ void expect_on_both(const Attempt& attempt, const std::string& text) {
 TEST(DistributedErrors, what_differs_is_named_on_every_rank) {
   Attempt attempt;
   attempt.query_sizes[1] = {1, 2, 4, 16};
-  expect_on_both(attempt, "distributed::attention: head_dim is 8 on rank 0 and 16 on rank 1, expected the same on all ranks");
+  expect_on_both(attempt,
+                 "distributed::attention: head_dim is 8 on rank 0 and 16 on rank 1, expected the same on all ranks");
   attempt = {};
   attempt.types[1] = DType::f64;
-  expect_on_both(attempt, "distributed::attention: the type is f32 on rank 0 and f64 on rank 1, expected the same on all ranks");
+  expect_on_both(attempt,
+                 "distributed::attention: the type is f32 on rank 0 and f64 on rank 1, expected the same on all ranks");
   attempt = {};
   attempt.options[0].attention.causal = Causal::square;
-  expect_on_both(attempt, "distributed::attention: causal is square on rank 0 and none on rank 1, expected the same on all ranks");
+  expect_on_both(
+      attempt, "distributed::attention: causal is square on rank 0 and none on rank 1, expected the same on all ranks");
   attempt = {};
   attempt.options[1].attention.window = Window{3, {}};
-  expect_on_both(attempt, "distributed::attention: window is none on rank 0 and (3, unlimited) on rank 1, expected the same on all ranks");
+  expect_on_both(
+      attempt,
+      "distributed::attention: window is none on rank 0 and (3, unlimited) on rank 1, expected the same on all ranks");
   attempt = {};
   attempt.options[1].scheme = Scheme::heads;
-  expect_on_both(attempt, "distributed::attention: scheme is automatic on rank 0 and heads on rank 1, expected the same on all ranks");
+  expect_on_both(
+      attempt,
+      "distributed::attention: scheme is automatic on rank 0 and heads on rank 1, expected the same on all ranks");
 }
 
 TEST(DistributedErrors, an_error_of_one_rank_is_an_error_of_all) {
@@ -245,11 +262,13 @@ TEST(DistributedErrors, an_error_of_one_rank_is_an_error_of_all) {
                  "without heads and batch, found shape (2, 4, 8, 8, 8)");
   attempt = {};
   attempt.options[0].attention.dropout = 0.5;
-  expect_on_both(attempt, "distributed::attention: rank 0: dropout is 0.5; dropout over a split sequence is not there yet");
+  expect_on_both(attempt,
+                 "distributed::attention: rank 0: dropout is 0.5; dropout over a split sequence is not there yet");
   attempt = {};
   const Tensor mask({4, 4}, DType::b8);
   attempt.options[0].attention.mask = attempt.options[1].attention.mask = mask;
-  expect_on_both(attempt, "distributed::attention: rank 0: mask has shape (4, 4), which does not broadcast to (1, 2, 4, 8)");
+  expect_on_both(attempt,
+                 "distributed::attention: rank 0: mask has shape (4, 4), which does not broadcast to (1, 2, 4, 8)");
 }
 
 TEST(DistributedErrors, shards_must_be_those_that_the_ranks_bring) {

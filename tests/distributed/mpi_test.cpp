@@ -24,9 +24,8 @@ TEST(DistributedMpi, computes_what_one_process_does) {
       kind.options.dropout = 0;
       const bool has_matrix = kind.options.mask || kind.options.bias;
       const Scheme scheme = schemes[turn % (has_matrix ? 2 : 4)];
-      const distributed::Sharding sharding = turn % 2 == 0
-                                                 ? distributed::zigzag(queries, keys, transport.ranks())
-                                                 : distributed::contiguous(queries, keys, transport.ranks());
+      const distributed::Sharding sharding = turn % 2 == 0 ? distributed::zigzag(queries, keys, transport.ranks())
+                                                           : distributed::contiguous(queries, keys, transport.ranks());
       const Inputs inputs = random_inputs(shape, float_types[static_cast<std::size_t>(turn) % 4]);
       const Call call = inputs.call(kind.options);
       Random random(5);
@@ -58,9 +57,8 @@ TEST(DistributedMpi, what_differs_is_named_on_every_rank) {
   if (transport.ranks() == 1) return;
   const Tensor q({1, 2, 4, transport.rank() == transport.ranks() - 1 ? 16 : 8});
   Tensor out(q.sizes());
-  EXPECT_TRUE(throws<InvalidArgument>("distributed::attention", {"head_dim is 8 on rank 0 and 16 on rank"}, [&] {
-    distributed::attention(q, q, q, out, transport);
-  }));
+  EXPECT_TRUE(throws<InvalidArgument>("distributed::attention", {"head_dim is 8 on rank 0 and 16 on rank"},
+                                      [&] { distributed::attention(q, q, q, out, transport); }));
 }
 
 // The last test: messages that nobody waits for stay behind on the communicator.

@@ -174,7 +174,8 @@ void expect_every_pair_once(const Case& c, const Schedule& plan) {
             for (std::int64_t j = tile.keys.begin; j < tile.keys.end; ++j) {
               if (!seen_by_any(c, i, j)) continue;
               ASSERT_TRUE(held[r].contains(moves_queries ? i : j)) << c.name;
-              ASSERT_TRUE(holds(moves_queries ? plan.sharding.keys[r] : plan.sharding.queries[r], moves_queries ? j : i));
+              ASSERT_TRUE(
+                  holds(moves_queries ? plan.sharding.keys[r] : plan.sharding.queries[r], moves_queries ? j : i));
               ++computed[{i, j}];
             }
   }

@@ -9,8 +9,8 @@ namespace headway::distributed {
 namespace {
 
 // No latency and no cost of a call: what remains can be done by hand.
-constexpr Cluster plain = {.flops = 1e9, .bandwidth = 1e6, .latency = 0, .node_bandwidth = 1e6, .node_latency = 0,
-                           .call = 0};
+constexpr Cluster plain = {
+    .flops = 1e9, .bandwidth = 1e6, .latency = 0, .node_bandwidth = 1e6, .node_latency = 0, .call = 0};
 
 TEST(DistributedSimulator, compute_hides_transfers_in_a_ring) {
   const Sizes sizes{.queries = 1024, .keys = 1024, .head_dim = 32, .value_dim = 32};
@@ -43,7 +43,13 @@ TEST(DistributedSimulator, ranks_of_a_node_share_its_link) {
 }
 
 TEST(DistributedSimulator, a_decode_step_over_a_long_cache_passes_queries) {
-  const Sizes sizes{.batch = 1, .heads = 32, .kv_heads = 8, .queries = 1, .keys = 1 << 20, .head_dim = 128, .value_dim = 128,
+  const Sizes sizes{.batch = 1,
+                    .heads = 32,
+                    .kv_heads = 8,
+                    .queries = 1,
+                    .keys = 1 << 20,
+                    .head_dim = 128,
+                    .value_dim = 128,
                     .dtype = DType::bf16};
   const Seen visible = seen(sizes, {.causal = Causal::bottom_right});
   EXPECT_EQ(choose(sizes, visible, contiguous(1, 1 << 20, 8)), Scheme::pass_query);
@@ -51,9 +57,16 @@ TEST(DistributedSimulator, a_decode_step_over_a_long_cache_passes_queries) {
 
 TEST(DistributedSimulator, reaches_1024_ranks_and_10_million_tokens) {
   const std::int64_t tokens = 10'000'000;
-  const Sizes sizes{.heads = 32, .kv_heads = 8, .queries = tokens, .keys = tokens, .head_dim = 128, .value_dim = 128, .dtype = DType::bf16};
+  const Sizes sizes{.heads = 32,
+                    .kv_heads = 8,
+                    .queries = tokens,
+                    .keys = tokens,
+                    .head_dim = 128,
+                    .value_dim = 128,
+                    .dtype = DType::bf16};
   const Seen visible = seen(sizes, {.causal = Causal::square});
-  const Cluster cluster = {.ranks_per_node = 8, .flops = 4e14, .bandwidth = 4e11, .latency = 5e-6, .node_bandwidth = 4e11};
+  const Cluster cluster = {
+      .ranks_per_node = 8, .flops = 4e14, .bandwidth = 4e11, .latency = 5e-6, .node_bandwidth = 4e11};
   const auto start = std::chrono::steady_clock::now();
   const Estimate ring = simulate(schedule(Scheme::ring, sizes, visible, zigzag(tokens, tokens, 1024)), cluster);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
@@ -64,21 +77,22 @@ TEST(DistributedSimulator, reaches_1024_ranks_and_10_million_tokens) {
   EXPECT_GT(uneven.seconds, 1.8 * ring.seconds);
 }
 
-// By hand: 131,072 bytes take 131 ms, a block of 512 x 512 pairs 33.6 ms, half a block 16.8 ms. all_gather does one after the
-// other on rank 1; pass_query sends 65.5 kB, computes a block and sends 67.6 kB back.
+// By hand: 131,072 bytes take 131 ms, a block of 512 x 512 pairs 33.6 ms, half a block 16.8 ms. all_gather does one
+// after the other on rank 1; pass_query sends 65.5 kB, computes a block and sends 67.6 kB back.
 TEST(DistributedExplain, says_scheme_links_and_time) {
   const Sizes sizes{.queries = 1024, .keys = 1024, .head_dim = 32, .value_dim = 32};
-  const std::string text = explain(Scheme::ring, sizes, seen(sizes, {.causal = Causal::square}),
-                                   contiguous(1024, 1024, 2), plain);
-  EXPECT_EQ(text,
-            "distributed attention: ring, 2 ranks, 2 steps\n"
-            "  work        50.0 % of the pairs; imbalance 50.0 %\n"
-            "  bytes       131 kB in all, at most 131 kB to one rank; K and V once to every rank that sees them: 131 kB\n"
-            "  link        0 -> 1  131 kB\n"
-            "  time        165 ms estimated, efficiency 20.4 %, the slowest wait 114 ms\n"
-            "  not all_gather  181 ms, 131 kB\n"
-            "  not heads       needs a kv head for each rank, found 1 for 2 ranks\n"
-            "  not pass_query  167 ms, 133 kB\n");
+  const std::string text =
+      explain(Scheme::ring, sizes, seen(sizes, {.causal = Causal::square}), contiguous(1024, 1024, 2), plain);
+  EXPECT_EQ(
+      text,
+      "distributed attention: ring, 2 ranks, 2 steps\n"
+      "  work        50.0 % of the pairs; imbalance 50.0 %\n"
+      "  bytes       131 kB in all, at most 131 kB to one rank; K and V once to every rank that sees them: 131 kB\n"
+      "  link        0 -> 1  131 kB\n"
+      "  time        165 ms estimated, efficiency 20.4 %, the slowest wait 114 ms\n"
+      "  not all_gather  181 ms, 131 kB\n"
+      "  not heads       needs a kv head for each rank, found 1 for 2 ranks\n"
+      "  not pass_query  167 ms, 133 kB\n");
 }
 
 }  // namespace

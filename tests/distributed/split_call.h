@@ -1,5 +1,5 @@
-// A whole call that ranks compute together: each takes its rows, runs the distributed functions, and puts what all ranks
-// have computed together again. Works over any transport.
+// A whole call that ranks compute together: each takes its rows, runs the distributed functions, and puts what all
+// ranks have computed together again. Works over any transport.
 #pragma once
 
 #include <cstring>
@@ -80,7 +80,8 @@ struct SplitCall {
     cut(options.attention.bias, bias);
 
     const int lse_axis = whole.packing ? 1 : 2;
-    Dims out_sizes = q.sizes(), lse_sizes = whole.packing ? Dims{q.size(1), q.size(0)} : Dims{q.size(0), q.size(1), q.size(2)};
+    Dims out_sizes = q.sizes(),
+         lse_sizes = whole.packing ? Dims{q.size(1), q.size(0)} : Dims{q.size(0), q.size(1), q.size(2)};
     out_sizes[out_sizes.size() - 1] = v.size(-1);
     Tensor out(out_sizes, q.dtype()), lse(lse_sizes, whole.lse_type());
     distributed::attention(q, k, v, out, transport, options, {.lse = lse});

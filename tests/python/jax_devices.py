@@ -1,4 +1,4 @@
-"""Checks of headway.jax.ring_attention on four host devices; test_jax_ring.py runs this file in a process of its own."""
+"""Checks of headway.jax.ring_attention on four host devices; test_jax_ring.py runs them in a process of their own."""
 
 import os
 
@@ -7,10 +7,10 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 from jax.sharding import Mesh, PartitionSpec
 
 import headway.jax
+import oracle
 
 ROWS = PartitionSpec(None, None, "s")
 

@@ -1,4 +1,4 @@
-"""headway.jax.ring_attention on several host devices, against the oracle; they exist in a process that asks for them."""
+"""headway.jax.ring_attention on several host devices, against the oracle, in a process that asks for them."""
 
 import subprocess
 import sys

@@ -86,7 +86,7 @@ def test_the_names_that_are_looked_for_are_those_of_the_headers():
 
 def python_names():
     modules = [headway]
-    for name in ("masks", "convert", "jax", "flax", "flax.nnx", "torch", "keras"):
+    for name in ("masks", "convert", "distributed", "jax", "flax", "flax.nnx", "torch", "keras"):
         with contextlib.suppress(ImportError):
             modules.append(importlib.import_module(f"headway.{name}"))
     return [f"{module.__name__}.{name}" for module in modules for name in module.__all__ if name != "__version__"]

@@ -29,4 +29,14 @@ def test_a_killed_rank_is_an_exception_on_the_others():
 
 
 def test_torchrun_starts_ranks():
-    run("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "torch_ranks.py", "launched")
+    run(
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--local-addr",
+        "127.0.0.1",
+        "--nproc-per-node",
+        "2",
+        "torch_ranks.py",
+        "launched",
+    )

@@ -5,18 +5,19 @@ python torch_ranks.py CHECK RANKS... forks that many ranks, one count after the 
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import tempfile
 import time
 
 import numpy as np
-import oracle
 import torch
 import torch.distributed as dist
 
 import headway.distributed as shards
 import headway.torch.distributed as context_parallel
+import oracle
 
 torch.set_num_threads(1)
 
@@ -43,7 +44,12 @@ def cases():
     yield {"window": (3, 5), "scale": 0.7}, LENGTH, LENGTH, torch.float32
     yield {"valid_lens": [20, 0], "query_lens": [LENGTH, 5], "causal": "bottom_right"}, LENGTH, KEYS, torch.float32
     yield {"mask": mask, "bias": bias}, LENGTH, KEYS, torch.float32
-    yield {"sinks": sinks, "causal": True, "alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4])}, LENGTH, LENGTH, torch.float32
+    yield (
+        {"sinks": sinks, "causal": True, "alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4])},
+        LENGTH,
+        LENGTH,
+        torch.float32,
+    )
     yield {"causal": "bottom_right"}, 1, KEYS, torch.float32
 
 
@@ -66,7 +72,8 @@ def check_numbers(rank: int, ranks: int) -> None:
         expected = oracle.attention(*map(plain, (query, key, value)), **numbers)
         expected_gradients = oracle.gradients(*map(plain, (grad_out, query, key, value)), **numbers)
         tolerance = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 4e-2}[dtype]
-        for sharding in shardings(queries, keys, ranks):
+        kinds = list(shardings(queries, keys, ranks))
+        for sharding in kinds if ranks == 2 else kinds[turn % 3 :][:1]:
             held = sharding or shards.contiguous(queries, keys, ranks=ranks)
             scheme = ("automatic", "ring", "all_gather", "heads" if ranks <= 2 else "ring", "pass_query")[turn % 5]
             if ("mask" in options or "bias" in options) and scheme in ("heads", "pass_query"):
@@ -109,7 +116,7 @@ def check_packed(rank: int, ranks: int) -> None:
     bounds = {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
     out = context_parallel.attention(*mine, causal=True, sharding=sharding, timeout=20, **bounds)
     whole = np.zeros((40, 2, 8))
-    for begin, end in zip(starts, starts[1:], strict=False):
+    for begin, end in itertools.pairwise(starts):
         parts = [plain(x[begin:end]).swapaxes(0, 1)[None] for x in (query, key, value)]
         whole[begin:end] = oracle.attention(*parts, causal=True).out[0].swapaxes(0, 1)
     np.testing.assert_allclose(plain(out), shards.take(whole, sharding.queries[rank], axis=0), atol=2e-5)
@@ -117,6 +124,8 @@ def check_packed(rank: int, ranks: int) -> None:
 
 
 def check_dtensors(rank: int, ranks: int) -> None:
+    if ranks != 2:  # what DTensors import at their first use takes seconds on each rank
+        return
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -221,7 +230,6 @@ def run(name: str, rank: int, ranks: int) -> None:
 
 def forked(name: str, ranks: int, folder: str) -> None:
     """Ranks as children of this process, which has imported everything and computed nothing."""
-    import torch.distributed.tensor
     import torch.fx.experimental.symbolic_shapes  # noqa: F401  (the first backward imports it)
 
     children = []

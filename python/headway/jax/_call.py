@@ -89,9 +89,10 @@ def _varying(results: Any, operands: Operands) -> Any:
         axes |= getattr(getattr(found, "manual_axis_type", None), "varying", getattr(found, "vma", frozenset()))
     if not axes:
         return results
-    if hasattr(jax.lax, "pcast"):
-        return [jax.lax.pcast(result, tuple(sorted(axes)), to="varying") for result in results]
-    return [jax.lax.pvary(result, tuple(sorted(axes))) for result in results]
+    lax: Any = jax.lax
+    if hasattr(lax, "pcast"):
+        return [lax.pcast(result, tuple(sorted(axes)), to="varying") for result in results]
+    return [lax.pvary(result, tuple(sorted(axes))) for result in results]  # its name before
 
 
 def _like(array: Array) -> Any:

@@ -9,10 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from headway.jax._attention import _DEFAULTS, _check, _integers, _static, as_arrays
 from headway.jax._call import Array, Operands, ShapeDtype, Static, _call, _like, _lse_like
+
+
+lax: Any = jax.lax  # parts of it have no annotations
 
 
 def ring_attention(
@@ -31,10 +33,11 @@ def ring_attention(
 ) -> Any:
     """headway.jax.attention for arrays whose sequence axis is sharded over a mesh axis; call it inside jax.shard_map.
 
-    query (B, H, Sq/n, D), key (B, Hkv, Sk/n, D), value (B, Hkv, Sk/n, Dv) -> (B, H, Sq/n, Dv): the blocks of one device,
-    the sequence split contiguously. Options are those of headway.jax.attention for the whole sequence; valid_lens is (B,).
-    While a device computes one block of keys, the next one is on its way; rows keep their sums in float32 (float64 for
-    float64). Blocks that no device sees under a causal window are not sent. Gradients flow to query, key and value.
+    query (B, H, Sq/n, D), key (B, Hkv, Sk/n, D), value (B, Hkv, Sk/n, Dv) -> (B, H, Sq/n, Dv): the blocks of one
+    device, the sequence split contiguously. Options are those of headway.jax.attention for the whole sequence;
+    valid_lens is (B,). While a device computes one block of keys, the next one is on its way; rows keep their sums in
+    float32 (float64 for float64). Blocks that no device sees under a causal window are not sent. Gradients flow to
+    query, key and value.
 
     A causal mask over contiguous blocks leaves the first devices idle half of the time; headway.torch.distributed and
     headway::distributed have shards that balance it.
@@ -63,7 +66,9 @@ def ring_attention(
     if alibi_slopes is not None:
         others["alibi_slopes"] = jnp.asarray(alibi_slopes)
     options = {**_DEFAULTS, "causal": causal, "window": window, "scale": scale, "softcap": softcap}
-    described = [(name, (*x.shape[:2], x.shape[2] * devices, x.shape[3]), np.dtype(x.dtype)) for name, x in inputs.items()]
+    described = [
+        (name, (*x.shape[:2], x.shape[2] * devices, x.shape[3]), np.dtype(x.dtype)) for name, x in inputs.items()
+    ]
     described += [(name, x.shape, np.dtype(x.dtype)) for name, x in others.items()]
     _check(("ring_attention", "BHSD", tuple(described), None, tuple(options.items())))  # as the whole call
     static = _static("BHSD", **options)
@@ -131,7 +136,8 @@ def _ring(static: Static, axis_name: str, query: Array, key: Array, value: Array
     steps = place.steps()
     wide = _wide(query)
     out_like = ShapeDtype((*query.shape[:-1], value.shape[-1]), wide.dtype)
-    out = lse = None
+    out: Any = None
+    lse: Any = None
     blocks = (key, value)
     for step in range(steps):
         arrived = blocks

@@ -1,7 +1,7 @@
 """Attention over a sequence that is split among the processes of a torch.distributed group, with gradients.
 
-Each rank passes its own rows and gets the result for its queries; every rank of the group calls it. gloo carries CPU tensors.
-Tensors on a GPU are refused so far.
+Each rank passes its own rows and gets the result for its queries; every rank of the group calls it. gloo carries CPU
+tensors; tensors on a GPU are refused so far.
 
     import torch.distributed as dist, headway.torch.distributed as context_parallel
     dist.init_process_group("gloo")
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from headway import _headway
 from headway.distributed import Cluster, Sharding, join, take
 from headway.torch.functional import Causal, Window, require_tensors
+from headway.torch.functional import attention as whole_attention
 
 __all__ = ["Attention", "LostRank", "attention", "join", "take"]
 
@@ -73,7 +74,8 @@ class _Transport:
         self.pending.clear()
         reason = "" if error is None else f" ({str(error).splitlines()[0]})"
         raise LostRank(
-            f"{self.operation}: rank {peer} has left or has not answered rank {self.rank} for {self.timeout:g} s{reason}"
+            f"{self.operation}: rank {peer} has left or has not answered rank {self.rank} "
+            f"for {self.timeout:g} s{reason}"
         ) from error
 
     def all_gather(self, mine: bytes) -> list[bytes]:
@@ -95,7 +97,7 @@ class _Transport:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, call: _Call
     ) -> tuple[Tensor, Tensor]:
         out, lse = call.forward(query, key, value, sinks)
@@ -106,7 +108,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_out: Tensor, _: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_out: Tensor, _: Any) -> Any:
         query, key, value, out, lse, sinks = ctx.saved_tensors
         return (*ctx.call.backward(grad_out, query, key, value, out, lse, sinks), None)
 
@@ -121,7 +123,16 @@ class _Call:
         transport = _Transport("attention", self.group, self.timeout)
         return _headway.distributed_attention(transport, query, key, value, sinks=sinks, **self.keywords)
 
-    def backward(self, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, sinks: Tensor | None) -> Any:
+    def backward(
+        self,
+        grad_out: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        sinks: Tensor | None,
+    ) -> Any:
         transport = _Transport("attention_backward", self.group, self.timeout)
         return _headway.distributed_attention_backward(
             transport, grad_out, query, key, value, out, lse, sinks=sinks, **self.keywords
@@ -161,8 +172,8 @@ def attention(
     group       a process group, or a DeviceMesh with one axis; the default group when absent
     sharding    which rows every rank holds (headway.distributed.zigzag, balanced); rank after rank when absent
     scheme      "ring", "all_gather", "heads", "pass_query"; "automatic" takes the one with the least estimated time
-    mask, bias  broadcast to (B, H, Sq_r, all keys); a bias gets no gradient. All other options are of the whole sequence
-                and must be the same on every rank: what differs is a ValueError that names it, on every rank.
+    mask, bias  broadcast to (B, H, Sq_r, all keys); a bias gets no gradient. All other options are of the whole
+                sequence and must be the same on every rank: what differs is a ValueError that names it, on every rank.
     timeout     seconds to wait for another rank; then LostRank
 
     DTensors on a mesh with one axis work too: sharded over batch or heads nothing is sent, sharded over the sequence
@@ -185,7 +196,8 @@ def attention(
     keywords = {name: value for name, value in given.items() if value is not None}
     keywords["causal"] = causal
     call = _Call(_group_of(group), timeout, keywords)
-    out, lse = _Attention.apply(query, key, value, sinks, call)
+    apply: Any = _Attention.apply
+    out, lse = apply(query, key, value, sinks, call)
     return (out, lse) if return_lse else out
 
 
@@ -193,7 +205,7 @@ def _group_of(group: Any) -> dist.ProcessGroup:
     if group is None:
         if not dist.is_initialized():
             raise RuntimeError("attention: there is no process group: call torch.distributed.init_process_group first")
-        return dist.group.WORLD
+        group = dist.group.WORLD
     if isinstance(group, dist.ProcessGroup):
         return group
     if hasattr(group, "get_group") and hasattr(group, "ndim"):
@@ -206,9 +218,12 @@ def _group_of(group: Any) -> dist.ProcessGroup:
 
 # ---- DTensor ----
 
+# Options that belong to batch items or heads, which DTensors would have to split too.
+_OF_ITEMS = ("mask", "bias", "valid_lens", "query_lens", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k")
+
 
 def _is_dtensor(x: Any) -> bool:
-    return type(x).__name__ == "DTensor"
+    return type(x).__name__ == "DTensor"  # without importing what torch imports lazily
 
 
 def _attention_of_dtensors(
@@ -223,32 +238,25 @@ def _attention_of_dtensors(
     if mesh.ndim != 1 or group is not None or sharding is not None:
         raise ValueError("attention: DTensors bring their group and shards, on a mesh with one axis")
     local = [x.to_local() for x in (query, key, value)]
-    placement = placements[0]
-    if placement == Shard(query.dim() - 2):
-        found = attention(*local, mesh, return_lse=True, **options)
-    elif placement in (Shard(0), Shard(1), Replicate()):
-        if any(options[name] is not None for name in ("mask", "bias", "valid_lens", "query_lens", "alibi_slopes", "sinks", "cu_seqlens_q")) and placement != Replicate():
-            raise NotImplementedError("attention: options that belong to batch items or heads are not split with DTensors yet")
-        from headway.torch.functional import attention as whole
-
-        keywords = {name: x for name, x in options.items() if x is not None and name not in ("scheme", "cluster", "timeout")}
-        found = whole(*local, return_lse=True, **keywords)
+    if placements[0] == Shard(query.dim() - 2):
+        found = attention(local[0], local[1], local[2], mesh, return_lse=True, **options)
+    elif placements[0] in (Shard(0), Shard(1), Replicate()):
+        given = {name: x for name, x in options.items() if x is not None}
+        if placements[0] != Replicate() and any(name in given for name in _OF_ITEMS):
+            raise NotImplementedError("attention: options of batch items or heads are not split with DTensors yet")
+        for name in ("scheme", "cluster", "timeout"):
+            given.pop(name, None)
+        found = whole_attention(*local, return_lse=True, **given)
     else:
         raise ValueError(f"attention: query is placed as {placements}, expected Shard over batch, heads or sequence")
-    shape = (*query.shape[:-1], value.shape[-1])
-    out = DTensor.from_local(found[0], mesh, placements, run_check=False, shape=torch.Size(shape), stride=_contiguous(shape))
-    if not return_lse:
-        return out
-    shape = shape[:-1]
-    return out, DTensor.from_local(found[1], mesh, placements, run_check=False, shape=torch.Size(shape), stride=_contiguous(shape))
 
+    def placed(x: Tensor, shape: tuple[int, ...]) -> Any:
+        stride = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(x, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
 
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
+    rows = tuple(query.shape[:-1])
+    out = placed(found[0], (*rows, value.shape[-1]))
+    return (out, placed(found[1], rows)) if return_lse else out
 
 
 class Attention(nn.Module):

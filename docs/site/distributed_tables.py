@@ -1,0 +1,79 @@
+"""The tables and the plot of docs/distributed.md, from the simulator.
+
+    python docs/site/distributed_tables.py           prints the tables
+    python docs/site/distributed_tables.py --plot    also draws docs/distributed.png (needs matplotlib)
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+
+import headway.distributed as distributed
+
+# Nodes of 8 accelerators that reach 400 TFLOP/s in attention; 400 GB/s inside a node, 400 GB/s out of it.
+CLUSTER = distributed.Cluster(
+    ranks_per_node=8, flops=4e14, bandwidth=4e11, latency=5e-6, node_bandwidth=4e11, node_latency=1e-5, call=1e-5
+)
+MODEL = {"heads": 32, "kv_heads": 8, "head_dim": 128, "element_bytes": 2}
+RANKS = (2, 8, 32, 128, 512, 1024)
+
+
+def efficiency(scheme: str, tokens: int, ranks: int, sharding: str = "zigzag") -> float | None:
+    """Of one layer's forward pass; None where the scheme cannot be."""
+    make = distributed.zigzag if sharding == "zigzag" else distributed.contiguous
+    try:
+        plan = distributed.explain(
+            make(tokens, ranks=ranks), scheme=scheme, cluster=CLUSTER, text=False, causal=True, **MODEL
+        )
+    except ValueError:
+        return None
+    return plan.efficiency
+
+
+def rows(tokens: int) -> list[tuple[str, list[float | None]]]:
+    """A line of the table for each scheme."""
+    found = [(f"{scheme}, zigzag", [efficiency(scheme, tokens, r) for r in RANKS]) for scheme in ("ring", "all_gather")]
+    found.append(("heads", [efficiency("heads", tokens, r) for r in RANKS]))
+    found.append(("ring, contiguous", [efficiency("ring", tokens, r, "contiguous") for r in RANKS]))
+    return found
+
+
+def main() -> None:
+    """Prints the tables; draws the plot if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--plot", action="store_true")
+    arguments = parser.parse_args()
+    lengths = (131_072, 1_048_576, 10_000_000)
+    tables = {tokens: rows(tokens) for tokens in lengths}
+    for tokens, table in tables.items():
+        print(f"\n| {tokens:,} tokens, causal | " + " | ".join(f"{r} ranks" for r in RANKS) + " |")
+        print("|---|" + "---|" * len(RANKS))
+        for name, numbers in table:
+            print(f"| {name} | " + " | ".join("" if n is None else f"{100 * n:.0f} %" for n in numbers) + " |")
+    if arguments.plot:
+        plot(tables)
+
+
+def plot(tables: dict[int, list[tuple[str, list[float | None]]]]) -> None:
+    """Efficiency over ranks, one picture for each length."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    _, pictures = plt.subplots(1, len(tables), figsize=(12, 3.6), sharey=True)
+    for axes, (tokens, table) in zip(pictures, tables.items(), strict=True):
+        for name, numbers in table:
+            points = [(r, 100 * n) for r, n in zip(RANKS, numbers, strict=True) if n is not None]
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+        axes.set(xscale="log", xlabel="ranks", title=f"{tokens:,} tokens", ylim=(0, 102))
+        axes.set_xticks(RANKS, [str(r) for r in RANKS])
+        axes.minorticks_off()
+    pictures[0].set_ylabel("efficiency (%)")
+    pictures[0].legend(fontsize=8)
+    plt.savefig(pathlib.Path(__file__).parents[1] / "distributed.png", dpi=110, bbox_inches="tight")
+
+
+if __name__ == "__main__":
+    main()
