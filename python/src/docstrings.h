@@ -287,7 +287,7 @@ first(1) | window(2, 0): 5 queries x 5 keys, 14 pairs, 56 %
 ■ ■ ■ ■ ·
 ■ · ■ ■ ■
 >>> mask.pairs(5, 5), mask.pairs(100_000, 100_000)
-(14, 399991)
+(14, 399994)
 )";
 inline constexpr const char* mask_batch = "The batch items that it tells apart; 1 where it is the same for all.";
 inline constexpr const char* mask_heads = "The heads that it tells apart; 1 where it is the same for all.";

@@ -16,7 +16,11 @@ namespace {
 masks::Integers integers(const char* function, const char* name, nb::handle object) {
   CallStream stream;
   std::optional<Array> array;
-  const ConstTensorView view = read_integers({function, name, object, &stream}, array);
+  const Argument argument{function, name, object, &stream};
+  const ConstTensorView view = read_integers(argument, array);
+  if (!is_integer(view.dtype())) {
+    refuse<TypeMismatch>(argument, "has type ", array->type_text(), ", expected integers");
+  }
   return view.device() == Device{} ? masks::Integers(view) : masks::Integers(copied_to(view, Device{}, stream.value()));
 }
 
@@ -74,10 +78,14 @@ nb::tuple packed_parts(const Mask& mask, nb::handle cu_seqlens_q, nb::handle cu_
 
 void add_class(nb::module_& module) {
   nb::class_<Mask> mask(module, "Mask", nb::is_weak_referenceable(), docs::mask);
-  mask.def("__and__", [](const Mask& self, nb::handle other) { return self & operand(other); })
-      .def("__or__", [](const Mask& self, nb::handle other) { return self | operand(other); })
-      .def("__rand__", [](const Mask& self, nb::handle other) { return operand(other) & self; })
-      .def("__ror__", [](const Mask& self, nb::handle other) { return operand(other) | self; })
+  mask.def(
+          "__and__", [](const Mask& self, nb::handle other) { return self & operand(other); }, nb::arg().none())
+      .def(
+          "__or__", [](const Mask& self, nb::handle other) { return self | operand(other); }, nb::arg().none())
+      .def(
+          "__rand__", [](const Mask& self, nb::handle other) { return operand(other) & self; }, nb::arg().none())
+      .def(
+          "__ror__", [](const Mask& self, nb::handle other) { return operand(other) | self; }, nb::arg().none())
       .def("__invert__", [](const Mask&) { refuse_invert(); })
       .def("__bool__", [](const Mask&) { refuse_truth(); })
       .def("__copy__", [](const Mask& self) { return self; })
@@ -109,24 +117,35 @@ void add_class(nb::module_& module) {
 
 void add_masks(nb::module_& module) {
   add_class(module);
+  // None is refused by who reads it, with the argument's name.
   module.def("mask_parts", [](const Mask& mask, std::int64_t queries, std::int64_t keys) {
     return parts_tuple(mask.parts(queries, keys));
   });
-  module.def("mask_packed_parts", &packed_parts);
+  module.def("mask_packed_parts", &packed_parts, nb::arg(), nb::arg().none(), nb::arg().none());
   module.def("mask_causal", &masks::causal);
-  module.def("mask_window", [](nb::handle sides) {
-    const Window window = read_window({"masks.window", "window", sides});
-    return masks::window(window.left, window.right);
-  });
-  module.def("mask_first", [](nb::handle n) { return masks::first(integers("masks.first", "n", n)); });
-  module.def("mask_prefix", [](nb::handle n) { return masks::prefix(integers("masks.prefix", "n", n)); });
-  module.def("mask_documents", [](nb::handle ids, nb::handle key_ids) {
-    const masks::Integers queries = integers("masks.documents", "ids", ids);
-    return key_ids.is_none() ? masks::documents(queries)
-                             : masks::documents(queries, integers("masks.documents", "key_ids", key_ids));
-  });
-  module.def("mask_documents_of",
-             [](nb::handle lengths) { return masks::documents_of(integers("masks.documents", "lengths", lengths)); });
+  module.def(
+      "mask_window",
+      [](nb::handle sides) {
+        const Window window = read_window({"masks.window", "window", sides});
+        return masks::window(window.left, window.right);
+      },
+      nb::arg().none());
+  module.def(
+      "mask_first", [](nb::handle n) { return masks::first(integers("masks.first", "n", n)); }, nb::arg().none());
+  module.def(
+      "mask_prefix", [](nb::handle n) { return masks::prefix(integers("masks.prefix", "n", n)); }, nb::arg().none());
+  module.def(
+      "mask_documents",
+      [](nb::handle ids, nb::handle key_ids) {
+        const masks::Integers queries = integers("masks.documents", "ids", ids);
+        return key_ids.is_none() ? masks::documents(queries)
+                                 : masks::documents(queries, integers("masks.documents", "key_ids", key_ids));
+      },
+      nb::arg().none(), nb::arg().none());
+  module.def(
+      "mask_documents_of",
+      [](nb::handle lengths) { return masks::documents_of(integers("masks.documents", "lengths", lengths)); },
+      nb::arg().none());
   module.def(
       "mask_blocks",
       [](nb::handle keep, std::int64_t query_size, std::int64_t key_size) {
@@ -134,13 +153,20 @@ void add_masks(nb::module_& module) {
                           [&](ConstTensorView bools) { return masks::blocks(bools, query_size, key_size); });
       },
       nb::arg().none(), nb::arg(), nb::arg());
-  module.def("mask_tree", [](nb::handle parents) { return masks::tree(integers("masks.tree", "parents", parents)); });
-  module.def("mask_spans", [](nb::handle spans, std::int64_t rows) {
-    return masks::spans(integers("masks.spans", "array", spans), rows);
-  });
-  module.def("mask_dense", [](nb::handle bools) { return from_bools("masks.dense", "array", bools, masks::dense); });
-  module.def("mask_from_bool",
-             [](nb::handle bools) { return from_bools("masks.from_bool", "array", bools, masks::from_bool); });
+  module.def(
+      "mask_tree", [](nb::handle parents) { return masks::tree(integers("masks.tree", "parents", parents)); },
+      nb::arg().none());
+  module.def(
+      "mask_spans",
+      [](nb::handle spans, std::int64_t rows) { return masks::spans(integers("masks.spans", "array", spans), rows); },
+      nb::arg().none(), nb::arg());
+  module.def(
+      "mask_dense", [](nb::handle bools) { return from_bools("masks.dense", "array", bools, masks::dense); },
+      nb::arg().none());
+  module.def(
+      "mask_from_bool",
+      [](nb::handle bools) { return from_bools("masks.from_bool", "array", bools, masks::from_bool); },
+      nb::arg().none());
 }
 
 }  // namespace headway::python

@@ -402,7 +402,7 @@ WRONG_TYPES = {
     "masks: found a ndarray, expected a mask on both sides of & and |": lambda: masks.causal() & np.ones((2, 2), bool),
     "masks: found a bool, expected a mask": lambda: True | masks.causal(),
     "masks.documents: ids has type float64, expected integers": lambda: masks.documents(np.zeros(3)),
-    "masks.dense: array has type int64, expected bool": lambda: masks.dense(np.zeros((2, 2), np.int64)),
+    "masks.dense: the array has type i64, expected bool": lambda: masks.dense(np.zeros((2, 2), np.int64)),
     "masks.documents: found neither ids and lengths, expected one": lambda: masks.documents(),
     "masks.documents: found both ids and lengths, expected one": lambda: masks.documents([0], lengths=[1]),
 }
