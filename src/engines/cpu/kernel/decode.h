@@ -112,6 +112,7 @@ class Decode : protected DecodeState<S, In> {
 
   // Lane groups start at the hull's first key: a score's bits do not depend on its lane.
   HEADWAY_NOINLINE void score_rows(const Range& hull) {
+    const RowsAhead<In> ahead(head_.key, head_.head_dim, hull.end);
     for (std::int64_t key = hull.begin, count = 0; key < hull.end; key += count) {
       count = this->keys_together(head_.key, key, smaller(hull.end - key, packed_keys));
       if (!this->reaches(key, key + count)) {
@@ -120,18 +121,21 @@ class Decode : protected DecodeState<S, In> {
       const StoredRows<In> keys = this->stored_rows(head_.key, key, count, head_.head_dim);
       for (std::int64_t k = 0; k < count; k += lanes) {
         const StoredRows<In> group = keys.from(k);
+        int first = 0;  // the row that is left to begin with
+        if (ahead.any()) {
+          first = score_fetching(key + k, group, count - 1 - k, ahead.beside(key + k, smaller(count - k, lanes)));
+        }
         if (head_.head_dim > longest_dot_chain<S, In>) {
-          score_rows_of<true>(key + k, group, count - 1 - k);
+          score_rows_of<true>(first, key + k, group, count - 1 - k);
         } else {
-          score_rows_of<false>(key + k, group, count - 1 - k);
+          score_rows_of<false>(first, key + k, group, count - 1 - k);
         }
       }
     }
   }
 
   template <bool in_chains>
-  HEADWAY_INLINE void score_rows_of(std::int64_t key, const StoredRows<In>& keys, std::int64_t last) {
-    int r = 0;
+  HEADWAY_INLINE void score_rows_of(int r, std::int64_t key, const StoredRows<In>& keys, std::int64_t last) {
     r = score_group<4, in_chains>(r, key, keys, last);
     r = score_group<2, in_chains>(r, key, keys, last);
     score_group<1, in_chains>(r, key, keys, last);
@@ -143,11 +147,34 @@ class Decode : protected DecodeState<S, In> {
   HEADWAY_NOINLINE int score_group(int r, std::int64_t key, const StoredRows<In>& keys, std::int64_t last) {
     if constexpr (NR == 1 || lanes % NR == 0) {
       for (; r + NR <= rows_; r += NR) {
-        dot_tile<S, In, NR, in_chains>(at_.queries + r * at_.query_ld, at_.query_ld, keys, last, head_.head_dim,
-                                       this->product_scaling_, scores_of(r) + (key - block_.begin), at_.score_ld);
+        score_tile<NR, in_chains>(r, key, keys, last, FetchNothing{});
       }
     }
     return r;
+  }
+
+  // The first few rows, which wait for memory, with rows ahead fetched beside them; gives how many.
+  HEADWAY_NOINLINE int score_fetching(std::int64_t key, const StoredRows<In>& keys, std::int64_t last,
+                                      const Ahead& ahead) {
+    const bool in_chains = head_.head_dim > longest_dot_chain<S, In>;
+    const auto score = [&]<int NR>(Strip<NR>) {
+      in_chains ? score_tile<NR, true>(0, key, keys, last, FetchRows{ahead})
+                : score_tile<NR, false>(0, key, keys, last, FetchRows{ahead});
+      return NR;
+    };
+    if constexpr (lanes % 4 == 0) {
+      if (rows_ >= 4) {
+        return score(Strip<4>{});
+      }
+    }
+    return score(Strip<1>{});
+  }
+
+  template <int NR, bool in_chains, class Fetch>
+  HEADWAY_INLINE void score_tile(int r, std::int64_t key, const StoredRows<In>& keys, std::int64_t last,
+                                 const Fetch& fetch) {
+    dot_tile<S, In, NR, in_chains>(at_.queries + r * at_.query_ld, at_.query_ld, keys, last, head_.head_dim,
+                                   this->product_scaling_, scores_of(r) + (key - block_.begin), at_.score_ld, fetch);
   }
 
   // Modifies the scores of the hull's tiles, and makes those that are not allowed -inf.
@@ -264,6 +291,7 @@ class Decode : protected DecodeState<S, In> {
   // as 0: their weights are 0, so that only NaN and infinity make a difference.
   HEADWAY_NOINLINE void add_values(int row_begin, int row_end, const Range& hull, const std::uint64_t* allowed) {
     constexpr std::int64_t part_keys = summed * summed;
+    const RowsAhead<In> ahead(head_.value, head_.value_dim, hull.end);
     bool first_part = true;
     for (std::int64_t part = hull.begin; part < hull.end;) {
       const std::int64_t part_end = next(part, part_keys, hull.end);
@@ -278,7 +306,11 @@ class Decode : protected DecodeState<S, In> {
         if (!one_strip()) {
           touch(values, end - key);
         }
-        value_group(row_begin, row_end, key, end - key, values, sum);
+        std::int64_t d = 0;  // the column that is left to begin with
+        if (ahead.any()) {
+          d = first_strip(row_begin, row_end, key, end - key, values, sum, ahead.beside(key, end - key));
+        }
+        value_group(row_begin, row_end, key, end - key, values, d, sum);
         sum = Sum::continues;
         key = end;
       }
@@ -320,15 +352,17 @@ class Decode : protected DecodeState<S, In> {
     }
   }
 
+  // How many rows go with 8 vectors of d.
+  static constexpr bool roomy = S::tile_scalars * S::panel_vectors >= 16;  // 32 registers
+  static constexpr int rows_of_8 = !roomy ? 1 : sizeof(In) < 4 ? 2 : 3;
+
   // A few keys for all rows, in strips of d that the registers hold. The first rows wait for memory, so as many as
   // possible come with them.
   HEADWAY_INLINE void value_group(int row_begin, int row_end, std::int64_t key, std::int64_t keys,
-                                  const StoredRows<In>& values, Sum sum) {
-    constexpr bool roomy = S::tile_scalars * S::panel_vectors >= 16;  // 32 registers
+                                  const StoredRows<In>& values, std::int64_t d, Sum sum) {
     const std::int64_t whole = head_.value_dim / lanes * lanes;
-    std::int64_t d = 0;
     for (; d + 8 * lanes <= whole; d += 8 * lanes) {
-      value_strip<!roomy ? 1 : sizeof(In) < 4 ? 2 : 3, 8>(row_begin, row_end, key, keys, values, d, sum);
+      value_strip<rows_of_8, 8>(row_begin, row_end, key, keys, values, d, sum);
     }
     for (; d + 4 * lanes <= whole; d += 4 * lanes) {
       value_strip<2, 4>(row_begin, row_end, key, keys, values, d, sum);
@@ -341,18 +375,42 @@ class Decode : protected DecodeState<S, In> {
   template <int NR, int NV>
   HEADWAY_NOINLINE void value_strip(int row_begin, int row_end, std::int64_t key, std::int64_t keys,
                                     const StoredRows<In>& values, std::int64_t d, Sum sum) {
-    const int count = at_most(head_.value_dim - d, lanes);
-    const auto rows = [&]<int N>(Strip<N>, int r) HEADWAY_LAMBDA {
-      value_tile<S, In, N, NV>(scores_of(r) + (key - block_.begin), at_.score_ld, values, d, keys, count,
-                               at_.part_outputs + r * at_.output_ld + d, at_.output_ld, sum);
-    };
     int r = row_begin;
     for (; r + NR <= row_end; r += NR) {
-      rows(Strip<NR>{}, r);
+      add_rows<NR, NV>(r, key, keys, values, d, sum, FetchNothing{});
     }
     for (; NR > 1 && r < row_end; ++r) {
-      rows(Strip<1>{}, r);
+      add_rows<1, NV>(r, key, keys, values, d, sum, FetchNothing{});
     }
+  }
+
+  // The first strip of value_group, with rows ahead fetched beside the first rows; gives its end. Narrow heads are
+  // left.
+  HEADWAY_NOINLINE std::int64_t first_strip(int row_begin, int row_end, std::int64_t key, std::int64_t keys,
+                                            const StoredRows<In>& values, Sum sum, const Ahead& ahead) {
+    const auto strip = [&]<int NR, int NV>(Strip<NR>, Strip<NV>) -> std::int64_t {
+      int r = row_begin;
+      if (r + NR <= row_end) {
+        add_rows<NR, NV>(r, key, keys, values, 0, sum, FetchRows{ahead});
+        r += NR;
+      } else {
+        add_rows<1, NV>(r, key, keys, values, 0, sum, FetchRows{ahead});
+        ++r;
+      }
+      value_strip<NR, NV>(r, row_end, key, keys, values, 0, sum);
+      return NV * lanes;
+    };
+    return head_.value_dim >= 8 * lanes   ? strip(Strip<rows_of_8>{}, Strip<8>{})
+           : head_.value_dim >= 4 * lanes ? strip(Strip<2>{}, Strip<4>{})
+                                          : 0;
+  }
+
+  template <int NR, int NV, class Fetch>
+  HEADWAY_INLINE void add_rows(int r, std::int64_t key, std::int64_t keys, const StoredRows<In>& values, std::int64_t d,
+                               Sum sum, const Fetch& fetch) {
+    value_tile<S, In, NR, NV>(scores_of(r) + (key - block_.begin), at_.score_ld, values, d, keys,
+                              at_most(head_.value_dim - d, lanes), at_.part_outputs + r * at_.output_ld + d,
+                              at_.output_ld, sum, fetch);
   }
 
   bool output_is_finite(int r) const {

@@ -113,12 +113,12 @@ struct F32 : Wide {
   }
   // As the half numbers with the same bits in front, which are 2^8 times smaller.
   HEADWAY_INLINE static Vector load_first(const float8* p, int n) {
-    const __m128i wide = _mm_cvtepu8_epi16(load_bytes(p, n));
-    const __m128i magnitude = _mm_and_si128(wide, _mm_set1_epi16(0x7f));
-    const __m128i sign = _mm_slli_epi16(_mm_and_si128(wide, _mm_set1_epi16(0x80)), 8);
-    const __m128i nan = _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7e00));
-    const __m128i half = _mm_or_si128(_mm_or_si128(sign, nan), _mm_slli_epi16(magnitude, 7));
-    return _mm256_cvtph_ps(half) * set(0x1p8f);
+    const __m128i shifted =
+        _mm_slli_epi16(_mm_cvtepi8_epi16(load_bytes(p, n)), 7);  // the sign also where it does not belong
+    const __m128i half = _mm_and_si128(shifted, _mm_set1_epi16(static_cast<short>(0xbf80)));
+    const __m128i magnitude = _mm_and_si128(half, _mm_set1_epi16(0x3f80));
+    const __m128i nan = _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x3f80)), _mm_set1_epi16(0x7e00));
+    return _mm256_cvtph_ps(_mm_or_si128(half, nan)) * set(0x1p8f);
   }
   HEADWAY_INLINE static void store_first(float* p, int n, Vector x) {
     n == lanes ? _mm256_storeu_ps(p, x) : _mm256_maskstore_ps(p, first_words(n), x);

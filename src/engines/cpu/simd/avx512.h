@@ -108,11 +108,11 @@ struct F32 : Wide {
   }
   // As the half numbers with the same bits in front, which are 2^8 times smaller.
   HEADWAY_INLINE static Vector load_first(const float8* p, int n) {
-    const __m256i wide = _mm256_cvtepu8_epi16(_mm_maskz_loadu_epi8(first(n), p));
-    const __m256i magnitude = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
-    const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(wide, _mm256_set1_epi16(0x80)), 8);
-    const __m256i half = _mm256_or_si256(sign, _mm256_slli_epi16(magnitude, 7));
-    const __mmask16 nan = _mm256_cmpeq_epi16_mask(magnitude, _mm256_set1_epi16(0x7f));
+    const __m128i bytes = _mm_maskz_loadu_epi8(first(n), p);
+    const __m256i shifted =
+        _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);  // the sign also where it does not belong
+    const __m256i half = _mm256_and_si256(shifted, _mm256_set1_epi16(static_cast<short>(0xbf80)));
+    const __mmask16 nan = _mm_testn_epi8_mask(_mm_add_epi8(bytes, _mm_set1_epi8(1)), _mm_set1_epi8(0x7f));
     return _mm512_cvtph_ps(_mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00))) * set(0x1p8f);
   }
   // 32 elements, those at even places and those at odd ones; merging puts numbers so split in order again. Optional:
