@@ -231,6 +231,9 @@ void attend_renamed(const CacheState& state, const AttendCall& call, TensorView 
 // ---- KVCache ----
 
 KVCache::KVCache(const KVCacheConfig& config) try : state_(std::make_unique<State>(resolved(config))) {
+} catch (const OutOfMemory& error) {
+  const std::string found = error.what();
+  throw OutOfMemory(text("KVCache", found.substr(std::min(found.find(':'), found.size()))));
 } catch (...) {
   throw_own_error("KVCache");
 }

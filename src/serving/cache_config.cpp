@@ -128,12 +128,10 @@ PageStore::PageStore(const KVCacheConfig& config, std::int64_t width)
 
 CacheState::CacheState(const KVCacheConfig& checked)
     : config(checked),
+      key(config, config.head_dim),
+      value(config.value_in_key ? std::nullopt : std::optional<PageStore>(std::in_place, config, *config.value_dim)),
       book(config.pages, config.page_size,
-           {.left = config.window ? config.window->left : std::nullopt, .first = config.first, .slack = config.slack}),
-      key(config, config.head_dim) {
-  if (!config.value_in_key) {
-    value.emplace(config, *config.value_dim);
-  }
+           {.left = config.window ? config.window->left : std::nullopt, .first = config.first, .slack = config.slack}) {
   if (config.rope) {
     rope.emplace("KVCache", config.head_dim, *config.rope);
   }

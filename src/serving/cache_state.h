@@ -32,9 +32,9 @@ struct CacheState {
   explicit CacheState(const KVCacheConfig& checked);
 
   KVCacheConfig config;
-  PageBook book;
   PageStore key;
   std::optional<PageStore> value;  // none with value_in_key
+  PageBook book;
   std::optional<RopePairs> rope;
   mutable std::shared_mutex mutex;
 

@@ -20,7 +20,7 @@ from headway import _headway
 
 CONTRACT = (
     "(query, key, value, *, mask=None, bias=None, causal=False, window=None, valid_lens=None, query_lens=None, "
-    "scale=None, softcap=None, alibi_slopes=None, sinks=None, dropout=0.0, seed=None, return_weights=False, "
+    "spans=None, scale=None, softcap=None, alibi_slopes=None, sinks=None, dropout=0.0, seed=None, return_weights=False, "
     "return_lse=False, out=None, engine=None, batch_invariant=False, layout='bhsd')"
 )
 
@@ -165,6 +165,16 @@ headway.plot_heads(found)
 headway.plot_row(x, x, 1)
 headway.self_attention(*headway.compute_qkv(x[0], x[0], x[0], x[0]))
 headway.multi_head_attention(x, x, x, 2)
+cache = headway.KVCache(4, 2, kv_heads=3, head_dim=4, rope={"base": 100.0}, window=(8, 0))
+number: int = cache.add()
+try:
+    cache.append(number, x[:1, :, None], x[:1, :, None])
+except headway.OutOfPages:
+    cache.remove(number)
+cache.attend([number], x[:1, :, None], return_lse=True)
+headway.attention_paged(x[None], x[None], x[None], [[0]], [1], cu_seqlens_q=None)
+turned: npt.NDArray[np.float32] = headway.rope_backward(headway.rope(x, [0, 1, 2]), [0, 1, 2], dims=2)
+frequencies, attention_factor = headway.rope_frequencies(4)
 headway.set_threads(headway.get_threads())
 names: list[str] = headway.engines()
 version: str = headway.__version__

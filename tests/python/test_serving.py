@@ -223,7 +223,7 @@ def test_the_gradient_of_rope_is_the_rotation_back():
         ({"scaling": {"type": "dynamic", "factor": 2.0}}, ValueError, "depends on the length of the text"),
         ({"scaling": {"type": "linear", "factor": 2.0, "fector": 1}}, ValueError, "has the key 'fector'"),
         ({"scaling": "linear"}, TypeError, "scaling is a str, expected a dict"),
-        ({"positions": [0, 1]}, ValueError, r"positions has shape \(2\), expected \(3\)"),
+        ({"positions": [0, 1]}, ValueError, r"positions has shape \(2,\), expected \(3,\)"),
         ({"positions": [0.0, 1.0, 2.0]}, TypeError, "positions has type f64, expected integers"),
         ({"x": np.zeros((3, 8), int)}, TypeError, "x has type i64"),
         ({"x": [1.0]}, TypeError, "x must be an array"),

@@ -153,8 +153,8 @@ TEST(Rope, errors_say_what_was_expected_and_found) {
   EXPECT_EQ(text_of([&] {
               rope(x, Tensor::of<std::int64_t>({3}, {0, 1, 2}));
             }),
-            "rope: positions has shape (3), expected (4) or (2, 4) for x (2, 4, 6)");
-  EXPECT_EQ(text_of([&] { rope(Tensor({6}), positions); }), "rope: x has shape (6), expected (..., S, D)");
+            "rope: positions has shape (3,), expected (4,) or (2, 4) for x (2, 4, 6)");
+  EXPECT_EQ(text_of([&] { rope(Tensor({6}), positions); }), "rope: x has shape (6,), expected (..., S, D)");
   Tensor out({2, 4, 8});
   EXPECT_EQ(text_of([&] { rope(x, positions, out); }), "rope: out has shape (2, 4, 8), x has (2, 4, 6)");
   EXPECT_EQ(text_of([&] { rope(out.view().slice(2, 0, 6), positions, out.view().slice(2, 2, 8)); }),
