@@ -19,6 +19,7 @@ def test_an_example_runs_and_its_checks_hold(name, needs, capsys):
     assert capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras, to NumPy
 def test_the_page_s_snippets_run_one_after_the_other(monkeypatch):
     pytest.importorskip("flax", reason="flax is not installed")
     monkeypatch.setenv("KERAS_BACKEND", "jax")  # which a snippet sets too

@@ -46,6 +46,13 @@ def test_every_snippet_of_the_torch_guide_names_headway_torch():
     assert all("headway.torch" in program for program, _ in programs_of("docs/migrate-torch.md"))
 
 
+def test_what_people_do_first_in_cpp_takes_thirty_lines_at_most():
+    for name in ("masked_vectors", "train_layer", "decode", "packed_sequences", "safetensors"):
+        lines = (ROOT / f"examples/{name}.cpp").read_text().splitlines()
+        assert 10 <= len(lines) <= 30, name
+        assert name in (ROOT / "examples/CMakeLists.txt").read_text()
+
+
 def test_each_page_has_programs():
     assert all(len(programs_of(page)) >= 2 for page in PAGES)
 
