@@ -16,6 +16,7 @@
 // Those of one header, called in the order in which they stand in its file.
 void analysis_examples();
 void attention_examples();
+void distributed_examples();
 void dtype_examples();
 void error_examples();
 void io_examples();

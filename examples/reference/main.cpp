@@ -8,6 +8,7 @@ namespace {
 void run_all() {
   analysis_examples();
   attention_examples();
+  distributed_examples();
   dtype_examples();
   error_examples();
   io_examples();

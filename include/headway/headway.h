@@ -4,6 +4,7 @@
 #include "headway/analysis.h"
 #include "headway/attention.h"
 #include "headway/cxx20.h"
+#include "headway/distributed.h"
 #include "headway/dtype.h"
 #include "headway/error.h"
 #include "headway/io.h"
