@@ -11,6 +11,7 @@ import pathlib
 import re
 
 FUNCTION = re.compile(r"(?<![\w:.])(?!operator|requires|decltype|static_assert)([a-z_]\w*)\(")
+NAMESPACE = re.compile(r"^namespace headway(?:::\w+)? \{\n", re.MULTILINE)
 TYPE = re.compile(r"^(?:template <[^>]*>\s*)?(?:struct|class|enum class|concept|using)\s+(\w+)", re.MULTILINE)
 
 
@@ -62,7 +63,7 @@ def is_private(code: str) -> bool:
 def sections_of(header: str) -> tuple[str, list[Section]]:
     """The header's introduction, and its sections."""
     introduction, _, rest = header.partition("#pragma once")
-    body = rest.partition("namespace headway {")[2].partition("}  // namespace headway")[0]
+    body = NAMESPACE.sub("", rest.partition("push(default)\n")[2]).partition("}  // namespace headway")[0]
     body = re.sub(r"#define.*?#undef \w+\n", "", body, flags=re.DOTALL)
     body = re.sub(r"^namespace \w+ \{\n+|^\}  // namespace \w+\n+", "", body, flags=re.MULTILINE)  # masks::
     sections = []
@@ -145,4 +146,5 @@ def section_text(section: Section, examples: dict[str, str], used: set[str]) -> 
 
 def headers(root: pathlib.Path) -> list[str]:
     """The public headers that declare something, in the order of the alphabet."""
-    return sorted(path.stem for path in (root / "include/headway").glob("*.h") if sections_of(path.read_text())[1])
+    found = [path for path in (root / "include/headway").glob("*.h") if sections_of(path.read_text())[1]]
+    return sorted(path.stem for path in found if path.stem != "mpi")  # distributed.h over MPI: docs/distributed.md

@@ -17,6 +17,7 @@
 void analysis_examples();
 void attention_examples();
 void cache_examples();
+void distributed_examples();
 void dtype_examples();
 void error_examples();
 void io_examples();

@@ -9,6 +9,7 @@ void run_all() {
   analysis_examples();
   attention_examples();
   cache_examples();
+  distributed_examples();
   dtype_examples();
   error_examples();
   io_examples();

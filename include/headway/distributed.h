@@ -102,7 +102,7 @@ struct Packing {
 Seen seen(const Sizes& sizes, const AttentionOptions& options = {}, const std::optional<Packing>& packing = {});
 
 // Each rank has nearly the same number of rows and of allowed pairs: contiguous where that is even, else as few chunks
-// as give an imbalance (most pairs of a rank over the mean) of at most 2 %. For self-attention (Sq = Sk).
+// as give an imbalance (most pairs of a rank over the mean) of at most 5 %. For self-attention (Sq = Sk).
 Sharding balanced(const Seen& seen, int ranks);
 
 // ---- Who does what, and when ----

@@ -5,6 +5,7 @@
 #include "headway/attention.h"
 #include "headway/cache.h"
 #include "headway/cxx20.h"
+#include "headway/distributed.h"
 #include "headway/dtype.h"
 #include "headway/error.h"
 #include "headway/io.h"

@@ -21,7 +21,7 @@ class RowMerge {
   // [B,H,rows,width] and [B,H,rows], of rows [first_row, first_row + rows).
   void add(ConstTensorView out, ConstTensorView lse, std::int64_t first_row = 0);
 
-  // sinks [H] are counted for every row but the padding: row i of item b is padding from real_rows[b] on, where given.
+  // sinks [H] are counted for every row but the padding, [B * rows] where there is some.
   void finish(const std::optional<ConstTensorView>& sinks, const std::vector<bool>* padding, TensorView out,
               TensorView lse) const;
 

@@ -4,10 +4,22 @@
 #include <algorithm>
 #include <memory>
 
-#include "core/text.h"
 #include "headway/distributed.h"
 
 namespace headway::distributed {
+
+// How many rows come before these where the ranges of a shard lie one after the other; -1 for rows that no one range
+// holds.
+inline std::int64_t local_row(const Shard& shard, Rows rows) {
+  std::int64_t at = 0;
+  for (const Rows& mine : shard) {
+    if (mine.begin <= rows.begin && rows.end <= mine.end) {
+      return at + rows.begin - mine.begin;
+    }
+    at += mine.count();
+  }
+  return -1;
+}
 
 struct RowFormat {
   std::int64_t batch = 0;
@@ -30,13 +42,12 @@ class RowStore {
   }
 
   const Shard& runs() const { return runs_; }
-  const RowFormat& format() const { return format_; }
 
-  bool holds(Rows rows) const { return place(rows) >= 0; }
+  bool holds(Rows rows) const { return local_row(runs_, rows) >= 0; }
 
   // Some columns of rows inside one run, as [B,heads,rows,columns].
   TensorView view(Rows rows, std::int64_t first, std::int64_t columns) const {
-    const std::int64_t at = std::max<std::int64_t>(place(rows), 0);
+    const std::int64_t at = std::max<std::int64_t>(local_row(runs_, rows), 0);
     const std::int64_t head = format_.width, item = format_.heads * head, row = format_.batch * item;
     auto* data = static_cast<std::byte*>(memory_->data());
     if (data != nullptr) {
@@ -50,39 +61,15 @@ class RowStore {
   Transport::Message message(int peer, Rows rows) const {
     auto* data = static_cast<std::byte*>(memory_->data());
     if (data != nullptr) {
-      data += static_cast<std::size_t>(place(rows)) * format_.bytes();
+      data += static_cast<std::size_t>(local_row(runs_, rows)) * format_.bytes();
     }
     return {peer, data, static_cast<std::size_t>(rows.count()) * format_.bytes(), memory_};
   }
 
  private:
-  // Where the rows begin in memory, or -1 if no run holds them all.
-  std::int64_t place(Rows rows) const {
-    std::int64_t at = 0;
-    for (const Rows& run : runs_) {
-      if (run.begin <= rows.begin && rows.end <= run.end) {
-        return at + rows.begin - run.begin;
-      }
-      at += run.count();
-    }
-    return -1;
-  }
-
   Shard runs_;
   RowFormat format_;
   std::shared_ptr<Tensor> memory_;
 };
-
-// Which of this rank's rows a global row is; -1 for rows that no one range of the shard holds.
-inline std::int64_t local_row(const Shard& shard, Rows rows) {
-  std::int64_t at = 0;
-  for (const Rows& mine : shard) {
-    if (mine.begin <= rows.begin && rows.end <= mine.end) {
-      return at + rows.begin - mine.begin;
-    }
-    at += mine.count();
-  }
-  return -1;
-}
 
 }  // namespace headway::distributed

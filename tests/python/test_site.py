@@ -28,7 +28,7 @@ def public_names(header):
         text = text.replace(border, "")
     text = re.sub(r"//.*|^#define.*(?:\n.*\\$)*|^#.*", "", text, flags=re.MULTILINE)
     text = re.sub(r"\n private:\n.*?\n\};", "\n};", text, flags=re.DOTALL)
-    text = text.partition("namespace headway {")[2]
+    text = re.split(r"namespace headway(?:::distributed)? \{", text, maxsplit=1)[1]
     depth, parentheses, kinds, statement = 1, 0, [], ""
     functions, members = set(), set()
     for letter in text:

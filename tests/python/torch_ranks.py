@@ -1,6 +1,6 @@
 """Checks of headway.torch.distributed that every rank of a group runs; test_torch_distributed.py starts the ranks.
 
-python torch_ranks.py CHECK RANKS... forks that many ranks, one count after the other; under torchrun it is one rank.
+python torch_ranks.py CHECKS=RANKS ... forks that many ranks for each argument, one after the other.
 """
 
 from __future__ import annotations
@@ -207,17 +207,7 @@ def check_killed(rank: int, ranks: int) -> None:
     raise AssertionError("nothing was raised")
 
 
-def check_launched(rank: int, ranks: int) -> None:
-    query, key, value, _ = inputs(LENGTH, LENGTH)
-    held = shards.zigzag(LENGTH, ranks=ranks)
-    mine = [shards.take(x, held.queries[rank]) for x in (query, key, value)]
-    out = context_parallel.attention(*mine, causal=True, sharding=held)
-    expected = oracle.attention(*map(plain, (query, key, value)), causal=True).out
-    np.testing.assert_allclose(plain(out), shards.take(expected, held.queries[rank]), atol=2e-5)
-
-
 CHECKS = {
-    "launched": (check_launched,),
     "all": (check_numbers, check_packed, check_dtensors, check_bits, check_errors),
     "killed": (check_killed,),
 }
@@ -254,11 +244,7 @@ def forked(name: str, ranks: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
-        dist.init_process_group("gloo")
-        run(sys.argv[1], dist.get_rank(), dist.get_world_size())
-        dist.destroy_process_group()
-    else:
-        with tempfile.TemporaryDirectory() as place:
-            for number in sys.argv[2:]:
-                forked(sys.argv[1], int(number), place)
+    with tempfile.TemporaryDirectory() as place:
+        for argument in sys.argv[1:]:
+            name, number = argument.split("=")
+            forked(name, int(number), place)

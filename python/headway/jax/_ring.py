@@ -13,7 +13,6 @@ import numpy as np
 from headway.jax._attention import _DEFAULTS, _check, _integers, _static, as_arrays
 from headway.jax._call import Array, Operands, ShapeDtype, Static, _call, _like, _lse_like
 
-
 lax: Any = jax.lax  # parts of it have no annotations
 
 

@@ -26,6 +26,8 @@ from headway.torch.functional import attention as whole_attention
 
 __all__ = ["Attention", "LostRank", "attention", "join", "take"]
 
+_FIRST_TAG = 18_501_000  # of the messages here, so that they are none of the program's own
+
 # Messages that were under way when a call failed: gloo may still write to their memory.
 _abandoned: list[Any] = []
 
@@ -52,7 +54,7 @@ class _Transport:
     def _start(self, start: Any, memory: Tensor, peer: int, counts: list[int], keep: Any) -> None:
         counts[peer] += 1  # messages between two ranks are numbered, so that none is taken for another
         try:
-            work = start(memory, self.peers[peer], group=self.group, tag=counts[peer])
+            work = start(memory, self.peers[peer], group=self.group, tag=_FIRST_TAG + counts[peer])
         except RuntimeError as error:
             self._lose(peer, error)
         self.pending.append((work, peer, (memory, keep)))
@@ -207,6 +209,8 @@ def _group_of(group: Any) -> dist.ProcessGroup:
             raise RuntimeError("attention: there is no process group: call torch.distributed.init_process_group first")
         group = dist.group.WORLD
     if isinstance(group, dist.ProcessGroup):
+        if dist.get_backend(group) == "nccl":
+            raise NotImplementedError("attention: the group has nccl, expected gloo: tensors are in host memory")
         return group
     if hasattr(group, "get_group") and hasattr(group, "ndim"):
         if group.ndim != 1:
