@@ -230,6 +230,7 @@ std::optional<std::int64_t> window_side(const Problem& problem, const char* side
 }
 
 void resolve_causal(Problem& problem, Causal causal) {
+  require_enumerator(problem, "causal", causal, Causal::bottom_right);
   problem.causal = causal;
   if (causal != Causal::square) {
     return;
@@ -333,6 +334,7 @@ Layout resolve(Problem& problem, const Call& call, Pass pass) {
   place_inputs(problem, call, layout);
   resolve_ranges(problem, call.options, layout);
   resolve_modifiers(problem, call.options, layout);
+  require_enumerator(problem, "engine", call.options.engine, Engine::cuda);
   problem.engine = call.options.engine;
   problem.progress = call.options.progress;
   problem.stream = call.options.stream;
