@@ -107,6 +107,7 @@ class MultiHeadAttention {
   struct State;
   struct Loaded {};  // with it the constructor has two parameters, so that MultiHeadAttention({}) is never this one
   MultiHeadAttention(Loaded, std::unique_ptr<State> state);
+  State& state() const;  // InvalidArgument for a layer that was moved from
 
   std::unique_ptr<State> state_;
 };

@@ -107,9 +107,20 @@ std::optional<std::int64_t> read_side(const Argument& side) {
 
 // ---- Arrays ----
 
+nb::object to_numpy(const Argument& argument) {
+  try {
+    return numpy().asarray(argument.object);
+  } catch (nb::python_error& error) {
+    if (error.matches(PyExc_ValueError)) {  // [[1], [1, 2]]
+      refuse<InvalidArgument>(argument, "is ", found(argument), ", expected rows of equal length");
+    }
+    throw;
+  }
+}
+
 // Lists and numbers become NumPy arrays; Python's own numbers have no width that could be wrong.
 nb::object as_array(const Argument& argument) {
-  return is_array(argument.object) ? nb::borrow(argument.object) : numpy().asarray(argument.object);
+  return is_array(argument.object) ? nb::borrow(argument.object) : to_numpy(argument);
 }
 
 void open(const Argument& argument, nb::handle object, std::optional<Array>& array) {
@@ -158,7 +169,7 @@ bool is_integer_type(const std::optional<dlpack::Type>& type) {
 
 // A list of Python ints. NumPy makes floats of an empty one, and objects of numbers past 64 bits.
 nb::object integers_from(const Argument& argument) {
-  nb::object object = numpy().asarray(argument.object);
+  nb::object object = to_numpy(argument);
   const auto kind = nb::cast<std::string>(object.attr("dtype").attr("kind"));
   if (nb::cast<std::int64_t>(object.attr("size")) == 0) {
     return numpy().asarray(object, numpy().int64);

@@ -19,6 +19,14 @@ template <class... Parts>
   throw TypeMismatch(text(problem.operation, ": ", parts...));
 }
 
+// An enum's value may be cast from any number; what has no name would otherwise compute something nobody asked for.
+template <class Enum>
+void require_enumerator(const Problem& problem, const char* name, Enum value, Enum last) {
+  if (value > last) {
+    invalid(problem, name, " is ", static_cast<int>(value), ", expected 0 to ", static_cast<int>(last));
+  }
+}
+
 // How the user's views map to [B,H,S,...]: rank 4 as it is; rank 3 lacks the heads, rank 2 the batch too; packed is
 // [total,H,D].
 struct Layout {

@@ -165,6 +165,7 @@ ScoresProblem scores_problem(const Call& call, TensorView scores, Stage stage) {
   const Layout layout = resolve(problem, call, Pass::scores);
   const ConstTensorView checked = checked_rows(problem, "scores", scores, layout.matrix_sizes(problem));
   check_disjoint(problem, call, {{"scores", checked}});
+  require_enumerator(problem, "stage", stage, Stage::weights);
   problem.scores = layout.matrix(scores);
   problem.stage = stage;
   return problem;

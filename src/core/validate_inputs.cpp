@@ -237,6 +237,7 @@ std::optional<std::int64_t> window_side(const Problem& problem, const char* side
 }
 
 void resolve_causal(Problem& problem, Causal causal) {
+  require_enumerator(problem, "causal", causal, Causal::bottom_right);
   problem.causal = causal;
   if (causal != Causal::square) {
     return;
@@ -413,6 +414,7 @@ Layout resolve(Problem& problem, const Call& call, Pass pass) {
   resolve_ranges(problem, call.options, layout);
   resolve_modifiers(problem, call.options, layout);
   resolve_structured_mask(problem, call.options);
+  require_enumerator(problem, "engine", call.options.engine, Engine::cuda);
   problem.engine = call.options.engine;
   problem.progress = call.options.progress;
   problem.stream = call.options.stream;

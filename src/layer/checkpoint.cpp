@@ -65,10 +65,10 @@ void MultiHeadAttention::save(const std::filesystem::path& path, bool overwrite)
   // A file is written from host memory.
   std::optional<Parameters> copied;
   if (device() != Device{}) {
-    copied = state_->parameters.copied_to(Device{}, nullptr);
+    copied = state().parameters.copied_to(Device{}, nullptr);
   }
-  const Parameters::Named& named = (copied ? *copied : state_->parameters).views();
-  save_safetensors(path, {named.begin(), named.end()}, metadata_of(state_->config), {.overwrite = overwrite});
+  const Parameters::Named& named = (copied ? *copied : state().parameters).views();
+  save_safetensors(path, {named.begin(), named.end()}, metadata_of(state().config), {.overwrite = overwrite});
 } catch (...) {
   throw_own_error("MultiHeadAttention::save");
 }

@@ -148,43 +148,50 @@ MultiHeadAttention::~MultiHeadAttention() = default;
 MultiHeadAttention::MultiHeadAttention(MultiHeadAttention&&) noexcept = default;
 MultiHeadAttention& MultiHeadAttention::operator=(MultiHeadAttention&&) noexcept = default;
 
-const MultiHeadAttentionConfig& MultiHeadAttention::config() const { return state_->config; }
+MultiHeadAttention::State& MultiHeadAttention::state() const {
+  if (!state_) {
+    throw InvalidArgument("MultiHeadAttention: expected a layer with parameters, found one that was moved from");
+  }
+  return *state_;
+}
 
-Device MultiHeadAttention::device() const { return state_->device; }
+const MultiHeadAttentionConfig& MultiHeadAttention::config() const { return state().config; }
+
+Device MultiHeadAttention::device() const { return state().device; }
 
 void MultiHeadAttention::to(Device device, void* stream) try {
-  state_->remembered.reset();
-  if (device != state_->device) {
-    state_->parameters = state_->parameters.copied_to(device, stream);
-    state_->device = device;
+  state().remembered.reset();
+  if (device != state().device) {
+    state().parameters = state().parameters.copied_to(device, stream);
+    state().device = device;
   }
 } catch (...) {
   throw_own_error("MultiHeadAttention::to");
 }
 
 std::vector<std::pair<std::string, TensorView>> MultiHeadAttention::parameters() try {
-  return state_->parameters.views();
+  return state().parameters.views();
 } catch (...) {
   throw_own_error("MultiHeadAttention::parameters");
 }
 
 std::vector<std::pair<std::string, ConstTensorView>> MultiHeadAttention::parameters() const try {
-  const auto& views = state_->parameters.views();
+  const auto& views = state().parameters.views();
   return {views.begin(), views.end()};
 } catch (...) {
   throw_own_error("MultiHeadAttention::parameters");
 }
 
-TensorView MultiHeadAttention::parameter(const std::string& name) { return state_->parameters.required(name); }
+TensorView MultiHeadAttention::parameter(const std::string& name) { return state().parameters.required(name); }
 
 ConstTensorView MultiHeadAttention::parameter(const std::string& name) const {
-  return state_->parameters.required(name);
+  return state().parameters.required(name);
 }
 
 Tensor MultiHeadAttention::infer(ConstTensorView queries, ConstTensorView keys, ConstTensorView values,
                                  const AttentionOptions& options, const AttentionOutputs& outputs) const try {
   constexpr std::string_view operation = "MultiHeadAttention::infer";
-  const auto& [config, device, parameters, remembered] = *state_;
+  const auto& [config, device, parameters, remembered] = state();
   const LayerInputs inputs = checked_inputs(operation, *this, queries, keys, values);
   const AttentionOutputs asked = checked_outputs(operation, *this, inputs, outputs);
   Stages stages = forward_stages(operation, config, inputs, options);
@@ -198,8 +205,8 @@ Tensor MultiHeadAttention::infer(ConstTensorView queries, ConstTensorView keys, 
 Tensor MultiHeadAttention::forward(ConstTensorView queries, ConstTensorView keys, ConstTensorView values,
                                    const AttentionOptions& options, const AttentionOutputs& outputs) try {
   constexpr std::string_view operation = "MultiHeadAttention::forward";
-  const auto& [config, device, parameters, remembered] = *state_;
-  state_->remembered.reset();
+  const auto& [config, device, parameters, remembered] = state();
+  state().remembered.reset();
   Remembered pass;
   pass.inputs = checked_inputs(operation, *this, queries, keys, values);
   pass.options = with_batch(options, pass.inputs.batched);
@@ -217,7 +224,7 @@ Tensor MultiHeadAttention::forward(ConstTensorView queries, ConstTensorView keys
     copy(*asked.lse, pass.lse, options.stream);
   }
   Tensor y = output_of(options, config, parameters, pass.inputs, pass.activations.context, stages);
-  state_->remembered = std::move(pass);
+  state().remembered = std::move(pass);
   return y;
 } catch (...) {
   throw_own_error("MultiHeadAttention::forward");
@@ -225,14 +232,14 @@ Tensor MultiHeadAttention::forward(ConstTensorView queries, ConstTensorView keys
 
 Gradients MultiHeadAttention::backward(ConstTensorView grad_output, const OptionGradients& option_gradients) try {
   constexpr std::string_view operation = "MultiHeadAttention::backward";
-  if (!state_->remembered) {
+  if (!state().remembered) {
     throw InvalidArgument(text(operation, ": expected a forward before it, found none"));
   }
-  const LayerInputs& inputs = state_->remembered->inputs;
-  const AttentionOptions& options = state_->remembered->options;
-  const Activations& activations = state_->remembered->activations;
-  const MultiHeadAttentionConfig& config = state_->config;
-  const Parameters& parameters = state_->parameters;
+  const LayerInputs& inputs = state().remembered->inputs;
+  const AttentionOptions& options = state().remembered->options;
+  const Activations& activations = state().remembered->activations;
+  const MultiHeadAttentionConfig& config = state().config;
+  const Parameters& parameters = state().parameters;
   const ConstTensorView dy = checked_grad_output(*this, inputs, grad_output);
   check_option_gradients(*this, inputs, option_gradients);
 
@@ -241,7 +248,7 @@ Gradients MultiHeadAttention::backward(ConstTensorView grad_output, const Option
   Gradients gradients;
   // dcontext = dy W_o^T  [B,Sq,H*hd]
   const auto memory = [&](const Dims& sizes) {
-    return Tensor::uninitialized(sizes, config.dtype, state_->device, options.stream);
+    return Tensor::uninitialized(sizes, config.dtype, state().device, options.stream);
   };
   Tensor dcontext = memory(activations.context.sizes());
   const Heads heads = heads_of(activations, config);
@@ -252,7 +259,7 @@ Gradients MultiHeadAttention::backward(ConstTensorView grad_output, const Option
   BackwardProblem problem =
       backward_problem({.operation = operation, .query = heads.q, .key = heads.k, .value = heads.v, .options = options},
                        split_heads(std::as_const(dcontext).view(), config.heads, config.head_dim), heads.context,
-                       state_->remembered->lse,
+                       state().remembered->lse,
                        {.dq = split_heads(dq.view(), config.heads, config.head_dim),
                         .dk = split_heads(dk.view(), config.kv_heads, config.head_dim),
                         .dv = split_heads(dv.view(), config.kv_heads, config.head_dim),

@@ -29,6 +29,20 @@ struct Legal {
 
 TEST(Errors, the_legal_call_is_legal) { EXPECT_NO_THROW(Legal{}()); }
 
+TEST(Errors, a_number_that_no_enumerator_has) {
+  Legal causal;
+  causal.options.causal = static_cast<Causal>(77);
+  EXPECT_TRUE(causal.is<InvalidArgument>({"causal is 77", "0 to 3"}));
+  Legal engine;
+  engine.options.engine = static_cast<Engine>(77);
+  EXPECT_TRUE(engine.is<InvalidArgument>({"engine is 77", "0 to 3"}));
+  Tensor scores({2, 6, 5, 7});
+  EXPECT_TRUE(throws<InvalidArgument>("attention_scores", {"stage is 9", "0 to 3"}, [&] {
+    const Legal legal;
+    attention_scores(legal.q, legal.k, scores, static_cast<Stage>(9));
+  }));
+}
+
 TEST(Errors, different_head_dims_are_named_with_both_numbers) {
   const Tensor q({1, 1, 2, 64}), k({1, 1, 2, 80}), v({1, 1, 2, 64});
   Tensor out({1, 1, 2, 64});

@@ -37,6 +37,23 @@ TEST(LayerErrors, an_integer_layer_is_a_type_error) {
   EXPECT_EQ(found, "MultiHeadAttention: expected a dtype of f32, f64, bf16 or f16, found i32");
 }
 
+TEST(LayerErrors, a_layer_that_was_moved_from_says_so) {
+  const Tensor x({2, 3, 8});
+  MultiHeadAttention layer({.model_dim = 8, .heads = 2});
+  const MultiHeadAttention moved = std::move(layer);
+  const std::string expected = "MultiHeadAttention: expected a layer with parameters, found one that was moved from";
+  // NOLINTBEGIN(bugprone-use-after-move)
+  EXPECT_EQ(error_text<InvalidArgument>([&] { (void)layer.forward(x, x, x); }), expected);
+  EXPECT_EQ(error_text<InvalidArgument>([&] { (void)layer.infer(x, x, x); }), expected);
+  EXPECT_EQ(error_text<InvalidArgument>([&] { (void)layer.backward(x); }), expected);
+  EXPECT_EQ(error_text<InvalidArgument>([&] { (void)layer.config(); }), expected);
+  EXPECT_EQ(error_text<InvalidArgument>([&] { (void)layer.parameter("W_q"); }), expected);
+  EXPECT_EQ(error_text<InvalidArgument>([&] { layer.save("unused.safetensors"); }), expected);
+  // NOLINTEND(bugprone-use-after-move)
+  layer = MultiHeadAttention({.model_dim = 8, .heads = 2});
+  EXPECT_NO_THROW((void)layer.forward(x, x, x));
+}
+
 TEST(LayerErrors, sizes_past_64_bits_are_refused_without_overflow) {
   EXPECT_EQ(construction_error({.model_dim = huge}),
             "MultiHeadAttention: W_q of shape (1099511627776, 1099511627776) has more than 2^63 bytes");

@@ -54,6 +54,9 @@ REFUSED = [
     (TypeError, "valid_lens has type <U1, expected integers", {"valid_lens": ["1", "2"]}),
     (TypeError, "valid_lens has type >i4, expected integers", {"valid_lens": np.array([1, 2], ">i4")}),
     (TypeError, "valid_lens is .*None.*, expected integers", {"valid_lens": [None, 1]}),
+    (ValueError, r"valid_lens is \[\[1\], \[1, 2\]\], expected rows of equal length", {"valid_lens": [[1], [1, 2]]}),
+    (ValueError, r"mask is \[\[True\], \[True, False\]\], expected rows", {"mask": [[True], [True, False]]}),
+    (ValueError, r"sinks is \[\[1.0\], \[1.0, 2.0\]\], expected rows", {"sinks": [[1.0], [1.0, 2.0]]}),
     (ValueError, r"query_lens\[1\] is 6, expected 0 to 5", {"query_lens": [5, 6]}),
     (ValueError, "query_lens has shape", {"query_lens": [[1, 2]]}),
     # Options: arrays

@@ -147,6 +147,36 @@ def test_autograd_goes_on_outside_of_a_transform():
     torch.testing.assert_close(*both, rtol=1e-11, atol=1e-11)
 
 
+def batched_gradients(output, inputs, grads):
+    return torch.autograd.grad(output, inputs, grads, is_grads_batched=True, retain_graph=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.zeros(3, 3, dtype=torch.float64)}])
+def test_a_batch_of_gradients_is_one_backward_for_each(options):
+    """What autograd.grad(is_grads_batched=True) and autograd.functional.jacobian(vectorize=True) run."""
+    query, key, value = (draw(2, 2, 3, 4, seed=n).requires_grad_() for n in range(3))
+    out = ht.scaled_dot_product_attention(query, key, value, **options)
+    grads = draw(5, *out.shape, seed=3)
+    found = batched_gradients(out, (query, key, value), grads)
+    one_by_one = [torch.autograd.grad(out, (query, key, value), grad, retain_graph=True) for grad in grads]
+    for gradient, parts in zip(found, zip(*one_by_one)):
+        assert torch.equal(gradient, torch.stack(parts))
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_a_batch_of_gradients_of_a_layer_is_torch_s(need_weights):
+    ours = ht.MultiheadAttention(8, 2, batch_first=True).double()
+    original = torch.nn.MultiheadAttention(8, 2, batch_first=True).double()
+    original.load_state_dict(ours.state_dict())
+    x, grads = draw(2, 3, 8, seed=0).requires_grad_(), draw(5, 2, 3, 8, seed=1)
+    results = []
+    for layer in (ours, original):
+        out, _ = layer(x, x, x, need_weights=need_weights)
+        results.append(batched_gradients(out, (x, layer.in_proj_weight), grads))
+    for found, expected in zip(*results):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
 def test_each_item_of_a_vmap_has_a_mask_and_lengths_of_its_own():
     x = draw(3, 2, 4, 5, seed=1)
     masks = torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(2)) < 0.6

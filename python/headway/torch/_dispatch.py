@@ -23,6 +23,7 @@ transforms_active = torch._C._are_functorch_transforms_active
 modes_active = torch._C._len_torch_dispatch_stack
 tracing_state = torch._C._get_tracing_state
 autocast_active = torch._C._is_any_autocast_enabled
+has_storage = torch._C._has_storage
 
 
 # Called with query, key and options of every call while headway.torch.record is on.
@@ -67,13 +68,18 @@ class _Attention(torch.autograd.Function):
         options = ctx.options if len(saved) == 6 else Options(*saved[6:], *ctx.options)
         # Recorded where a second derivative is asked for.
         if grad_out is not None and grad_lse is None and grad_weights is None:
-            if type(grad_out) in _PLAIN and not is_grad_enabled() and not is_watched():
+            if _is_plain_gradient(grad_out) and not is_grad_enabled() and not is_watched():
                 query, key, value, out, lse = saved[:5]
                 found = _core.backward(grad_out, None, query, key, value, out, lse, options, True, needed[3])
                 return (*found, None, None, None)
         grads = (grad_out, grad_lse, grad_weights)
-        eager = not is_grad_enabled() and not is_watched() and all(x is None or type(x) in _PLAIN for x in grads)
+        eager = not is_grad_enabled() and not is_watched() and all(x is None or _is_plain_gradient(x) for x in grads)
         return _ops.input_gradients(grads, saved[:6], options, needed, eager)
+
+
+def _is_plain_gradient(grad: Tensor) -> bool:
+    """Whether it has memory to read; a batch of gradients (autograd.grad's is_grads_batched) has the same type."""
+    return type(grad) in _PLAIN and has_storage(grad)
 
 
 # Without Function.apply's Python, which is for torch.func: nothing of it comes here.

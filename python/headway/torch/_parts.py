@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+has_storage = torch._C._has_storage
+
 
 def split(joined: Tensor, parts: int, watched: bool) -> tuple[Tensor, ...]:
     """(outer, inner, parts * width) -> parts of (outer, inner, width), as views.
@@ -69,6 +71,8 @@ def empty_like_parts(parts: Sequence[Tensor]) -> list[Tensor] | None:
 
 def _side_by_side(parts: Sequence[Tensor]) -> bool:
     """Whether the rows of equal parts follow each other in one storage: all but the last axes have one step."""
+    if not all(map(has_storage, parts)):  # a batch of gradients: see _dispatch.py
+        return False
     first = parts[0]
     heads_and_width = first.shape[1] * first.shape[3] if first.dim() == 4 else first.shape[-1]
     begin, step = first.data_ptr(), heads_and_width * first.element_size()
