@@ -14,7 +14,7 @@ import griffe
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONSTANT = re.compile(r'inline constexpr const char\* (\w+) =\s*R"\((.*?)\)";', re.DOTALL)
-NAMES = {"plan": "Plan"}  # of a class, where its constant is named as a variable would be
+NAMES = {"plan": "Plan", "mask": "Mask"}  # of a class, where its constant is named as a variable would be
 
 
 def compiled_docstrings() -> dict[str, str]:

@@ -13,7 +13,6 @@ constexpr Parameter options[] = {{"mask"},
                                  {"valid_lens"},
                                  {"query_lens"},
                                  {"spans"},
-                                 {"span_rows", "1"},
                                  {"scale"},
                                  {"softcap"},
                                  {"alibi_slopes"},
@@ -22,7 +21,8 @@ constexpr Parameter options[] = {{"mask"},
                                  {"seed"},
                                  {"engine"},
                                  {"batch_invariant", "False"},
-                                 {"layout", "'bhsd'"}};
+                                 {"layout", "'bhsd'"},
+                                 {"span_rows", "1"}};
 static_assert(std::size(options) == static_cast<std::size_t>(Option::count));
 
 }  // namespace

@@ -25,7 +25,6 @@ enum class Option : std::size_t {
   valid_lens,
   query_lens,
   spans,
-  span_rows,
   scale,
   softcap,
   alibi_slopes,
@@ -35,6 +34,7 @@ enum class Option : std::size_t {
   engine,  // from here on they stand after the function's own keywords
   batch_invariant,
   layout,
+  span_rows,
   count
 };
 

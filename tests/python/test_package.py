@@ -21,7 +21,7 @@ from headway import _headway
 CONTRACT = (
     "(query, key, value, *, mask=None, bias=None, causal=False, window=None, valid_lens=None, query_lens=None, "
     "spans=None, scale=None, softcap=None, alibi_slopes=None, sinks=None, dropout=0.0, seed=None, return_weights=False, "
-    "return_lse=False, out=None, engine=None, batch_invariant=False, layout='bhsd')"
+    "return_lse=False, out=None, engine=None, batch_invariant=False, layout='bhsd', span_rows=1)"
 )
 
 
@@ -141,6 +141,8 @@ out, weights = headway.attention(x, x, x, return_weights=True)
 out, weights, lse = headway.attention(x, x, x, return_weights=True, return_lse=True, dropout=0.5, seed=1)
 gradients: headway.Gradients = headway.attention_backward(out, x, x, x, out, lse)
 scores: npt.NDArray[np.float32] = headway.attention_scores(x, x, stage="biased")
+mask: headway.masks.Mask = headway.masks.causal() & (headway.masks.window(3, None) | headway.masks.first([1, 2]))
+out = headway.attention(x, x, x, mask=mask)
 packed = headway.attention_varlen(x, x, x, [0, 2], np.array([0, 2]))
 plan: headway.Plan = headway.explain(x, x, x, softcap=2.0)
 flops: int = plan.flops
