@@ -104,7 +104,8 @@ double pairs_inside_spans(const Problem& problem, const Sequence& sequence, std:
   for (std::int64_t i = 0; i < sequence.query_count;) {
     const std::int64_t entry = span_entry(problem, sequence, i);
     const std::int64_t end = problem.packed() ? i + 1 : std::min((entry + 1) * problem.span_rows, sequence.query_count);
-    const KeyRange first = key_range(problem, sequence, b, i), last = key_range(problem, sequence, b, end - 1);
+    const KeyRange first = key_range(problem, sequence, b, i);
+    const KeyRange last = end - i == 1 ? first : key_range(problem, sequence, b, end - 1);
     // Both ends of a range only grow with the row; empty ones are {0, 0} wherever they are.
     const bool shared = !by_row && first.begin == last.begin && first.end == last.end && first.begin < first.end;
     const std::int64_t rows = shared ? end - i : 1;

@@ -276,6 +276,10 @@ void resolve_spans(Problem& problem, ConstTensorView spans, const Layout& layout
             " for any number of spans, or 1 for batch and heads",
             problem.span_rows == 1 ? "" : text(", with span_rows ", problem.span_rows));
   }
+  if (spans.stride(rank - 2) == 0 && spans.size(rank - 2) > 1) {  // one span, however often it repeats
+    resolve_spans(problem, spans.slice(rank - 2, 0, 1), layout);
+    return;
+  }
   ConstTensorView placed = layout.matrix(spans.expand(target));
   if (layout.packed) {
     placed = placed.expand({problem.batch, target[1], target[2], target[3], 2});

@@ -89,6 +89,10 @@ void Call::draw_options(Input& input, DType dtype) {
   draw(options.query_lens, DType::i32);
   draw(options.alibi_slopes, DType::f32);
   draw(options.sinks, DType::f64);
+  draw(options.spans, DType::i64);
+  if (options.spans) {
+    options.span_rows = maybe<std::int64_t>(input).value_or(1);
+  }
 }
 
 std::vector<std::string> draw_texts(Input& input, std::int64_t expected) {
