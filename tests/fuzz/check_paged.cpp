@@ -12,9 +12,9 @@ namespace {
 // [B,Hkv,S,D], or one sequence of it, put into pages of its own; slots that no token has are NaN.
 class Pager {
  public:
-  Pager(std::int64_t page_size, const std::vector<std::int64_t>& lengths, Random& random) : page_size_(page_size) {
+  Pager(std::int64_t page_size, const std::vector<std::int64_t>& keys, Random& random) : page_size_(page_size) {
     std::int64_t most = 0;
-    for (const std::int64_t length : lengths) {
+    for (const std::int64_t length : keys) {
       first_.push_back(pages_);
       pages_ += pages_of(length);
       most = std::max(most, pages_of(length));
@@ -22,12 +22,12 @@ class Pager {
     order_.resize(static_cast<std::size_t>(pages_));
     std::iota(order_.begin(), order_.end(), 0);
     std::shuffle(order_.begin(), order_.end(), random);
-    const auto batch = static_cast<std::int64_t>(lengths.size());
+    const auto batch = static_cast<std::int64_t>(keys.size());
     table = filled({batch, most}, DType::i32, -1);
-    this->lengths = Tensor({batch}, DType::i64);
+    lengths = Tensor({batch}, DType::i64);
     for (std::int64_t b = 0; b < batch; ++b) {
-      const std::int64_t length = lengths[static_cast<std::size_t>(b)];
-      set(this->lengths, {b}, static_cast<double>(length));
+      const std::int64_t length = keys[static_cast<std::size_t>(b)];
+      set(lengths, {b}, static_cast<double>(length));
       for (std::int64_t n = 0; n < pages_of(length); ++n) set(table, {b, n}, static_cast<double>(page(b, n)));
     }
   }

@@ -408,7 +408,7 @@ class Decode : protected DecodeState<S, In> {
   template <int NR, int NV, class Fetch>
   HEADWAY_INLINE void add_rows(int r, std::int64_t key, std::int64_t keys, const StoredRows<In>& values, std::int64_t d,
                                Sum sum, const Fetch& fetch) {
-    value_tile<S, In, NR, NV>(scores_of(r) + (key - block_.begin), at_.score_ld, values, d, keys,
+    value_tile<S, In, NR, NV>(scores_of(r) + (key - block_.begin), at_.score_ld, values.from(0, d), keys,
                               at_most(head_.value_dim - d, lanes), at_.part_outputs + r * at_.output_ld + d,
                               at_.output_ld, sum, fetch);
   }

@@ -95,9 +95,9 @@ HEADWAY_INLINE void dot_keys(const typename Operands<S>::Scalar* queries, std::i
 // vectors of products make one of sums. `in_chains`: a head is wider than longest_dot_chain.
 // fetch(k, n) is called before the keys k to k + n.
 template <class S, class In, int NR, bool in_chains, class Fetch>
-HEADWAY_INLINE void dot_tile(const typename Operands<S>::Scalar* queries, std::int64_t query_ld,
-                             const StoredRows<In>& keys, std::int64_t last, std::int64_t dim, const Scaling<S>& factor,
-                             typename S::Scalar* scores, std::int64_t score_ld, const Fetch& fetch) {
+HEADWAY_INLINE void dot_tile(const typename Operands<S>::Scalar* queries, std::int64_t query_ld, StoredRows<In> keys,
+                             std::int64_t last, std::int64_t dim, const Scaling<S>& factor, typename S::Scalar* scores,
+                             std::int64_t score_ld, const Fetch& fetch) {
   constexpr int NK = S::lanes / NR;
   constexpr int together = KeyTile<S, In, NR>::together;
   for (int part = 0; part < NR; ++part) {
@@ -135,12 +135,12 @@ HEADWAY_INLINE void dot_tile(const typename Operands<S>::Scalar* queries, std::i
 // Where a tile of sums goes: the first of a part replaces what is there.
 enum class Sum : bool { starts, continues };
 
-// acc[r][v] += sum over k of weights[r][k] * values[k][d ...], for NR rows and NV vectors of d, of which `count`
+// acc[r][v] += sum over k of weights[r][k] * values[k][d], for NR rows and NV vectors of d, of which `count`
 // elements exist in the last.
 template <class S, class In, int NR, int NV, class Fetch>
 HEADWAY_INLINE void add_weighted(typename S::Vector (&acc)[NR][NV], const typename S::Scalar* weights,
-                                 std::int64_t weight_ld, const StoredRows<In>& values, std::int64_t d,
-                                 std::int64_t keys, int count, const Fetch& fetch) {
+                                 std::int64_t weight_ld, StoredRows<In> values, std::int64_t keys, int count,
+                                 const Fetch& fetch) {
   using Vector = typename S::Vector;
   constexpr bool in_pairs = NV % 2 == 0 && requires(Vector & x) { S::load_alternating(values.data, x, x); };
   constexpr int step = in_pairs ? 2 : 1;
@@ -154,7 +154,7 @@ HEADWAY_INLINE void add_weighted(typename S::Vector (&acc)[NR][NV], const typena
     HEADWAY_UNROLL
     for (int v = 0; v < NV; v += step) {
       Vector x[step];
-      const In* at = values.data + k * values.ld + d + v * S::lanes;
+      const In* at = values.data + k * values.ld + v * S::lanes;
       if constexpr (in_pairs) {
         S::load_alternating(at, x[0], x[1]);
       } else {
@@ -182,9 +182,9 @@ HEADWAY_INLINE void add_weighted(typename S::Vector (&acc)[NR][NV], const typena
 
 // output[r][d] (+)= sum over k of weights[r][k] * values[k][d].
 template <class S, class In, int NR, int NV, class Fetch>
-HEADWAY_INLINE void value_tile(const typename S::Scalar* weights, std::int64_t weight_ld, const StoredRows<In>& values,
-                               std::int64_t d, std::int64_t keys, int count, typename S::Scalar* output,
-                               std::int64_t output_ld, Sum sum, const Fetch& fetch) {
+HEADWAY_INLINE void value_tile(const typename S::Scalar* weights, std::int64_t weight_ld, StoredRows<In> values,
+                               std::int64_t keys, int count, typename S::Scalar* output, std::int64_t output_ld,
+                               Sum sum, const Fetch& fetch) {
   typename S::Vector acc[NR][NV];
   HEADWAY_UNROLL
   for (int r = 0; r < NR; ++r) {
@@ -193,7 +193,7 @@ HEADWAY_INLINE void value_tile(const typename S::Scalar* weights, std::int64_t w
       acc[r][v] = S::zero();
     }
   }
-  add_weighted<S, In, NR, NV>(acc, weights, weight_ld, values, d, keys, count, fetch);
+  add_weighted<S, In, NR, NV>(acc, weights, weight_ld, values, keys, count, fetch);
   HEADWAY_UNROLL
   for (int r = 0; r < NR; ++r) {
     HEADWAY_UNROLL

@@ -335,20 +335,24 @@ class ForwardState {
     values_ = {copy, args_.value_dim};
   }
 
+  // Of the block at hand, before any is hidden.
   bool values_are_finite(const Range& keys) const {
-    if constexpr (fold > 1) {
+    if constexpr (fold == 1) {
+      return rows_are_finite<S>({values_.data, values_.ld}, keys.begin - block_begin_, keys.end - block_begin_,
+                                args_.value_dim);
+    } else {
       if (!seen_.any_from(infinity_bits)) {
         return true;
       }
-    }
-    Vector zeros = S::zero();  // NaN after 0 * inf or 0 * NaN
-    for (std::int64_t key = keys.begin; key < keys.end; ++key) {
-      const SourceRow<S, In> row(args_.value, key);
-      for (std::int64_t d = 0; d < args_.value_dim; d += lanes) {
-        zeros = S::fma(row.part(d, at_most(args_.value_dim - d, lanes)), S::zero(), zeros);
+      Vector zeros = S::zero();  // NaN after 0 * inf or 0 * NaN
+      for (std::int64_t key = keys.begin; key < keys.end; ++key) {
+        const SourceRow<S, In> row(args_.value, key);
+        for (std::int64_t d = 0; d < args_.value_dim; d += lanes) {
+          zeros = S::fma(row.part(d, at_most(args_.value_dim - d, lanes)), S::zero(), zeros);
+        }
       }
+      return !S::any(S::not_less_equal(zeros, S::zero()));
     }
-    return !S::any(S::not_less_equal(zeros, S::zero()));
   }
 
   // Dot products flush denormals, so values near them are hidden too.

@@ -22,7 +22,9 @@ struct StoredRows {
   const In* data;
   std::int64_t ld;
 
-  HEADWAY_INLINE StoredRows from(std::int64_t row) const { return {data + row * ld, ld}; }
+  HEADWAY_INLINE StoredRows from(std::int64_t row, std::int64_t column = 0) const {
+    return {data + row * ld + column, ld};
+  }
   // What the elements of a row are multiplied by.
   template <class S>
   HEADWAY_INLINE typename S::Vector scaled_part(std::int64_t, typename S::Vector x) const {
@@ -37,8 +39,8 @@ struct StoredRows<In, true> {
   const float* scales;
   std::int64_t scale_ld;
 
-  HEADWAY_INLINE StoredRows from(std::int64_t row) const {
-    return {data + row * ld, ld, scales + row * scale_ld, scale_ld};
+  HEADWAY_INLINE StoredRows from(std::int64_t row, std::int64_t column = 0) const {
+    return {data + row * ld + column, ld, scales + row * scale_ld, scale_ld};
   }
   template <class S>
   HEADWAY_INLINE typename S::Vector scaled_part(std::int64_t row, typename S::Vector x) const {
