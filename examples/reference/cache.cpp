@@ -4,7 +4,7 @@ using namespace headway;
 
 namespace {
 
-void example_CacheFormat() {
+void example_name() {
   std::cout << name(CacheFormat::int8) << '\n';  // int8
 }
 
@@ -45,6 +45,6 @@ void example_KVCache() {
 }  // namespace
 
 void cache_examples() {
-  example_CacheFormat();
+  example_name();
   example_KVCache();
 }

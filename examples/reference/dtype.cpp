@@ -24,6 +24,7 @@ void example_float16() {
 void example_float8_e4m3() {
   std::cout << float(float8_e4m3(448.0f)) << ' ' << float(float8_e4m3(1.1f)) << '\n';  // 448 1.125
   std::cout << float(float8_e4m3::from_bits(0x38)) << '\n';                            // 1
+  std::cout << is_8bit(DType::f8e4m3) << ' ' << is_8bit(DType::bf16) << '\n';          // true false
 }
 
 }  // namespace

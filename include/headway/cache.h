@@ -31,6 +31,7 @@ namespace headway {
 // How pages hold numbers: as they came, or in 8 bits with one f32 scale for each token and head of K and of V. A row of
 // absolute maximum m is stored as the nearest multiples of m / 127, or as the nearest 8-bit floats times m / 448.
 enum class CacheFormat : std::uint8_t { plain, int8, fp8 };
+
 const char* name(CacheFormat format);  // "plain", "int8", "fp8"
 
 struct KVCacheConfig {

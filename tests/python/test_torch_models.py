@@ -162,7 +162,7 @@ WAYS = {
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize("padding", ["left", "right", "none"])
 def test_every_way_to_generate_writes_the_same_tokens(one_thread, transformers, name, padding):  # noqa: F811
-    model = causal_model(transformers, name).eval().double()  # so that no near tie decides between two tokens
+    model = causal_model(transformers, name).eval()  # float32: in double the eager model gives NaN to padding
     prompt = torch.randint(3, 96, (2, 9))
     mask = torch.ones_like(prompt)
     if padding != "none":
