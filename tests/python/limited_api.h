@@ -1,5 +1,5 @@
-// What the limited API of Python 3.12 adds, for the headers of an earlier Python: tests/python/test_stable_abi.py compiles
-// the extension's sources for 3.12 with whatever headers are here.
+// What the limited API of Python 3.12 adds, for the headers of an earlier Python: tests/python/test_stable_abi.py
+// compiles the extension's sources for 3.12 with whatever headers are here.
 #include <Python.h>
 #if PY_VERSION_HEX < 0x030C0000
 extern "C" {

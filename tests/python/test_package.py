@@ -200,6 +200,8 @@ flash: torch.Tensor = headway.torch.flash_attn_func(x, x, x, causal=True, window
 flash = headway.torch.flash_attn_varlen_func(rows, rows, rows, begins, begins, 4, 4)
 layer = headway.torch.MultiheadAttention(8, 2, batch_first=True)
 out, mean = layer(x[0], x[0], x[0], need_weights=True)
+pair: tuple[torch.Tensor, torch.Tensor | None] = layer.forward(x[0], x[0], x[0], need_weights=False)
+linear: torch.nn.Linear = headway.torch.replace_attention(torch.nn.Linear(3, 3))
 module: torch.nn.Module = headway.torch.MultiHeadAttention(d_model=8, num_heads=2)
 also: MultiHeadAttention = MultiHeadAttention(8, 2)
 model = torch.nn.Transformer(8, 2, 1, 1, 16)
@@ -307,8 +309,10 @@ def test_typed_programs_and_the_package_itself_pass_the_strictest_checks(tmp_pat
     assert result.returncode == 0, result.stdout
     (tmp_path / "wrong.py").write_text(
         "import headway, numpy as np\nheadway.attention(*3 * [np.ones((2, 2))], causl=True)\n"
+        "import headway.torch\nheadway.torch.MultiheadAttention(4, 2, batchfirst=True)\n"
     )
-    assert "causl" in subprocess.run([*command, "wrong.py"], cwd=tmp_path, capture_output=True, text=True).stdout
+    said = subprocess.run([*command, "wrong.py"], cwd=tmp_path, capture_output=True, text=True).stdout
+    assert "causl" in said and (importlib.util.find_spec("torch") is None or "batchfirst" in said)
 
 
 def test_ruff_finds_nothing():

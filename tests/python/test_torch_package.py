@@ -142,40 +142,6 @@ def test_what_is_not_installed_is_named(package, call):
     assert plain.returncode == 0
 
 
-PROGRAM = """
-import torch
-import headway.torch
-
-x = torch.ones(2, 3, 4)
-out: torch.Tensor = headway.torch.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.5)
-layer = headway.torch.MultiheadAttention(4, 2, batch_first=True)
-pair: tuple[torch.Tensor, torch.Tensor | None] = layer.forward(x, x, x, need_weights=False)
-both = headway.torch.attention(x, x, x, window=(3, None), return_lse=True)
-model: torch.nn.Linear = headway.torch.replace_attention(torch.nn.Linear(3, 3))
-headway.torch.register_with_transformers()
-"""
-
-
-def test_a_typed_program_passes_the_strictest_checks(tmp_path):
-    pytest.importorskip("mypy", reason="mypy is not installed")
-    (tmp_path / "program.py").write_text(PROGRAM)
-    (tmp_path / "wrong.py").write_text(
-        "import headway.torch\nheadway.torch.MultiheadAttention(4, 2, batchfirst=True)\n"
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--strict",
-        "--cache-dir",
-        str(tmp_path / "cache"),
-        "program.py",
-        "wrong.py",
-    ]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert "program.py" not in result.stdout and "wrong.py:2" in result.stdout, result.stdout
-
-
 @pytest.mark.parametrize("name", ["torch_quickstart", "torch_transformers"])
 def test_examples_run(name):
     if name == "torch_transformers":
