@@ -1,7 +1,9 @@
 // Distributed attention over MPI. Links with headway::mpi (find_package(headway COMPONENTS mpi)).
 #pragma once
 
+#if __cplusplus >= 202002L  // an older language level is told so by the headers below, before it looks for MPI
 #include <mpi.h>
+#endif
 
 #include <chrono>
 #include <vector>
