@@ -115,6 +115,14 @@ def test_extras_name_the_lowest_versions():
     assert all(">=" in text for text in required)
 
 
+def test_the_readme_names_the_lowest_versions():
+    readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+    required = "\n".join(importlib.metadata.requires("headway"))
+    for name, package in {"PyTorch": "torch", "JAX": "jax", "Flax": "flax", "transformers": "transformers"}.items():
+        (stated,) = set(re.findall(rf"^{package}>=([\d.]+)", required, re.MULTILINE))
+        assert re.search(rf"\b{name} {re.escape(stated)}\b", readme.split("```")[0]), name
+
+
 def test_the_workflows_test_the_lowest_versions_and_name_files_that_are_there():
     root = pathlib.Path(__file__).parents[2]
     workflows = {path.name: path.read_text() for path in (root / ".github/workflows").glob("*.yml")}
