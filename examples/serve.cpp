@@ -127,7 +127,7 @@ class Server {
 
  private:
   void admit() {
-    while (!waiting_.empty() && std::ssize(running_) < settings_["batch"]) {
+    while (!full_ && !waiting_.empty() && std::ssize(running_) < settings_["batch"]) {
       running_.push_back(waiting_.front());
       waiting_.pop_front();
       running_.back().id = cache_.add();
@@ -162,6 +162,7 @@ class Server {
       waiting_.push_front(running_.back());
       running_.pop_back();
       ++restarts_;
+      full_ = true;
       return;
     }
     cache_.attend_packed(ids, query, bounds, out);
@@ -183,6 +184,7 @@ class Server {
       last_ = request;
       last_out_ = convert(out.view().slice(0, end - 1, end), DType::f32);
       cache_.remove(request.id);
+      full_ = false;
       ++finished_;
     }
     running_ = std::move(going);
@@ -206,6 +208,7 @@ class Server {
   std::vector<Request> running_;
   std::vector<double> latencies_;  // of each step, in seconds
   double seconds_ = 0;
+  bool full_ = false;  // nobody comes in until somebody has finished
   std::int64_t tokens_ = 0, finished_ = 0, restarts_ = 0, most_pages_ = 0;
   Request last_;  // the request that finished last, and the result of its last token
   Tensor last_out_;
