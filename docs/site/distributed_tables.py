@@ -1,7 +1,7 @@
 """The tables and the plot of docs/distributed.md, from the simulator.
 
-    python docs/site/distributed_tables.py           prints the tables
-    python docs/site/distributed_tables.py --plot    also draws docs/distributed.png (needs matplotlib)
+python docs/site/distributed_tables.py           prints the tables
+python docs/site/distributed_tables.py --plot    also draws docs/distributed.png (needs matplotlib)
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ void example_contiguous() {
 }
 
 void example_zigzag() {
-  for (const distributed::Rows rows : distributed::zigzag(16, 16, 2).queries[0]) {
+  const distributed::Sharding sharding = distributed::zigzag(16, 16, 2);
+  for (const distributed::Rows& rows : sharding.queries[0]) {
     std::cout << rows.begin << " to " << rows.end << '\n';
     // 0 to 4
     // 12 to 16
@@ -126,7 +127,7 @@ void example_attention() {
   const Tensor x({1, 2, 4, 8});  // the rows of this rank
   Tensor out(x.sizes()), lse({1, 2, 4});
   distributed::attention(x, x, x, out, transport, {.attention = {.causal = Causal::square}}, {.lse = lse});
-  std::cout << lse.at<float>({0, 0, 0}) << '\n';  // 0
+  std::cout << std::exp(lse.at<float>({0, 0, 3})) << " keys of equal weight\n";  // 4 keys of equal weight
 }
 
 void example_attention_backward() {
