@@ -291,7 +291,8 @@ first(1) | window(2, 0): 5 queries x 5 keys, 14 pairs, 56 %
 )";
 inline constexpr const char* mask_batch = "The batch items that it tells apart; 1 where it is the same for all.";
 inline constexpr const char* mask_heads = "The heads that it tells apart; 1 where it is the same for all.";
-inline constexpr const char* mask_pairs = "How many pairs of a query and a key it allows, over its own batch items and heads.";
+inline constexpr const char* mask_pairs =
+    "How many pairs of a query and a key it allows, over its own batch items and heads.";
 inline constexpr const char* mask_draw =
     "A drawing of its first batch item and head: a line about it, and a line for each query, or row of cells.";
 inline constexpr const char* mask_to_bool = "It as bools (batch or 1, heads or 1, queries, keys), for tests.";
