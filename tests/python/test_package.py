@@ -20,8 +20,8 @@ from headway import _headway
 
 CONTRACT = (
     "(query, key, value, *, mask=None, bias=None, causal=False, window=None, valid_lens=None, query_lens=None, "
-    "spans=None, scale=None, softcap=None, alibi_slopes=None, sinks=None, dropout=0.0, seed=None, return_weights=False, "
-    "return_lse=False, out=None, engine=None, batch_invariant=False, layout='bhsd', span_rows=1)"
+    "spans=None, scale=None, softcap=None, alibi_slopes=None, sinks=None, dropout=0.0, seed=None, "
+    "return_weights=False, return_lse=False, out=None, engine=None, batch_invariant=False, layout='bhsd', span_rows=1)"
 )
 
 
