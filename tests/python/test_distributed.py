@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import headway.distributed as distributed
-from cases import check_examples
 
 
 def rows(sharding):
@@ -17,7 +16,7 @@ def rows(sharding):
 def test_the_examples_run():
     assert doctest.testmod(distributed).failed == 0
     for name in distributed.__all__:
-        check_examples(getattr(distributed, name))
+        assert ">>> " in getattr(distributed, name).__doc__, f"{name} has no example"
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
