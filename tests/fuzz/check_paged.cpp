@@ -95,7 +95,11 @@ std::optional<Failure> check_paged(const Prepared& prepared, const Call& call, c
       const TensorView view = tensor;
       return call.q.rank() == 4 ? view : call.q.rank() == 3 ? view.unsqueeze(1) : view.unsqueeze(0).unsqueeze(0);
     };
-    attention_paged(with_rank_4(call.q), keys, with_heads(out), options, {.lse = with_heads(lse)});
+    AttentionOptions of_heads = options;
+    if (call.q.rank() == 3 && options.spans && options.spans->rank() == 4) {  // [B,Sq,R,2]
+      of_heads.spans = options.spans->unsqueeze(1);
+    }
+    attention_paged(with_rank_4(call.q), keys, with_heads(out), of_heads, {.lse = with_heads(lse)});
   }
   const std::string check_name = "in pages of " + std::to_string(page_size);
   if (const auto text = differing(out, base.out)) return Failure{check_name + ", out", *text};

@@ -51,7 +51,9 @@ def install(args, prefix):
             "-DHEADWAY_CUDA=OFF",
             f"-DCMAKE_INSTALL_LIBDIR={UNUSUAL_LIBDIR}",
         )
-        run(args.cmake, "--build", build, "--parallel", "2", "--target", "headway")
+        targets = run(args.cmake, "--build", build, "--target", "help")
+        mpi = ["headway_mpi"] if "headway_mpi" in targets else []
+        run(args.cmake, "--build", build, "--parallel", "2", "--target", "headway", *mpi)
     run(args.cmake, "--install", build, "--prefix", prefix)
     check_headers(args, prefix)
     check_visibility(prefix)

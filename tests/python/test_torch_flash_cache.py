@@ -13,7 +13,7 @@ OPTIONS = [
     {"causal": True, "window_size": (3, -1)},
     {"window_size": (4, 2), "softcap": 1.5},
     {"causal": True, "softmax_scale": 0.2, "alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4])},
-    {"causal": True, "alibi_slopes": torch.rand(3, 4)},
+    {"causal": True, "alibi_slopes": torch.arange(1.0, 13.0).reshape(3, 4) / 16},
 ]
 
 
