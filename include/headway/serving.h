@@ -1,6 +1,6 @@
 // Serving: attention over keys and values that lie in pages, as a server keeps them for many sequences of any lengths.
 //
-// Token j of sequence b lies in slot j % page_size of page block_table[b][j / page_size]. Sequences may share pages; a
+// Token j of sequence b lies in slot j % page_size of page block_table(b, j / page_size). Sequences may share pages; a
 // result is, bit for bit on the CPU, what attention gives on the keys and values gathered into one tensor, alone or in
 // any batch. docs/contract.md has every rule, and the error bound of 8-bit pages.
 #pragma once

@@ -211,7 +211,7 @@ class KVCache:
 
 def _whole(name: str, value: Any, operation: str = "KVCache") -> int:
     try:
-        number = value.__index__()
+        number: int = value.__index__()
     except AttributeError:
         raise TypeError(f"{operation}: {name} is {value!r}, expected an integer") from None
     if not -(2**63) <= number < 2**63:
@@ -221,7 +221,7 @@ def _whole(name: str, value: Any, operation: str = "KVCache") -> int:
 
 def _id(method: str, value: Any) -> int:
     try:
-        number = value.__index__()
+        number: int = value.__index__()
     except AttributeError:
         raise TypeError(f"KVCache.{method}: id is {value!r}, expected the integer that add() gave") from None
     if not -(2**63) <= number < 2**63:
@@ -263,7 +263,7 @@ def _rope(rope: Any, head_dim: int) -> dict[str, Any] | None:
     if not isinstance(rope, Mapping):
         raise TypeError(f"KVCache: rope is a {type(rope).__name__}, expected a dict of rope's arguments")
     unknown = [key for key in rope if key not in _ROPE_KEYS]
-    given = {"scaling": rope} if unknown else dict(rope)  # else a dict as Hugging Face configs have it
+    given: dict[str, Any] = {"scaling": rope} if unknown else dict(rope)  # else a dict as Hugging Face configs have it
     scaling = given.get("scaling")
     if isinstance(scaling, Mapping) and "dynamic" in (scaling.get("rope_type"), scaling.get("type")):
         raise ValueError(

@@ -116,7 +116,7 @@ def rope_frequencies(
 def _settings(
     operation: str, x: Any, base: float, dims: int | None, interleaved: bool, scaling: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    shape = getattr(x, "shape", ())
+    shape = list(getattr(x, "shape", ()))
     return settings_of(operation, shape[-1] if len(shape) else 0, base, dims, interleaved, scaling)
 
 
@@ -153,7 +153,7 @@ def settings_of(
 
 
 def _kind(operation: str, given: dict[str, Any]) -> str:
-    kind = given.get("rope_type", given.get("type", "default"))
+    kind: str = given.get("rope_type", given.get("type", "default"))
     if kind not in ("default", *_NEEDED):
         raise ValueError(f"{operation}: scaling's rope_type is {kind!r}, expected 'default', {str([*_NEEDED])[1:-1]}")
     return kind

@@ -106,12 +106,13 @@ def view(
             raise ValueError("view: weights is given, and so is what weights come from: expected one of the two")
         layers, queries, keys = layers_of(weights)
     else:
-        if query is None and key is None and isinstance(options.get("mask"), _headway.Mask):
+        mask = options.get("mask")
+        if query is None and key is None and isinstance(mask, _headway.Mask):
             tokens = None if tokens is None or isinstance(tokens, str) else list(tokens)
-            query, key = _even(options["mask"], tokens, query_tokens)
-        for name, array in (("query", query), ("key", key)):
-            if array is None:
-                raise TypeError(f"view: {name} is missing: expected query and key, or weights=")
+            query, key = _even(mask, tokens, query_tokens)
+        if query is None or key is None:
+            name = "query" if query is None else "key"
+            raise TypeError(f"view: {name} is missing: expected query and key, or weights=")
         with named("view"):
             layers = [_headway.view_layer(query, key, **options)]
         heads_third = options.get("layout") == "bshd" and len(query.shape) == 4
@@ -127,7 +128,8 @@ def _even(mask: _headway.Mask, tokens: list[str] | None, query_tokens: Iterable[
     if tokens is None:
         raise TypeError("view: a mask without query and key needs tokens, expected a list with one for each key")
     queries = len(tokens) if query_tokens is None else len(list(query_tokens))
-    return tuple(np.zeros((mask.batch, mask.heads, length, 1), np.float32) for length in (queries, len(tokens)))
+    query, key = (np.zeros((mask.batch, mask.heads, length, 1), np.float32) for length in (queries, len(tokens)))
+    return query, key
 
 
 class Texts:

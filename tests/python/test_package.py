@@ -206,6 +206,8 @@ out, weights, lse = headway.torch.attention(x, x, x, return_weights=True, return
 packed: torch.Tensor = headway.torch.attention_varlen(rows, rows, rows, begins, begins, causal=True)
 flash: torch.Tensor = headway.torch.flash_attn_func(x, x, x, causal=True, window_size=(3, -1))
 flash = headway.torch.flash_attn_varlen_func(rows, rows, rows, begins, begins, 4, 4)
+flash = headway.torch.flash_attn_with_kvcache(x, x, x, cache_seqlens=2, causal=True)
+rotated: torch.Tensor = headway.torch.rope(x, torch.arange(6), base=500000.0)
 layer = headway.torch.MultiheadAttention(8, 2, batch_first=True)
 out, mean = layer(x[0], x[0], x[0], need_weights=True)
 pair: tuple[torch.Tensor, torch.Tensor | None] = layer.forward(x[0], x[0], x[0], need_weights=False)
@@ -231,6 +233,7 @@ import headway.jax
 x: jax.Array = jnp.ones((2, 6, 4, 8))
 out: jax.Array = headway.jax.dot_product_attention(x, x, x, is_causal=True)
 own: jax.Array = headway.jax.attention(x, x, x, causal="top_left", window=(3, None))
+ring = headway.jax.ring_attention
 """,
     "flax": """
 import jax

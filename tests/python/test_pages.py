@@ -29,16 +29,29 @@ def names_before(program):
 
 
 def test_every_page_with_programs_is_run_by_a_test():
-    elsewhere = {"docs/attention-from-scratch.md", "docs/migrate-jax.md", "docs/migrate-torch.md"}
+    elsewhere = {
+        "docs/attention-from-scratch.md",
+        "docs/distributed.md",
+        "docs/masks.md",
+        "docs/migrate-jax.md",
+        "docs/migrate-torch.md",
+    }
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     found = {str(page.relative_to(ROOT)) for page in pages if "```py" in page.read_text()}
-    assert found == {*PAGES, *elsewhere}
+    assert found == {*PAGES, *elsewhere, "docs/serving.md"}
     for page in elsewhere:  # each of their tests names its page
         tests = [path for path in (ROOT / "tests/python").glob("test_*.py") if path.name != "test_pages.py"]
         name = page.removeprefix("docs/")
         assert any(
             name in path.read_text() or ("migrate*.md" in path.read_text() and "torch" in name) for path in tests
         )
+
+
+def test_the_programs_of_serving_run_one_after_the_other():
+    names = {}
+    for program, _ in programs_of("docs/serving.md"):
+        exec(program, names)
+    assert names["out"].shape == (2, 8, 1, 64)
 
 
 def test_every_snippet_of_the_torch_guide_names_headway_torch():

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pages import programs_of
 
 pytest.importorskip("torch.distributed")
 
@@ -31,3 +32,10 @@ def test_torchrun_trains_on_a_split_sequence_with_the_losses_of_one_process():
     printed = run(*launcher, str(FOLDER.parents[1] / "examples/python/train_gpt_split.py"), "--steps", "5")
     [difference] = re.findall(r"largest difference between the two curves: ([0-9.]+)", printed)
     assert float(difference) <= 1e-4
+
+
+def test_the_programs_of_the_page_run_on_one_rank(tmp_path):
+    program = "\n".join(program for program, _ in programs_of("docs/distributed.md")).replace("16384", "64")
+    (tmp_path / "page.py").write_text(program)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "1")
+    assert "distributed attention" in run(*launcher, str(tmp_path / "page.py"))

@@ -71,7 +71,8 @@ def ring_attention(
     described += [(name, x.shape, np.dtype(x.dtype)) for name, x in others.items()]
     _check(("ring_attention", "BHSD", tuple(described), None, tuple(options.items())))  # as the whole call
     static = _static("BHSD", **options)
-    out, lse = _ring(static, axis_name, inputs["query"], inputs["key"], inputs["value"], others)
+    results: Any = _ring(static, axis_name, inputs["query"], inputs["key"], inputs["value"], others)
+    out, lse = results
     return (out, lse) if return_lse else out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,10 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _Rotation.apply(grads[0], *ctx.arguments), None, None, None
+        return _rotation(grads[0], *ctx.arguments), None, None, None
+
+
+_rotation: Callable[..., Tensor] = _Rotation.apply
 
 
 def rope(
@@ -45,4 +48,4 @@ def rope(
     """
     require_tensors("rope", ("x", x))
     settings = settings_of("rope", x.shape[-1] if x.dim() else 0, base, dims, interleaved, scaling)
-    return _Rotation.apply(x, positions, settings, False)  # type: ignore[no-any-return]
+    return _rotation(x, positions, settings, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,8 +17,7 @@ from headway.torch._core import Options
 _last: WeakKeyDictionary[Mask, tuple[Any, tuple[Tensor | None, int, Tensor | None]]] = WeakKeyDictionary()
 
 
-@torch.compiler.disable
-def with_mask(operation: str, mask: Mask, query: Tensor, key: Tensor, options: Options) -> Options:
+def _with_mask(operation: str, mask: Mask, query: Tensor, key: Tensor, options: Options) -> Options:
     """The options with the mask's spans and bools, for query and key (B, H, S, D) or without heads or batch."""
     if options.spans is not None:
         raise ValueError(
@@ -64,3 +64,8 @@ def _tensors(mask: Mask, sizes: Any, device: torch.device, make: Any) -> tuple[T
     )
     _last[mask] = ((sizes, device), tensors)
     return tensors
+
+
+# Outside of compiled graphs: what a mask becomes depends on its numbers.
+_outside_of_graphs: Any = torch.compiler.disable
+with_mask: Callable[[str, Mask, Tensor, Tensor, Options], Options] = _outside_of_graphs(_with_mask)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -71,7 +71,7 @@ class _Transport:
                 self._lose(peer, None)
         self.pending.clear()
 
-    def _lose(self, peer: int, error: Exception | None) -> None:
+    def _lose(self, peer: int, error: Exception | None) -> NoReturn:
         _abandoned.extend(self.pending)
         self.pending.clear()
         reason = "" if error is None else f" ({str(error).splitlines()[0]})"
@@ -110,9 +110,9 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_out: Tensor, _: Any) -> Any:
+    def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, out, lse, sinks = ctx.saved_tensors
-        return (*ctx.call.backward(grad_out, query, key, value, out, lse, sinks), None)
+        return (*ctx.call.backward(grads[0], query, key, value, out, lse, sinks), None)
 
 
 class _Call:

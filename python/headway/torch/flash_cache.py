@@ -178,7 +178,7 @@ def _rotated(name: str, x: Tensor, cos: Tensor, sin: Tensor | None, positions: T
     c, s = (table.float()[positions.to(table.device)][:, :, None] for table in (cos, sin))  # (B, S, 1, D' / 2)
     dims = 2 * cos.shape[1]
     rotated = x.float()
-    pairs = rotated[..., :dims].unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    pairs = rotated[..., :dims].unflatten(-1, (-1, 2) if interleaved else (2, -1))  # type: ignore[no-untyped-call]
     axis = -1 if interleaved else -2
     first, second = pairs.unbind(axis)
     turned = torch.stack((first * c - second * s, second * c + first * s), dim=axis).flatten(-2)
@@ -201,7 +201,7 @@ def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor | None, table:
     pages, slots = table.long().gather(1, positions // size), positions % size
     if int(pages.min()) < 0 or int(pages.max()) >= len(k_cache):
         raise ValueError(f"{_NAME}: expected pages from 0 to {len(k_cache) - 1}, found {pages.tolist()}")
-    if len((pages * size + slots).unique()) != pages.numel():
+    if len(set((pages * size + slots).flatten().tolist())) != pages.numel():
         raise ValueError(f"{_NAME}: two sequences would write to the same place of the cache")
     k_cache[pages, slots] = k
     assert v is not None

@@ -32,7 +32,6 @@ def attention(
     valid_lens: Any | None = None,
     query_lens: Any | None = None,
     spans: Any | None = None,
-    span_rows: int = 1,
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: Any | None = None,
@@ -45,6 +44,7 @@ def attention(
     engine: str | None = None,
     batch_invariant: bool = False,
     layout: Literal["bhsd", "bshd"] = "bhsd",
+    span_rows: int = 1,
     **unknown: NoReturn,
 ) -> Any:
     """headway.attention under autograd: the same options, and gradients for query, key, value, bias and sinks.
@@ -106,7 +106,6 @@ def attention_varlen(
     valid_lens: Any | None = None,
     query_lens: Any | None = None,
     spans: Any | None = None,
-    span_rows: int = 1,
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: Any | None = None,
@@ -117,6 +116,7 @@ def attention_varlen(
     engine: str | None = None,
     batch_invariant: bool = False,
     layout: Literal["bhsd"] = "bhsd",
+    span_rows: int = 1,
     **unknown: NoReturn,
 ) -> Any:
     """headway.attention_varlen under autograd: attention over packed sequences that never see each other.
