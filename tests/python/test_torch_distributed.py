@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from pages import programs_of
 
 pytest.importorskip("torch.distributed")
