@@ -1,10 +1,12 @@
-"""Times attention over 1, 2 and 4 ranks of one thread each beside one process, counts bytes, and asks the simulator.
+"""Times attention over ranks of one thread each beside one process with as many threads, counts bytes, and asks the
+simulator.
 
-    python benchmarks/distributed.py --length 8192 --repeats 3
+    python benchmarks/distributed.py    # 2 ranks, ring, 16,384 tokens: the table of docs/distributed.md
+    python benchmarks/distributed.py --ranks 1 2 4 --schemes ring all_gather heads --length 8192
 
-Ranks are processes of this machine under gloo: with more ranks than cores they share cores. The one process beside them
-has as many threads as there are ranks. The simulator gets the FLOP/s that one rank reached, and the bandwidth measured
-between two.
+Ranks are processes of this machine under gloo: with more ranks than cores they share cores. Runs of the one process and
+of the ranks alternate, so that a disturbance meets both; each time is the fastest of several. The simulator gets the
+FLOP/s that the one process reached with one thread, and the bandwidth measured between two ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ import headway.distributed as shards
 import headway.torch
 import headway.torch.distributed as context_parallel
 
-HEADS, WIDTH = 8, 64
+WIDTH = 64
+KINDS = ("causal", "documents")
 
 
 def documents(length: int, seed: int = 0) -> list[int]:
@@ -45,83 +48,79 @@ def calls(length: int, ranks: int, kind: str):
     return shards.zigzag(length, ranks=ranks), {"causal": True}
 
 
-def inputs(length: int, kind: str) -> list[torch.Tensor]:
+def inputs(length: int, heads: int, kind: str) -> list[torch.Tensor]:
     random = torch.Generator().manual_seed(0)
-    shape = (length, HEADS, WIDTH) if kind == "documents" else (1, HEADS, length, WIDTH)
+    shape = (length, heads, WIDTH) if kind == "documents" else (1, heads, length, WIDTH)
     return [torch.randn(shape, generator=random) for _ in range(3)]
 
 
-def seconds(run, repeats: int) -> float:
-    """The fastest of several runs."""
-    run()
-    found = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - start)
-    return min(found)
-
-
-def alone(length: int, kind: str, backward: bool, threads: int, repeats: int) -> float:
+def set_threads(threads: int) -> None:
     torch.set_num_threads(threads)
     headway.set_threads(threads)
-    tensors = [x.requires_grad_(backward) for x in inputs(length, kind)]
-    _, options = calls(length, 1, kind)
+
+
+def alone(tensors: list[torch.Tensor], options: dict, backward: bool):
+    """One process with all rows: a function to time."""
     options = dict(options)
-    bounds = [options.pop(name) for name in ("cu_seqlens_q", "cu_seqlens_k") if name in options]
+    bounds = [torch.tensor(options.pop(name)) for name in ("cu_seqlens_q", "cu_seqlens_k") if name in options]
     function = headway.torch.attention_varlen if bounds else headway.torch.attention
+    tensors = [x.clone().requires_grad_(backward) for x in tensors]
 
-    def run():
-        out = function(*tensors, *(torch.tensor(x) for x in bounds), **options)
+    def run() -> None:
+        out = function(*tensors, *bounds, **options)
         if backward:
             out.backward(out.detach())
 
-    return seconds(run, repeats)
+    return run
 
 
-def on_rank(length: int, kind: str, backward: bool, scheme: str, rank: int, ranks: int, repeats: int) -> float:
-    """The slowest rank's time."""
-    torch.set_num_threads(1)
-    headway.set_threads(1)
-    sharding, options = calls(length, ranks, kind)
-    axis = 0 if kind == "documents" else 2
-    tensors = [shards.take(x, sharding.queries[rank], axis).requires_grad_(backward) for x in inputs(length, kind)]
+def split(tensors: list[torch.Tensor], sharding, options: dict, backward: bool, scheme: str, rank: int):
+    """This rank's part of the call."""
+    axis = 0 if "cu_seqlens_q" in options else 2
+    mine = [shards.take(x, sharding.queries[rank], axis).requires_grad_(backward) for x in tensors]
 
-    def run():
-        dist.barrier()
-        out = context_parallel.attention(*tensors, sharding=sharding, scheme=scheme, **options)
+    def run() -> None:
+        out = context_parallel.attention(*mine, sharding=sharding, scheme=scheme, **options)
         if backward:
             out.backward(out.detach())
-        dist.barrier()
 
-    found = torch.tensor(seconds(run, repeats))
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return found.item()
+    return run
 
 
-def gathered(length: int, backward: bool, rank: int, ranks: int, repeats: int) -> float:
-    """What is done without a schedule: contiguous shards, all keys gathered everywhere."""
+def gathered(tensors: list[torch.Tensor], backward: bool, rank: int, ranks: int):
+    """What is done without a schedule: contiguous shards, all keys gathered everywhere, causal."""
+    length = tensors[0].shape[2]
     rows = shards.contiguous(length, ranks=ranks).queries
-    query, key, value = (shards.take(x, rows[rank]) for x in inputs(length, "causal"))
-    mask_end = rows[rank][0][1]
+    query, key, value = (shards.take(x, rows[rank]) for x in tensors)
+    seen = rows[rank][0][1]
 
-    def run():
-        dist.barrier()
+    def run() -> None:
         whole = []
         for x in (key, value):
-            parts = [torch.empty_like(shards.take(x, [(0, x.shape[2])])) for _ in range(ranks)]
+            parts = [torch.empty_like(x) for _ in range(ranks)]
             dist.all_gather(parts, x.contiguous())
-            whole.append(torch.cat(parts, dim=2)[:, :, :mask_end].requires_grad_(backward))
+            whole.append(torch.cat(parts, dim=2)[:, :, :seen].requires_grad_(backward))
         out = headway.torch.attention(query.requires_grad_(backward), *whole, causal="bottom_right")
         if backward:
             out.backward(out.detach())
             for x in whole:
-                full = torch.zeros(1, HEADS, length, WIDTH)
-                full[:, :, :mask_end] = x.grad
+                full = torch.zeros_like(tensors[1])
+                full[:, :, :seen] = x.grad
                 dist.all_reduce(full)
-        dist.barrier()
 
-    found = torch.tensor(seconds(run, repeats))
+    return run
+
+
+def seconds(run) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def on_all(run) -> float:
+    """The slowest rank's time."""
+    dist.barrier()
+    found = torch.tensor(seconds(run))
     dist.all_reduce(found, dist.ReduceOp.MAX)
     return found.item()
 
@@ -129,10 +128,34 @@ def gathered(length: int, backward: bool, rank: int, ranks: int, repeats: int) -
 def bandwidth(rank: int) -> float:
     """Bytes per second from rank 0 to rank 1, as gloo carries them."""
     x = torch.zeros(1 << 24, dtype=torch.uint8)
-    found = seconds(lambda: dist.send(x, 1) if rank == 0 else dist.recv(x, 0), 5) if rank < 2 else 1.0
-    rate = torch.tensor(x.numel() / found)
+    carry = {0: lambda: dist.send(x, 1), 1: lambda: dist.recv(x, 0)}.get(rank, lambda: None)
+    rate = torch.tensor(x.numel() / min(seconds(carry) for _ in range(6)))
     dist.broadcast(rate, 0)
     return rate.item()
+
+
+def measured(kind: str, backward: bool, rank: int, ranks: int, given: argparse.Namespace) -> dict[str, float]:
+    """The fastest times: "one" thread, "threads", each scheme, and "gathered"."""
+    tensors = inputs(given.length, given.heads, kind)
+    sharding, options = calls(given.length, ranks, kind)
+    single = alone(tensors, options, backward)
+    parts = {scheme: split(tensors, sharding, options, backward, scheme, rank) for scheme in given.schemes}
+    if kind == "causal" and given.gathered:
+        parts["gathered"] = gathered(tensors, backward, rank, ranks)
+    threads = min(ranks, os.cpu_count() or 1)
+    found: dict[str, list[float]] = {}
+    for turn in range(given.repeats + 1):
+        for name, count in (("threads", threads), ("one", 1)):
+            if name == "one" and turn > 1:
+                continue  # for the simulator, which needs no more than its speed
+            set_threads(count)
+            took = seconds(single) if rank == 0 else 0.0
+            dist.barrier()
+            found.setdefault(name, []).append(took)
+        set_threads(1)
+        for name, run in parts.items():
+            found.setdefault(name, []).append(on_all(run))
+    return {name: min(times[1:]) for name, times in found.items()}
 
 
 def fork_ranks(ranks: int, work) -> dict:
@@ -142,8 +165,9 @@ def fork_ranks(ranks: int, work) -> dict:
         for rank in range(ranks):
             child = os.fork()
             if child == 0:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
                 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-                found = work(rank, ranks)
+                found = work(rank)
                 if rank == 0:
                     pathlib.Path(folder, "found.json").write_text(json.dumps(found))
                 dist.barrier()
@@ -154,64 +178,81 @@ def fork_ranks(ranks: int, work) -> dict:
         return json.loads(pathlib.Path(folder, "found.json").read_text())
 
 
-def measure(length: int, ranks: int, repeats: int):
-    def work(rank: int, _: int) -> dict:
-        found = {"bandwidth": bandwidth(rank) if ranks > 1 else 5e9}
-        for kind in ("causal", "documents"):
-            for backward in (False, True):
-                for scheme in ("ring", "all_gather", "heads"):
-                    found[f"{kind} {backward} {scheme}"] = on_rank(length, kind, backward, scheme, rank, ranks, repeats)
-        for backward in (False, True):
-            found[f"gathered {backward}"] = gathered(length, backward, rank, ranks, repeats)
-        return found
+def planned(kind: str, backward: bool, ranks: int, single: float, rate: float, given: argparse.Namespace):
+    """The simulator's time of the ring on ranks that are each as fast as the one thread; imbalance; bytes over the
+    least that the sharding needs, forward."""
+    sharding, options = calls(given.length, ranks, kind)
+    one, _ = calls(given.length, 1, kind)
+    sizes = {"heads": given.heads, "head_dim": WIDTH, "text": False, "scheme": "ring", **options}
+    passes = (False, True) if backward else (False,)
+    unit = shards.Cluster(flops=1.0, bandwidth=1e30, node_bandwidth=1e30, latency=0.0, node_latency=0.0, call=0.0)
+    flops = sum(shards.explain(one, backward=b, cluster=unit, **sizes).seconds for b in passes) / single
+    cluster = shards.Cluster(ranks_per_node=ranks, flops=flops, bandwidth=rate, node_bandwidth=rate)
+    time_of = sum(shards.explain(sharding, backward=b, cluster=cluster, **sizes).seconds for b in passes)
+    plan = shards.explain(sharding, cluster=cluster, **sizes)
+    return time_of, plan.imbalance, plan.bytes, least_bytes(sharding, kind, given)
 
-    return fork_ranks(ranks, work)
+
+def least_bytes(sharding, kind: str, given: argparse.Namespace) -> float:
+    """Each K/V row once to every other rank with a query that sees it, counted row by row."""
+    rows = np.arange(given.length)
+    first = np.zeros(given.length, dtype=int)  # of the keys that a query sees, up to itself
+    if kind == "documents":
+        bounds = np.array(documents(given.length))
+        first = bounds[np.searchsorted(bounds, rows, side="right") - 1]
+    total = 0
+    for mine in sharding.queries:
+        held = np.zeros(given.length + 1, dtype=int)
+        needed = np.zeros(given.length + 1, dtype=int)
+        for begin, end in mine:
+            held[begin:end] = 1
+            np.add.at(needed, first[begin:end], 1)
+            np.add.at(needed, rows[begin:end] + 1, -1)
+        total += int(np.sum((np.cumsum(needed)[:-1] > 0) & (held[:-1] == 0)))
+    return total * given.heads * 2 * WIDTH * 4.0
 
 
 def main() -> None:
     """Prints one table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--length", type=int, default=8192)
+    parser.add_argument("--length", type=int, default=16384)
+    parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    arguments = parser.parse_args()
-    length = arguments.length
-    measured = {ranks: measure(length, ranks, arguments.repeats) for ranks in arguments.ranks}  # before threads start
-    cores = os.cpu_count() or 1
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2])
+    parser.add_argument("--schemes", nargs="+", default=["ring"])
+    parser.add_argument("--gathered", action="store_true", help="time a plain all-gather too")
+    given = parser.parse_args()
+
+    def work(rank: int, ranks: int) -> dict:
+        found: dict = {"bandwidth": bandwidth(rank) if ranks > 1 else 5e9}
+        for kind in KINDS:
+            for backward in (False, True):
+                found[f"{kind} {backward}"] = measured(kind, backward, rank, ranks, given)
+        return found
+
+    times = {ranks: fork_ranks(ranks, lambda rank, ranks=ranks: work(rank, ranks)) for ranks in given.ranks}
+    others = [*given.schemes, *(["gathered"] if given.gathered else [])]
     print(
-        f"{length} tokens, {HEADS} heads of {WIDTH}, f32; {cores} cores; "
-        f"times in seconds, the fastest of {arguments.repeats}"
+        f"{given.length} tokens, {given.heads} heads of {WIDTH}, f32, {os.cpu_count()} cores; "
+        f"seconds, the fastest of {given.repeats}"
     )
-    print(
-        "| what | ranks | one process, as many threads | ring | all_gather | heads | plain all-gather | one / ring "
-        "| simulated ring |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
-    for kind in ("causal", "documents"):
+    names = " | ".join({"gathered": "plain all-gather"}.get(name, name) for name in others)
+    print(f"| what | ranks | one process, as many threads | {names} | one / {others[0]} | imbalance | bytes / least | "
+          "simulated ring | simulated / measured |")  # fmt: skip
+    print("|---" * (8 + len(others)) + "|")
+    for kind in KINDS:
         for backward in (False, True):
-            single = alone(length, kind, backward, 1, arguments.repeats)
-            for ranks, found in measured.items():
-                threads = alone(length, kind, backward, min(ranks, cores), arguments.repeats)
-                times = [found[f"{kind} {backward} {scheme}"] for scheme in ("ring", "all_gather", "heads")]
-                plain = f"{found[f'gathered {backward}']:.3f}" if kind == "causal" else ""
-                guess = simulated(length, kind, backward, ranks, single, found["bandwidth"])
-                name = f"{kind}, {'forward and backward' if backward else 'forward'}"
+            for ranks, found in times.items():
+                took = found[f"{kind} {backward}"]
+                guess, imbalance, sent, least = planned(kind, backward, ranks, took["one"], found["bandwidth"], given)
+                columns = " | ".join(f"{took[name]:.3f}" if name in took else "" for name in others)
+                title = f"{kind}, {'forward and backward' if backward else 'forward'}"
+                ratio = took["threads"] / took[others[0]]
                 print(
-                    f"| {name} | {ranks} | {threads:.3f} | {times[0]:.3f} | {times[1]:.3f} | {times[2]:.3f} | {plain} "
-                    f"| {threads / times[0]:.2f} | {guess:.3f} |"
+                    f"| {title} | {ranks} | {took['threads']:.3f} | {columns} | {ratio:.2f} "
+                    f"| {100 * imbalance:.1f} % | {sent / least if least else 1:.3f} | {guess:.3f} "
+                    f"| {guess / took['ring'] if 'ring' in took else 0:.2f} |"
                 )
-
-
-def simulated(length: int, kind: str, backward: bool, ranks: int, single: float, rate: float) -> float:
-    """The ring's time on ranks that are each as fast as the one that was measured."""
-    sharding, options = calls(length, ranks, kind)
-    one, _ = calls(length, 1, kind)
-    sizes = {"heads": HEADS, "head_dim": WIDTH, "text": False, "scheme": "ring", **options}
-    passes = (False, True) if backward else (False,)
-    unit = shards.Cluster(flops=1.0, bandwidth=1e30, node_bandwidth=1e30, latency=0.0, node_latency=0.0, call=0.0)
-    flops = sum(shards.explain(one, backward=b, cluster=unit, **sizes).seconds for b in passes) / single
-    cluster = shards.Cluster(ranks_per_node=ranks, flops=flops, bandwidth=rate, node_bandwidth=rate)
-    return sum(shards.explain(sharding, backward=b, cluster=cluster, **sizes).seconds for b in passes)
 
 
 if __name__ == "__main__":

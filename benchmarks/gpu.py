@@ -23,6 +23,7 @@ from typing import Any
 import random_draws
 import torch
 from gpu_layer import layer_rows
+from gpu_spans import span_rows
 from report import put_between
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -45,6 +46,8 @@ class GpuCall(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("softcap", "dropout")),
         *((name, ctypes.c_void_p) for name in ("slopes", "mask", "bias", "stream")),
         *((name, ctypes.c_void_p) for name in ("grad_out", "dq", "dk", "dv")),
+        ("spans", ctypes.c_void_p),
+        ("span_count", ctypes.c_int64),
     ]
 
 
@@ -66,7 +69,7 @@ class Headway:
 
     def call(self, q: Any, k: Any, v: Any, *, causal: bool = False, window: int = -1, **options: Any) -> Call:
         out, lse = torch.empty_like(q), torch.empty(q.shape[:3], device=q.device)
-        tensors = {name: options[name].data_ptr() for name in ("slopes", "mask", "bias") if name in options}
+        tensors = {name: options[name].data_ptr() for name in ("slopes", "mask", "bias", "spans") if name in options}
         described = GpuCall(
             *(x.data_ptr() for x in (q, k, v, out, lse)),
             *(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2], q.shape[3]),
@@ -75,6 +78,7 @@ class Headway:
             window,
             *(options.get(name, 0.0) for name in ("softcap", "dropout")),
             stream=torch.cuda.current_stream().cuda_stream,
+            span_count=options["spans"].shape[1] if "spans" in options else 0,
             **tensors,
         )
         kept = (q, k, v, out, lse, options)
@@ -406,7 +410,14 @@ def plot(results: list[dict[str, Any]], about: dict[str, str], path: Path) -> No
     figure.savefig(path, dpi=110)
 
 
-NAMES = {"cudnn": "cuDNN", "flash": "flash", "math": "math", "efficient": "efficient", "torch": "PyTorch"}
+NAMES = {
+    "cudnn": "cuDNN",
+    "flash": "flash",
+    "math": "math",
+    "efficient": "efficient",
+    "torch": "PyTorch",
+    "flex": "FlexAttention",
+}
 
 
 def tables(results: list[dict[str, Any]], about: dict[str, str]) -> str:
@@ -424,7 +435,8 @@ def tables(results: list[dict[str, Any]], about: dict[str, str]) -> str:
             if plain:
                 text += f" {r['rates']['headway'] / plain:.0%} |\n"
             else:
-                text += f" {', '.join(others)} | {r['ratio']:.2f}x |\n"
+                ratio = f"{r['ratio']:.2f}x" if r["ratio"] else ""
+                text += f" {', '.join(others)} | {ratio} |\n"
         text += "\n"
     return text
 
@@ -445,7 +457,7 @@ def main() -> None:
     wanted = Wanted(arguments.rows)
     results = forward_rows(headway, wanted) + option_rows(headway, wanted) + decode_rows(headway, wanted)
     results += backward_rows(headway, wanted) + backward_option_rows(headway, wanted)
-    results += shared_option_rows(headway, wanted)
+    results += shared_option_rows(headway, wanted) + span_rows(headway, wanted, measure, work_of)
     if wanted("layer", ""):
         results += layer_rows(milliseconds, arguments.library)
     if arguments.rows:

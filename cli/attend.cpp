@@ -1,12 +1,12 @@
 // headway attend: attention over three arrays.
+#include "attend.h"
+
 #include <CLI/CLI.hpp>
 #include <chrono>
 
-#include "attention_call.h"
 #include "command.h"
 #include "headway/headway.h"
 #include "interrupt.h"
-#include "output_files.h"
 #include "progress_line.h"
 #include "text.h"
 
@@ -18,6 +18,7 @@ constexpr const char* examples = R"(Examples:
   headway attend qkv.npz:q qkv.npz:k qkv.npz:v -o out.npy --causal --lse lse.npy
   headway attend x.npy x.npy x.npy -o out.npy --heads 8 --window 128,0 --weights w.npy
   headway attend q.npy k.npy v.npy -o out.npy --causal bottom_right --valid-lens 3,2
+  mpirun -n 4 headway attend q.npy k.npy v.npy -o out.npy --causal   # each rank reads and writes its rows
 
 Files are .npy, file.npz:name or file.safetensors:name. What is written is .npy, .npz or .safetensors.)";
 
@@ -28,56 +29,6 @@ Dims with_last(Dims sizes, std::int64_t last) {
 }
 
 Dims without_last(const Dims& sizes) { return Dims(std::span(sizes.begin(), sizes.end() - 1)); }
-
-// The memory of the results. With --heads out is (B,Sq,N*Dv) and attention writes into a view of it.
-class Results {
- public:
-  Results(const AttentionCall& call, const OutputFiles& wanted) : call_(call) {
-    const Dims& query = call.query.sizes();
-    const std::int64_t value_dim = call.value.sizes().back();
-    out_ = Tensor::uninitialized(
-        call.split ? Dims{query[0], query[2], query[1] * value_dim} : with_last(query, value_dim), call.query.dtype());
-    if (wanted.wants("weights")) {
-      weights_ = Tensor::uninitialized(with_last(query, call.key.size(call.key.rank() - 2)), call.query.dtype());
-    }
-    if (wanted.wants("lse")) {
-      lse_ = Tensor::uninitialized(without_last(query), call.query.dtype() == DType::f64 ? DType::f64 : DType::f32);
-    }
-  }
-
-  void compute() {
-    AttentionOutputs outputs;
-    if (weights_) {
-      outputs.weights = weights_->view();
-    }
-    if (lse_) {
-      outputs.lse = lse_->view();
-    }
-    const TensorView out = call_.split ? split_heads(out_.view(), call_.query.size(1)) : out_.view();
-    attention(call_.query, call_.key, call_.value, out, call_.options, outputs);
-  }
-
-  // With the axes that the user's arrays have.
-  NamedViews views() const {
-    NamedViews result;
-    const auto add = [&](const char* name, ConstTensorView view) {
-      result.emplace(name, call_.batch_axis_added ? view.select(0, 0) : view);
-    };
-    add("out", out_);
-    if (weights_) {
-      add("weights", *weights_);
-    }
-    if (lse_) {
-      add("lse", *lse_);
-    }
-    return result;
-  }
-
- private:
-  const AttentionCall& call_;
-  Tensor out_;
-  std::optional<Tensor> weights_, lse_;
-};
 
 class Attend final : public Command {
  public:
@@ -92,6 +43,10 @@ class Attend final : public Command {
   }
 
   void run() override {
+    if (started_on_ranks()) {
+      attend_on_ranks(arguments_, outputs_);
+      return;
+    }
     outputs_.check(arguments_.texts());
     TensorInputs inputs;
     AttentionCall call = arguments_.load(inputs);
@@ -99,13 +54,15 @@ class Attend final : public Command {
     // This also validates the whole call, before memory is allocated for its results.
     const Plan plan = explain(call.query, call.key, call.value, call.options,
                               {.lse = outputs_.wants("lse"), .weights = outputs_.wants("weights")});
-    Results results(call, outputs_);
+    AttendResults results(call, outputs_);
     throw_if_interrupted();
     const auto start = std::chrono::steady_clock::now();
     {
       ProgressLine line;
       call.options.progress = line.callback();
-      results.compute();
+      results.compute([&](TensorView out, const AttentionOutputs& outputs) {
+        attention(call.query, call.key, call.value, out, call.options, outputs);
+      });
     }
     const auto elapsed = std::chrono::steady_clock::now() - start;
     const NamedViews views = results.views();
@@ -119,6 +76,45 @@ class Attend final : public Command {
 };
 
 }  // namespace
+
+AttendResults::AttendResults(const AttentionCall& call, const OutputFiles& wanted) : call_(call) {
+  const Dims& query = call.query.sizes();
+  const std::int64_t value_dim = call.value.sizes().back();
+  out_ = Tensor::uninitialized(
+      call.split ? Dims{query[0], query[2], query[1] * value_dim} : with_last(query, value_dim), call.query.dtype());
+  if (wanted.wants("weights")) {
+    weights_ = Tensor::uninitialized(with_last(query, call.key.size(call.key.rank() - 2)), call.query.dtype());
+  }
+  if (wanted.wants("lse")) {
+    lse_ = Tensor::uninitialized(without_last(query), call.query.dtype() == DType::f64 ? DType::f64 : DType::f32);
+  }
+}
+
+void AttendResults::compute(const Compute& attention) {
+  AttentionOutputs outputs;
+  if (weights_) {
+    outputs.weights = weights_->view();
+  }
+  if (lse_) {
+    outputs.lse = lse_->view();
+  }
+  attention(call_.split ? split_heads(out_.view(), call_.query.size(1)) : out_.view(), outputs);
+}
+
+NamedViews AttendResults::views() const {
+  NamedViews result;
+  const auto add = [&](const char* name, ConstTensorView view) {
+    result.emplace(name, call_.batch_axis_added ? view.select(0, 0) : view);
+  };
+  add("out", out_);
+  if (weights_) {
+    add("weights", *weights_);
+  }
+  if (lse_) {
+    add("lse", *lse_);
+  }
+  return result;
+}
 
 std::unique_ptr<Command> make_attend(CLI::App& app) { return std::make_unique<Attend>(app); }
 

@@ -88,11 +88,11 @@ std::vector<std::string> AttentionArguments::texts() const {
   return result;
 }
 
-void AttentionArguments::place_mask_file(TensorInputs& inputs, AttentionOptions& result) const {
+void AttentionArguments::place_mask_file(const ReadArray& read, AttentionOptions& result) const {
   if (!mask_file_) {
     return;
   }
-  const ConstTensorView found = inputs.load(*mask_file_);
+  const ConstTensorView found = read(*mask_file_);
   if (is_integer(found.dtype())) {
     result.spans = found;
     return;
@@ -103,21 +103,25 @@ void AttentionArguments::place_mask_file(TensorInputs& inputs, AttentionOptions&
   result.mask = found;
 }
 
-AttentionOptions AttentionArguments::options(TensorInputs& inputs) const {
+AttentionOptions AttentionArguments::options(TensorInputs& inputs, const ReadArray& read_matrix) const {
   AttentionOptions result = scalars_;
-  const auto place = [&](const std::optional<std::string>& given, std::optional<ConstTensorView>& view,
-                         ConstTensorView (TensorInputs::*read)(const std::string&)) {
+  const auto place = [](const std::optional<std::string>& given, std::optional<ConstTensorView>& view,
+                        const ReadArray& read) {
     if (given) {
-      view = (inputs.*read)(*given);
+      view = read(*given);
     }
   };
-  place(mask_, result.mask, &TensorInputs::load);
-  place_mask_file(inputs, result);
-  place(bias_, result.bias, &TensorInputs::load);
-  place(valid_lens_, result.valid_lens, &TensorInputs::integers);
-  place(query_lens_, result.query_lens, &TensorInputs::integers);
-  place(alibi_slopes_, result.alibi_slopes, &TensorInputs::floats);
-  place(sinks_, result.sinks, &TensorInputs::floats);
+  const ReadArray whole = [&](const std::string& name) { return inputs.load(name); };
+  const ReadArray integers = [&](const std::string& name) { return inputs.integers(name); };
+  const ReadArray floats = [&](const std::string& name) { return inputs.floats(name); };
+  const ReadArray& matrix = read_matrix ? read_matrix : whole;
+  place(mask_, result.mask, matrix);
+  place_mask_file(matrix, result);
+  place(bias_, result.bias, matrix);
+  place(valid_lens_, result.valid_lens, integers);
+  place(query_lens_, result.query_lens, integers);
+  place(alibi_slopes_, result.alibi_slopes, floats);
+  place(sinks_, result.sinks, floats);
   return result;
 }
 

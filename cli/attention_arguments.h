@@ -1,6 +1,7 @@
 // The options of attention that every command shares, as flags.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +15,9 @@ class App;
 
 namespace headway::cli {
 
+// Reads an array that a flag names, in place of TensorInputs::load.
+using ReadArray = std::function<ConstTensorView(const std::string& name)>;
+
 class AttentionArguments {
  public:
   void add_to(CLI::App& app);
@@ -21,11 +25,12 @@ class AttentionArguments {
   // The option values that may name input files, to compare with the outputs.
   std::vector<std::string> texts() const;
 
-  // Reads the files that the flags name; the views live as long as `inputs`.
-  AttentionOptions options(TensorInputs& inputs) const;
+  // Reads the files that the flags name; the views live as long as `inputs`. `read_matrix` reads mask and bias.
+  AttentionOptions options(TensorInputs& inputs, const ReadArray& read_matrix = {}) const;
+  bool is_causal() const { return scalars_.causal != Causal::none; }
 
  private:
-  void place_mask_file(TensorInputs& inputs, AttentionOptions& result) const;
+  void place_mask_file(const ReadArray& read, AttentionOptions& result) const;
 
   AttentionOptions scalars_;  // what needs no file
   std::optional<std::string> mask_, mask_file_, bias_, valid_lens_, query_lens_, alibi_slopes_, sinks_;

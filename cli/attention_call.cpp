@@ -60,13 +60,18 @@ std::vector<std::string> AttentionCallArguments::texts() const {
 }
 
 AttentionCall AttentionCallArguments::load(TensorInputs& inputs) const {
+  const ReadArray whole = [&](const std::string& name) { return inputs.load(name); };
+  return load(inputs, {whole, whole, whole});
+}
+
+AttentionCall AttentionCallArguments::load(TensorInputs& inputs, const Readers& readers) const {
   if (kv_heads_ && !heads_) {
     throw UsageError("--kv-heads needs --heads: arrays with an axis for the heads say how many they have");
   }
-  AttentionCall call{.query = inputs.load(query_),
-                     .key = inputs.load(key_),
-                     .value = inputs.load(value_.empty() ? key_ : value_),
-                     .options = attention_.options(inputs)};
+  AttentionCall call{.query = readers.query(query_),
+                     .key = readers.key(key_),
+                     .value = readers.key(value_.empty() ? key_ : value_),
+                     .options = attention_.options(inputs, readers.matrix)};
   return heads_ ? split_into_heads(call) : call;
 }
 

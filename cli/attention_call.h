@@ -32,6 +32,11 @@ class AttentionCallArguments {
   std::vector<std::string> files() const { return {query_, key_, value_}; }  // empty texts where none is named
   std::vector<std::string> texts() const;
   AttentionCall load(TensorInputs& inputs) const;  // without values, the keys stand in for them
+  // The same with other ways to read the arrays: a rank of several reads its rows.
+  struct Readers {
+    ReadArray query, key, matrix;
+  };
+  AttentionCall load(TensorInputs& inputs, const Readers& readers) const;
 
   const std::optional<std::int64_t>& heads() const { return heads_; }
   const std::optional<std::int64_t>& kv_heads() const { return kv_heads_; }

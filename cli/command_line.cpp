@@ -19,7 +19,8 @@
 namespace headway::cli {
 namespace {
 
-enum ExitCode { success = 0, failure = 1, usage = 2, signalled = 128 };
+constexpr int success = static_cast<int>(ExitCode::success), failure = static_cast<int>(ExitCode::failure),
+              usage = static_cast<int>(ExitCode::usage), signalled = static_cast<int>(ExitCode::signalled);
 
 constexpr const char* epilog = R"(headway COMMAND --help shows a command's options and examples.
 Exit codes: 0 done, 1 failed, 2 not a valid request, 130 interrupted.)";
@@ -92,6 +93,8 @@ int run(Command& command, const std::string& who) {
   try {
     command.run();
     return flushed(who, success);
+  } catch (const ReportedElsewhere& error) {
+    return static_cast<int>(error.code);
   } catch (const UsageError& error) {
     return report(who, error.what(), usage);
   } catch (const InvalidArgument& error) {

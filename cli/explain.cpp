@@ -22,6 +22,10 @@ std::string json_of(const Plan& plan) {
   for (const auto& [engine, reason] : plan.passed_over) {
     passed_over.push_back(text("{\"engine\": ", json(name(engine)), ", \"reason\": ", json(reason), "}"));
   }
+  std::vector<std::string> passed_kernels;
+  for (const auto& [kernel, reason] : plan.passed_kernels) {
+    passed_kernels.push_back(text("{\"kernel\": ", json(kernel), ", \"reason\": ", json(reason), "}"));
+  }
   return JsonObject()
       .add("operation", plan.operation)
       .add("engine", name(plan.engine))
@@ -40,6 +44,7 @@ std::string json_of(const Plan& plan) {
       .add("bytes", plan.bytes)
       .add("scratch_bytes", plan.scratch_bytes)
       .add_raw("passed_over", json_list(passed_over))
+      .add_raw("passed_kernels", json_list(passed_kernels))
       .str();
 }
 

@@ -92,6 +92,14 @@ std::vector<const OutputFiles::File*> OutputFiles::asked_for() const {
   return result;
 }
 
+std::vector<OutputFiles::Wanted> OutputFiles::wanted() const {
+  std::vector<Wanted> result;
+  for (const File* file : asked_for()) {
+    result.push_back({file->name, *file->path});
+  }
+  return result;
+}
+
 bool OutputFiles::wants(const std::string& name) const {
   const auto asked = asked_for();
   return std::any_of(asked.begin(), asked.end(), [&](const File* file) { return file->name == name; });

@@ -36,6 +36,12 @@ class OutputFiles {
   // replaced stays replaced.
   void write(const NamedViews& results) const;
 
+  struct Wanted {
+    std::string name, path;
+  };
+  std::vector<Wanted> wanted() const;
+  bool replaces() const { return force_; }
+
   // Prints one line per file, with `remark` after the first.
   void summarize(const NamedViews& results, const std::string& remark) const;
 

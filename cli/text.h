@@ -21,6 +21,15 @@ class Failure : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+enum class ExitCode { success = 0, failure = 1, usage = 2, signalled = 128 };
+
+// A failure of all ranks of a job, which another one reports.
+class ReportedElsewhere : public std::runtime_error {
+ public:
+  explicit ReportedElsewhere(ExitCode exit_code) : runtime_error("reported by another rank"), code(exit_code) {}
+  ExitCode code;
+};
+
 // text("expected ", 3, " numbers") == "expected 3 numbers"
 template <class... Parts>
 std::string text(const Parts&... parts) {

@@ -24,6 +24,8 @@ struct GpuCall {
   void* stream;
   const void* grad_out;  // of dtype; null: forward
   void *dq, *dk, *dv;
+  const std::int32_t* spans;  // [Sq,R,2], or null
+  std::int64_t span_count;    // R
 };
 
 std::string last_error;
@@ -39,6 +41,8 @@ AttentionOptions options_of(const GpuCall& call, DType dtype, Device device) {
   if (call.slopes) options.alibi_slopes = ConstTensorView(call.slopes, DType::f32, {call.heads}, device);
   if (call.mask) options.mask = ConstTensorView(call.mask, DType::b8, matrix, device);
   if (call.bias) options.bias = ConstTensorView(call.bias, dtype, matrix, device);
+  if (call.spans)
+    options.spans = ConstTensorView(call.spans, DType::i32, {1, 1, call.query_len, call.span_count, 2}, device);
   return options;
 }
 

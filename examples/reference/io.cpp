@@ -49,6 +49,30 @@ void example_load_safetensors() {
   std::cout << file.tensors.at("W_q").dtype() << ", " << file.metadata.at("made by") << '\n';  // bf16, the reference
 }
 
+void example_npy_shape() {
+  save_npy("large.npy", Tensor({4, 1000}), {.overwrite = true});
+  const NpyShape shape = npy_shape("large.npy");
+  std::cout << shape.dtype << ' ' << shape.sizes << '\n';  // f32 (4, 1000)
+}
+
+void example_load_npy_slice() {
+  save_npy("rows.npy", Tensor::of<float>({3, 2}, {1, 2, 3, 4, 5, 6}), {.overwrite = true});
+  std::cout << load_npy_slice("rows.npy", 0, 1, 3).view() << '\n';
+  // [[3 4]
+  //  [5 6]]
+}
+
+void example_begin_npy() {
+  // In one process here; ranks of a job would each write their rows between two barriers.
+  const auto temporary = begin_npy("parts.npy", {DType::f32, {2, 2}}, {.overwrite = true});
+  write_npy_slice(temporary, 0, 1, Tensor::of<float>({1, 2}, {3, 4}));
+  write_npy_slice(temporary, 0, 0, Tensor::of<float>({1, 2}, {1, 2}));
+  commit_npy(temporary, "parts.npy", {.overwrite = true});
+  std::cout << load_npy("parts.npy").view() << '\n';
+  // [[1 2]
+  //  [3 4]]
+}
+
 }  // namespace
 
 void io_examples() {
@@ -58,4 +82,7 @@ void io_examples() {
   example_load_npz();
   example_save_safetensors();
   example_load_safetensors();
+  example_npy_shape();
+  example_load_npy_slice();
+  example_begin_npy();
 }

@@ -25,10 +25,17 @@ void example_set_executor() {
   set_executor(nullptr);  // the library's own threads again
 }
 
+void example_release_memory() {
+  // After the last call for a while: what is kept for the next one goes back to the system.
+  const std::int64_t bytes = release_memory();
+  std::cout << (bytes >= 0) << '\n';  // true
+}
+
 }  // namespace
 
 void threads_examples() {
   example_get_threads();
   example_set_threads();
   example_set_executor();
+  example_release_memory();
 }

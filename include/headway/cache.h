@@ -41,7 +41,7 @@ struct KVCacheConfig {
   std::int64_t head_dim = 0;
   std::optional<std::int64_t> value_dim = {};  // head_dim if absent
   DType dtype = DType::f32;                    // of keys, values and queries
-  Device device = {};                          // host memory only, today
+  Device device = {};                          // where the pages are; keys, values and queries come from there
   CacheFormat quantize = CacheFormat::plain;   // 8 bits take f32, bf16 and f16
   std::optional<RopeConfig> rope = {};         // rotates keys when they are appended and queries in attend
   // A query at position p sees the keys from p - window.left on, and the keys before `first`. An append first frees
@@ -67,10 +67,13 @@ class SequenceIds {
 
 // New tokens of B sequences: key [B,Hkv,S,D] and value [B,Hkv,S,Dv]; or, with cu_seqlens [B+1], key [total,Hkv,D] and
 // value [total,Hkv,Dv], where sequence b gets rows cu_seqlens[b] to cu_seqlens[b+1]. No value with value_in_key.
+// cu_seqlens is in host memory, wherever the cache is. On a CUDA device an append is queued on `stream`, a
+// cudaStream_t, and waits for nothing; calls on other streams must be ordered by the caller.
 struct CacheRows {
   ConstTensorView key;
   std::optional<ConstTensorView> value = {};
   std::optional<ConstTensorView> cu_seqlens = {};
+  void* stream = nullptr;
 };
 
 class KVCache {
@@ -106,13 +109,14 @@ class KVCache {
                      const AttentionOptions& options = {.causal = Causal::bottom_right},
                      const AttentionOutputs& outputs = {}) const;
 
-  // The keys [Hkv,S,D] and values [Hkv,S,Dv] of tokens begin to end, as attend reads them: rotated, and from 8 bits as
-  // f32. InvalidArgument if some were freed.
-  std::pair<Tensor, Tensor> read(std::int64_t id, std::int64_t begin, std::int64_t end) const;
+  // The keys [Hkv,S,D] and values [Hkv,S,Dv] of tokens begin to end, in host memory, as attend reads them: rotated, and
+  // from 8 bits as f32. InvalidArgument if some were freed. A cache on a device is read in the order of `stream`.
+  std::pair<Tensor, Tensor> read(std::int64_t id, std::int64_t begin, std::int64_t end, void* stream = nullptr) const;
 
-  // Sequences with their ids, and the pages that they hold, as .safetensors. load checks everything.
+  // Sequences with their ids, and the pages that they hold, as .safetensors. load checks everything. A cache on a
+  // device must be idle.
   void save(const std::filesystem::path& path, bool overwrite = false) const;
-  static KVCache load(const std::filesystem::path& path);
+  static KVCache load(const std::filesystem::path& path, Device device = {});
 
  private:
   struct State;

@@ -55,6 +55,7 @@ struct Strip {
   Rows keys;
   std::int64_t first = 0;
   std::int64_t last = 0;
+  double share = 1;  // of the heads: 1 / H where each head has strips of its own
 };
 
 struct Sizes {
@@ -78,7 +79,7 @@ class Seen {
   std::int64_t keys() const { return keys_; }
   const std::vector<Strip>& strips() const { return strips_; }  // by the first of their queries
 
-  // The (query, key) pairs of one head inside a rectangle, over all batch items.
+  // The (query, key) pairs of one head (the mean of the heads) inside a rectangle, over all batch items.
   double pairs(Rows of_queries, Rows of_keys) const;
   double pairs() const { return pairs({0, queries_}, {0, keys_}); }
   // The keys that some of these queries see, in order, without overlap.
@@ -225,9 +226,9 @@ class Transport {
 };
 
 struct Options {
-  // Causal, window, scale, softcap, alibi_slopes, sinks, valid_lens, query_lens: of the whole sequence and the same on
-  // every rank; valid_lens is [B] or [B, all queries]. A mask broadcasts to [B, H, this rank's queries, all keys], a
-  // bias too. Dropout is refused.
+  // Of the whole sequence and the same on every rank: valid_lens is [B] or [B, all queries], spans and structured masks
+  // are of all queries and keys, and dropout draws by positions of the whole. Only bool masks and biases are a rank's
+  // own: they broadcast to [B, H, this rank's queries, all keys]; packed they are whole, as in attention_varlen.
   AttentionOptions attention = {};
   Scheme scheme = Scheme::automatic;
   std::optional<Sharding> sharding = {};  // contiguous, by the sizes that the ranks bring, when absent
@@ -241,8 +242,9 @@ struct Options {
 void attention(ConstTensorView query, ConstTensorView key, ConstTensorView value, TensorView out, Transport& transport,
                const Options& options = {}, const AttentionOutputs& outputs = {});
 
-// The gradients of this rank's rows; dsinks is that of the whole call, on every rank. A gradient of the bias is
-// refused.
+// The gradients of this rank's rows; dsinks is that of the whole call, on every rank. So is dbias where the bias
+// repeats over queries (one row on every rank, while some rank has other than one query), and packed; else it is of the
+// rank's own rows.
 void attention_backward(ConstTensorView grad_out, ConstTensorView query, ConstTensorView key, ConstTensorView value,
                         ConstTensorView out, ConstTensorView lse, const AttentionGradients& gradients,
                         Transport& transport, const Options& options = {});

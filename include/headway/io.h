@@ -50,5 +50,27 @@ void save_npz(const std::filesystem::path& path, const NamedViews& tensors, cons
 void save_safetensors(const std::filesystem::path& path, const NamedViews& tensors,
                       const std::map<std::string, std::string>& metadata = {}, const WriteOptions& options = {});
 
+// ---- Parts of .npy files, for arrays that no one process holds ----
+
+struct NpyShape {
+  DType dtype = DType::f32;
+  Dims sizes;
+};
+
+// What a file holds; only its header is read.
+NpyShape npy_shape(const std::filesystem::path& path, const ReadLimits& limits = {});
+// Elements [begin, end) along an axis; no others are read.
+Tensor load_npy_slice(const std::filesystem::path& path, int axis, std::int64_t begin, std::int64_t end,
+                      const ReadLimits& limits = {});
+
+// A file that several processes write. One begins it: a temporary file in the same folder, with header and room for all
+// elements, whose name it tells the others. Each writes its slices into that; then one commits it under its real name.
+// On failure the temporary file is the program's to remove.
+std::filesystem::path begin_npy(const std::filesystem::path& path, const NpyShape& shape,
+                                const WriteOptions& options = {});
+void write_npy_slice(const std::filesystem::path& temporary, int axis, std::int64_t begin, ConstTensorView slice);
+void commit_npy(const std::filesystem::path& temporary, const std::filesystem::path& path,
+                const WriteOptions& options = {});
+
 }  // namespace headway
 #pragma GCC visibility pop

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,12 @@ struct Plan {
     std::string reason;
   };
 
+  // The same of a kernel, inside the chosen engine.
+  struct PassedKernel {
+    std::string kernel;
+    std::string reason;
+  };
+
   Engine engine = Engine::reference;
   std::string operation;         // "attention", "attention_backward", ...
   std::string kernel;            // the engine's own name for what it runs
@@ -46,6 +53,8 @@ struct Plan {
   double bytes = 0;               // the inputs and outputs, each once
   double scratch_bytes = 0;       // bytes of memory allocated besides the outputs
   std::vector<PassedOver> passed_over;
+  std::vector<PassedKernel> passed_kernels;  // of explain(): a call does not stop to say why
+  std::shared_ptr<const void> decision;      // what the engine decided, as its own passes read it
 };
 
 std::ostream& operator<<(std::ostream& stream, const Plan& plan);

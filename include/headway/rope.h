@@ -53,14 +53,18 @@ struct RopeFrequencies {
 // The frequencies for rows of head_dim numbers. InvalidArgument for a config that means nothing.
 RopeFrequencies rope_frequencies(std::int64_t head_dim, const RopeConfig& config = {});
 
-// x [..., S, D] of any float type, in host memory; positions integers [S], or [B,S] where x is [B, ..., S, D]. out has
-// x's shape and type and may be x itself, or share no memory with it.
-void rope(ConstTensorView x, ConstTensorView positions, TensorView out, const RopeConfig& config = {});
-Tensor rope(ConstTensorView x, ConstTensorView positions, const RopeConfig& config = {});
+// x [..., S, D] of any float type; positions integers [S], or [B,S] where x is [B, ..., S, D]. out has x's shape and
+// type and may be x itself, or share no memory with it. On a CUDA device the work is queued on `stream`, a
+// cudaStream_t; positions may lie there or in host memory.
+void rope(ConstTensorView x, ConstTensorView positions, TensorView out, const RopeConfig& config = {},
+          void* stream = nullptr);
+Tensor rope(ConstTensorView x, ConstTensorView positions, const RopeConfig& config = {}, void* stream = nullptr);
 
 // The gradient of sum(grad_out * rope(x)) with respect to x: grad_out rotated back, times attention_factor.
-void rope_backward(ConstTensorView grad_out, ConstTensorView positions, TensorView dx, const RopeConfig& config = {});
-Tensor rope_backward(ConstTensorView grad_out, ConstTensorView positions, const RopeConfig& config = {});
+void rope_backward(ConstTensorView grad_out, ConstTensorView positions, TensorView dx, const RopeConfig& config = {},
+                   void* stream = nullptr);
+Tensor rope_backward(ConstTensorView grad_out, ConstTensorView positions, const RopeConfig& config = {},
+                     void* stream = nullptr);
 
 }  // namespace headway
 #pragma GCC visibility pop

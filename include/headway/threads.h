@@ -1,5 +1,7 @@
-// How many threads the CPU engine uses. Results do not depend on it.
+// How many threads the CPU engine uses, on which results do not depend; and what is kept between calls.
 #pragma once
+
+#include <cstdint>
 
 #include "headway/cxx20.h"
 
@@ -20,6 +22,12 @@ void set_threads(int threads);
 // the library's own threads, and so does a fork.
 using Executor = void (*)(void (*work)(void* context), void* context);
 void set_executor(Executor executor);
+
+// Gives back to the system what is kept so that the next call need not ask for it, and returns how many bytes that are:
+// freed tensors and workspaces (at most 256 MB), the scratch of each thread that made a call (64 MB) or worked on one
+// (8 MB), and what the library's memory pools on GPUs hold and nobody uses. Calls in progress keep theirs; tensors,
+// layers and caches are not touched.
+std::int64_t release_memory();
 
 }  // namespace headway
 #pragma GCC visibility pop

@@ -48,7 +48,7 @@ from headway._plots import plot_heads, plot_row
 from headway._results import Analysis, Gradients
 from headway._rope import rope, rope_backward, rope_frequencies
 from headway._server import ViewServer
-from headway._settings import engines, get_threads, set_threads
+from headway._settings import engines, get_threads, release_memory, set_threads
 from headway._trace import Trace, TraceStep, trace
 from headway._view import view
 from headway.functions import compute_qkv, multi_head_attention, self_attention
@@ -93,6 +93,7 @@ __all__ = [
     "multi_head_attention",
     "plot_heads",
     "plot_row",
+    "release_memory",
     "rope",
     "rope_backward",
     "rope_frequencies",

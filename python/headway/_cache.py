@@ -21,7 +21,7 @@ class KVCache:
     pages, page_size     how many pages there are for all sequences together, and the tokens of one
     kv_heads, head_dim   of the keys; value_dim of the values, where it is another
     dtype                of keys, values and queries: "float32", "float64", "bfloat16" or "float16"
-    device               None or "cpu"
+    device               None or "cpu"; or "cuda", "cuda:1" and so on, where keys, values and queries come from then
     quantize             "int8" or "fp8" (e4m3): pages of 8 bits with a scale for each token and head
     rope                 a dict of rope's base, dims, interleaved and scaling, or a scaling dict alone: keys are rotated
                          to their positions when they are appended, queries in attend
@@ -31,8 +31,8 @@ class KVCache:
     value_in_key         values are the first so many numbers of the keys, stored once: append takes no value
 
     A result is, bit for bit on the CPU, what attention gives on the sequence's own keys and values: in any batch, paged
-    or not, forked or not. Errors come before anything changes: OutOfPages (a MemoryError), KeyError for an unknown
-    sequence. Several threads may use one cache.
+    or not, forked or not (on a GPU with batch_invariant). Errors come before anything changes: OutOfPages (a
+    MemoryError), KeyError for an unknown sequence. Several threads may use one cache.
 
     >>> import numpy as np, headway
     >>> cache = headway.KVCache(pages=64, page_size=16, kv_heads=2, head_dim=8)
@@ -71,7 +71,7 @@ class KVCache:
         settings |= {name: None if value is None else _whole(name, value) for name, value in optional.items()}
         settings |= {"dtype": _dtype(dtype), "quantize": _format(quantize), "window": _window(window)}
         settings["rope"] = _rope(rope, settings["head_dim"])
-        _check_device(device)
+        settings["device"] = _device("KVCache", device)
         self._cache = _headway.Cache(settings)
 
     # ---- Sequences ----
@@ -118,6 +118,7 @@ class KVCache:
         config = self._cache.described()
         config["dtype"] = next(name for name, short in _DTYPES.items() if short == config["dtype"])
         config["quantize"] = None if config["quantize"] == "plain" else config["quantize"]
+        config["device"] = "cpu" if config["device"] < 0 else f"cuda:{config['device']}"
         return config
 
     # ---- Tokens ----
@@ -164,7 +165,8 @@ class KVCache:
     def read(self, id: int, begin: int = 0, end: int | None = None) -> tuple[Any, Any]:
         """Keys (Hkv, S, D) and values (Hkv, S, Dv) of tokens begin to end as attend reads them, in NumPy.
 
-        Rotated where the cache rotates; 8-bit and bfloat16 pages as float32.
+        Rotated where the cache rotates; 8-bit and bfloat16 pages as float32. On a GPU it waits for the default stream;
+        synchronize others before.
 
         >>> import numpy as np, headway
         >>> cache = headway.KVCache(pages=8, page_size=4, kv_heads=1, head_dim=2, quantize="int8")
@@ -185,8 +187,8 @@ class KVCache:
         self._cache.save(os.fsencode(path), bool(overwrite))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> KVCache:
-        """The cache that save wrote. OSError for a file that is none, before anything is made of it.
+    def load(cls, path: str | os.PathLike[str], device: Any = None) -> KVCache:
+        """The cache that save wrote, on a device. OSError for a file that is none, before anything is made of it.
 
         >>> import headway, os, tempfile
         >>> cache = headway.KVCache(pages=4, page_size=16, kv_heads=2, head_dim=8)
@@ -198,7 +200,7 @@ class KVCache:
         [0]
         """
         cache = cls.__new__(cls)
-        cache._cache = _headway.Cache.load(os.fsencode(path))
+        cache._cache = _headway.Cache.load(os.fsencode(path), _device("KVCache.load", device))
         return cache
 
     def __repr__(self) -> str:
@@ -275,11 +277,11 @@ def _rope(rope: Any, head_dim: int) -> dict[str, Any] | None:
     )
 
 
-def _check_device(device: Any) -> None:
-    kind = "cpu" if device is None else str(getattr(device, "type", device)).partition(":")[0]
-    if kind in ("cuda", "gpu"):
-        raise NotImplementedError(
-            f"KVCache: device is {device!r}, expected 'cpu': a cache is not on the cuda engine yet"
-        )
-    if kind != "cpu":
-        raise ValueError(f"KVCache: device is {device!r}, expected None or 'cpu'")
+def _device(operation: str, device: Any) -> int:
+    """The number of a CUDA device, -1 for host memory: from None, "cpu", "cuda", "cuda:1", torch.device."""
+    kind, _, index = ("cpu" if device is None else str(device)).partition(":")
+    if kind == "cpu":
+        return -1
+    if kind in ("cuda", "gpu") and (not index or index.isdecimal()):
+        return int(index or 0)
+    raise ValueError(f"{operation}: device is {device!r}, expected None, 'cpu', 'cuda' or 'cuda:' and a number")

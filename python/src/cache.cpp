@@ -27,6 +27,9 @@ class Ids {
       refuse<TypeMismatch>(argument, "has shape ", view.sizes(), " and type ", view.dtype(),
                            ", expected the integers that add() gave");
     }
+    if (view.device() != Device{}) {
+      refuse<InvalidArgument>(argument, "is on ", view.device(), ", expected integers in host memory");
+    }
     const std::int64_t count = view.rank() == 0 ? 1 : view.size(0), stride = view.rank() == 0 ? 0 : view.stride(0);
     for (std::int64_t i = 0; i < count; ++i) {
       values.push_back(view.dtype() == DType::i64 ? view.as<std::int64_t>()[i * stride]
@@ -49,8 +52,14 @@ CacheFormat read_format(const std::string& word) {
   return word == "int8" ? CacheFormat::int8 : word == "fp8" ? CacheFormat::fp8 : CacheFormat::plain;
 }
 
+// The number of a CUDA device, or -1 for host memory.
+Device read_device(std::int64_t index) {
+  return index < 0 ? Device{} : Device{DeviceType::cuda, static_cast<int>(index)};
+}
+
 KVCacheConfig read_config(const nb::dict& settings) {
   KVCacheConfig config;
+  config.device = read_device(nb::cast<std::int64_t>(settings["device"]));
   config.pages = nb::cast<std::int64_t>(settings["pages"]);
   config.page_size = nb::cast<std::int64_t>(settings["page_size"]);
   config.kv_heads = nb::cast<std::int64_t>(settings["kv_heads"]);
@@ -86,6 +95,7 @@ nb::dict described(const KVCache& cache) {
   result["slack"] = config.slack;
   result["value_in_key"] = nb::cast(config.value_in_key);
   result["rope"] = config.rope.has_value();
+  result["device"] = config.device == Device{} ? -1 : config.device.index;
   return result;
 }
 
@@ -103,6 +113,7 @@ void append(KVCache& cache, nb::handle ids, nb::handle key, nb::handle value, nb
   if (!cu_seqlens.is_none()) {
     rows.cu_seqlens = read_integers({operation, "cu_seqlens", cu_seqlens, &stream}, bounds);
   }
+  rows.stream = stream.value();
   const Released released;
   cache.append(sequences.values, rows);
 }
@@ -167,7 +178,9 @@ void add_cache(nb::module_& module) {
              const Released released;
              self.save(place, overwrite);
            })
-      .def_static("load", [](const nb::bytes& path) { return KVCache::load(path_of(path)); });
+      .def_static("load", [](const nb::bytes& path, std::int64_t device) {
+        return KVCache::load(path_of(path), read_device(device));
+      });
   add_method<call_attend>(
       module,
       Signature("KVCache.attend", {{"cache"}, {"ids"}, {"query"}},

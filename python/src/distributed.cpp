@@ -259,7 +259,7 @@ nb::object call_attention(const Arguments& arguments) {
   return nb::make_tuple(out.finish(), lse.finish());
 }
 
-// transport, grad_out, query, key, value, out, lse -> (dq, dk, dv, dsinks or None)
+// transport, grad_out, query, key, value, out, lse -> (dq, dk, dv, dbias or None, dsinks or None)
 nb::object call_attention_backward(const Arguments& arguments) {
   PythonTransport transport(arguments.leading(0).object);
   const Array grad_out(arguments.leading(1)), query(arguments.leading(2)), key(arguments.leading(3)),
@@ -270,10 +270,15 @@ nb::object call_attention_backward(const Arguments& arguments) {
     return std::make_unique<Output>(arguments.made(name), array, view.dtype(), view.sizes());
   };
   const auto dq = like("dq", query), dk = like("dk", key), dv = like("dv", value);
+  const bool wants_dbias = is_true(arguments.own(5)) && options.attention.bias();
+  const auto dbias = wants_dbias ? like("dbias", *options.attention.bias()) : nullptr;
   const auto dsinks = options.attention.sinks() ? like("dsinks", *options.attention.sinks()) : nullptr;
   {
     const ConstTensorView views[] = {grad_out.view(), query.view(), key.view(), value.view(), out.view()};
     AttentionGradients gradients{.dq = dq->view(), .dk = dk->view(), .dv = dv->view()};
+    if (dbias) {
+      gradients.dbias = dbias->view();
+    }
     if (dsinks) {
       gradients.dsinks = dsinks->view();
     }
@@ -283,7 +288,8 @@ nb::object call_attention_backward(const Arguments& arguments) {
     distributed::attention_backward(views[0], views[1], views[2], views[3], views[4], of_rows, gradients, transport,
                                     options.values);
   }
-  return nb::make_tuple(dq->finish(), dk->finish(), dv->finish(), dsinks ? dsinks->finish() : nb::none());
+  return nb::make_tuple(dq->finish(), dk->finish(), dv->finish(), dbias ? dbias->finish() : nb::none(),
+                        dsinks ? dsinks->finish() : nb::none());
 }
 
 }  // namespace
@@ -320,7 +326,7 @@ void add_distributed(nb::module_& module) {
   add_method<call_attention_backward>(module,
                                       {"distributed_attention_backward",
                                        {{"transport"}, {"grad_out"}, {"query"}, {"key"}, {"value"}, {"out"}, {"lse"}},
-                                       with({{"scheme"}, {"cluster"}, {"sharding"}})},
+                                       with({{"scheme"}, {"cluster"}, {"sharding"}, {"wants_dbias", "False"}})},
                                       "For headway.torch.distributed.");
 }
 

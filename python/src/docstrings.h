@@ -202,6 +202,7 @@ inline constexpr const char* plan =
     pairs, all_pairs                             (query, key) pairs that are visited, and all of them
     flops, bytes, scratch_bytes                  work, memory moved, memory needed besides the results
     passed_over                                  [(engine, why not), ...]
+    passed_kernels                               the same of the chosen engine's kernels: [(kernel, why not), ...]
 
 >>> import numpy as np, headway
 >>> x = np.zeros((1, 2, 16, 8), np.float32)

@@ -66,15 +66,20 @@ bool describe(const xla::CallFrame& frame) {
   return false;
 }
 
-template <void (*Body)(const FfiItem&)>
+FfiPlace host_place(const xla::CallFrame&) { return {}; }
+
+using Body = void (*)(const FfiItem&);
+using Place = FfiPlace (*)(const xla::CallFrame&);
+
+template <Body body, Place place>
 xla::Error* handler(xla::CallFrame* frame) noexcept {
   try {
     if (describe(*frame)) {
       return nullptr;
     }
-    const FfiCall call(*frame);
+    const FfiCall call(*frame, place(*frame));
     for (std::int64_t i = 0; i < call.items(); ++i) {
-      Body(call.item(i));
+      body(call.item(i));
     }
     return nullptr;
   } catch (const OutOfMemory& caught) {
@@ -92,19 +97,27 @@ xla::Error* handler(xla::CallFrame* frame) noexcept {
   }
 }
 
-template <void (*Body)(const FfiItem&)>
+template <Body body, Place place>
 nb::object capsule() {
-  return checked(PyCapsule_New(reinterpret_cast<void*>(&handler<Body>), nullptr, nullptr));
+  return checked(PyCapsule_New(reinterpret_cast<void*>(&handler<body, place>), nullptr, nullptr));
+}
+
+template <Place place>
+nb::dict handlers() {
+  nb::dict result;
+  result["headway_attention"] = capsule<forward, place>();
+  result["headway_attention_backward"] = capsule<backward, place>();
+  result["headway_attention_weights"] = capsule<weights, place>();
+  return result;
 }
 
 }  // namespace
 
 void add_ffi_handlers(nb::module_& module) {
-  nb::dict handlers;
-  handlers["headway_attention"] = capsule<forward>();
-  handlers["headway_attention_backward"] = capsule<backward>();
-  handlers["headway_attention_weights"] = capsule<weights>();
-  module.attr("xla_handlers") = handlers;
+  nb::dict platforms;  // by XLA's names of them
+  platforms["cpu"] = handlers<host_place>();
+  platforms["CUDA"] = handlers<cuda_place>();
+  module.attr("xla_handlers") = platforms;
 }
 
 }  // namespace headway::python

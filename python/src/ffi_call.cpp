@@ -11,10 +11,9 @@
 namespace headway::python {
 namespace {
 
-constexpr std::string_view names[] = {"grad_out", "query",        "key",   "value",      "out",
-                                      "lse",      "mask",         "bias",  "valid_lens", "query_lens",
-                                      "spans",    "alibi_slopes", "sinks", "seed",       "weights",
-                                      "offset"};
+constexpr std::string_view names[] = {"grad_out", "query", "key",        "value",      "out",   "lse",
+                                      "mask",     "bias",  "valid_lens", "query_lens", "spans", "alibi_slopes",
+                                      "sinks",    "seed",  "weights",    "offset"};
 static_assert(std::size(names) == static_cast<std::size_t>(Operand::count));
 
 Operand operand_named(std::string_view name) {
@@ -67,12 +66,31 @@ Engine engine_named(std::string_view word) {
   return Engine::automatic;
 }
 
-std::uint64_t seed_from(const xla::Buffer& buffer, std::int64_t offset) {  // (low, high) words
-  const auto* words = static_cast<const std::uint32_t*>(buffer.data) + offset;
-  return words[0] | std::uint64_t{words[1]} << 32;
+// XLA's answer to a question about the call, or its error as an exception.
+void check(const xla::CallFrame& frame, xla::Error* error, const char* question) {
+  if (error == nullptr) {
+    return;
+  }
+  xla::ErrorText said{sizeof(xla::ErrorText), nullptr, error, ""};
+  frame.api->error_text(&said);
+  const std::string message = text("headway.jax: asking XLA for ", question, ": ", said.message);
+  xla::ErrorEnd end{sizeof(xla::ErrorEnd), nullptr, error};
+  frame.api->destroy_error(&end);
+  throw DeviceError(message);
 }
 
 }  // namespace
+
+FfiPlace cuda_place(const xla::CallFrame& frame) {
+  if (frame.api->struct_size < sizeof(xla::Api)) {
+    throw Unsupported("headway.jax: this JAX does not say which GPU a call runs on; expected a later version");
+  }
+  xla::OrdinalRequest ordinal{sizeof(xla::OrdinalRequest), nullptr, frame.context, 0};
+  check(frame, frame.api->get_ordinal(&ordinal), "the device");
+  xla::StreamRequest stream{sizeof(xla::StreamRequest), nullptr, frame.context, nullptr};
+  check(frame, frame.api->get_stream(&stream), "the stream");
+  return {{DeviceType::cuda, ordinal.ordinal}, stream.stream};
+}
 
 // ---- Attributes ----
 
@@ -127,8 +145,9 @@ void FfiCall::read_options() {
 
 // ---- Buffers ----
 
-FfiCall::FfiCall(const xla::CallFrame& frame) : frame_(frame) {
+FfiCall::FfiCall(const xla::CallFrame& frame, const FfiPlace& place) : frame_(frame), place_(place) {
   read_options();
+  options_.stream = place.stream;
   operands_ = slots("operands", frame.arguments);
   results_ = slots("results", frame.results);
   // A result has every mapped axis; the first one is [B, .., .., ..] besides.
@@ -207,8 +226,19 @@ TensorView FfiCall::view(const Slot& slot, std::int64_t index) const {
     sizes[0] = mapped_items_ * batch_;
     strides[0] = is_shared(buffer) ? 0 : strides[0];
   }
-  const TensorView whole(data, dtype, sizes, strides);
+  const TensorView whole(data, dtype, sizes, strides, place_.device);
   return positions_first_ && has_positions_and_heads(slot.operand) ? whole.transpose(1, 2) : whole;
+}
+
+// The first 32-bit words of an item. Waits for the device, if they lie there.
+template <std::size_t count>
+std::array<std::int32_t, count> FfiCall::words(const Slot& slot, std::int64_t index) const {
+  const auto* data = static_cast<const std::int32_t*>(slot.buffer->data) + offset(*slot.buffer, index);
+  const Dims sizes = {static_cast<std::int64_t>(count)};
+  std::array<std::int32_t, count> result;
+  copy(ConstTensorView(data, DType::i32, sizes, place_.device), TensorView(result.data(), DType::i32, sizes),
+       place_.stream);
+  return result;
 }
 
 FfiItem FfiCall::item(std::int64_t index) const {
@@ -216,9 +246,10 @@ FfiItem FfiCall::item(std::int64_t index) const {
   item.options = options_;
   for (const Slot& slot : operands_) {
     if (slot.operand == Operand::seed) {
-      item.options.seed = seed_from(*slot.buffer, offset(*slot.buffer, index));
+      const auto [low, high] = words<2>(slot, index);
+      item.options.seed = static_cast<std::uint32_t>(low) | std::uint64_t{static_cast<std::uint32_t>(high)} << 32;
     } else if (slot.operand == Operand::offset) {
-      item.offset = static_cast<const std::int32_t*>(slot.buffer->data)[offset(*slot.buffer, index)];
+      item.offset = words<1>(slot, index)[0];
     } else {
       item.operands[slot.operand] = view(slot, index);
     }

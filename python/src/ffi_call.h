@@ -54,9 +54,16 @@ struct FfiItem {
   std::optional<std::int64_t> offset;  // of a part of a longer call
 };
 
+// Where XLA has the buffers of a call, and in which order it wants work done there.
+struct FfiPlace {
+  Device device;
+  void* stream = nullptr;
+};
+FfiPlace cuda_place(const xla::CallFrame& frame);
+
 class FfiCall {
  public:
-  explicit FfiCall(const xla::CallFrame& frame);
+  FfiCall(const xla::CallFrame& frame, const FfiPlace& place);
 
   std::int64_t items() const { return folded_ ? 1 : mapped_items_; }
   FfiItem item(std::int64_t index) const;
@@ -77,8 +84,11 @@ class FfiCall {
   bool can_fold(const Slot& slot, bool is_result) const;
   std::int64_t offset(const xla::Buffer& buffer, std::int64_t index) const;
   TensorView view(const Slot& slot, std::int64_t index) const;
+  template <std::size_t count>
+  std::array<std::int32_t, count> words(const Slot& slot, std::int64_t index) const;
 
   const xla::CallFrame& frame_;
+  const FfiPlace place_;
   std::vector<Slot> operands_, results_;
   AttentionOptions options_;  // without views and seed
   bool positions_first_ = false;

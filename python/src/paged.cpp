@@ -61,10 +61,6 @@ PagedCall::PagedCall(const Arguments& arguments, const Argument& query, const Pa
 
 void PagedCall::prepare(const Arguments& arguments, std::int64_t width) {
   const ConstTensorView query = query_.view();
-  if (query.device() != Device{}) {
-    throw Unsupported(text(arguments.function(), ": query is on ", query.device(),
-                           ", expected host memory: pages are not on the cuda engine yet"));
-  }
   if (is_absent(keywords_.out)) {
     out_.emplace(arguments.made("out"), query_, query.dtype(), with_last(query.sizes(), width));
   } else {

@@ -26,6 +26,14 @@ nb::list passed_over(const Plan& plan) {
   return result;
 }
 
+nb::list passed_kernels(const Plan& plan) {
+  nb::list result;
+  for (const Plan::PassedKernel& passed : plan.passed_kernels) {
+    result.append(nb::make_tuple(nb::str(passed.kernel.c_str()), nb::str(passed.reason.c_str())));
+  }
+  return result;
+}
+
 }  // namespace
 
 void add_plan(nb::module_& module) {
@@ -46,6 +54,7 @@ void add_plan(nb::module_& module) {
       .def_prop_ro("bytes", &count<&Plan::bytes>)
       .def_prop_ro("scratch_bytes", &count<&Plan::scratch_bytes>)
       .def_prop_ro("passed_over", &passed_over)
+      .def_prop_ro("passed_kernels", &passed_kernels)
       .def("__str__", [](const Plan& self) { return to_string(self); })
       .def("__repr__", &repr);
   plan.attr("__module__") = "headway";

@@ -31,10 +31,6 @@ nb::object rotate(nb::handle x, nb::handle positions, const nb::dict& settings, 
   const Argument out_argument{operation, "out", given_out, &stream};
   std::optional<Output> out;
   if (given_out.is_none()) {
-    if (view.device() != Device{}) {
-      throw Unsupported(
-          text(operation, ": expected host memory, found ", view.device(), ": rope is not on the cuda engine yet"));
-    }
     out.emplace(out_argument, array, view.dtype(), view.sizes());
   } else {
     out.emplace(out_argument);
@@ -42,9 +38,9 @@ nb::object rotate(nb::handle x, nb::handle positions, const nb::dict& settings, 
   {
     const Released released;
     if (back) {
-      rope_backward(view, places, out->view(), config);
+      rope_backward(view, places, out->view(), config, stream.value());
     } else {
-      rope(view, places, out->view(), config);
+      rope(view, places, out->view(), config, stream.value());
     }
   }
   return out->finish();

@@ -41,6 +41,7 @@ bool share_openmp_threads(const char* path) {
 void add_threads(nb::module_& module) {
   module.def("set_threads", &set_threads).def("get_threads", &get_threads);
   module.def("share_openmp_threads", &share_openmp_threads);
+  module.def("release_memory", &release_memory, nb::call_guard<nb::gil_scoped_release>());
 }
 
 }  // namespace headway::python

@@ -1,4 +1,4 @@
-// XLA's foreign function interface (version 0.x of its C API), as far as a handler on the CPU needs it. Declared here
+// XLA's foreign function interface (version 0.x of its C API), as far as handlers need it. Declared here
 // instead of included, so that the package builds without JAX and one build serves every JAX: XLA only ever appends to
 // these structs, and each begins with its size.
 #pragma once
@@ -49,12 +49,45 @@ struct ErrorRequest {
   Code code;
 };
 
+struct ErrorText {
+  std::size_t struct_size;
+  Extension* extensions;
+  Error* error;
+  const char* message;  // out, valid until the error is destroyed
+};
+
+struct ErrorEnd {
+  std::size_t struct_size;
+  Extension* extensions;
+  Error* error;
+};
+
+struct StreamRequest {
+  std::size_t struct_size;
+  Extension* extensions;
+  Context* context;
+  void* stream;  // out: a CUstream
+};
+
+struct OrdinalRequest {
+  std::size_t struct_size;
+  Extension* extensions;
+  Context* context;
+  std::int32_t ordinal;  // out: as CUDA counts devices
+};
+
 struct Api {
   std::size_t struct_size;
   Extension* extensions;
   Version version;
   const void* internal;
   Error* (*create_error)(ErrorRequest*);
+  void (*error_text)(ErrorText*);
+  void (*destroy_error)(ErrorEnd*);
+  const void* register_handler;
+  Error* (*get_stream)(StreamRequest*);
+  const void* unused[12];  // types, state, memory, threads, futures, the run's number
+  Error* (*get_ordinal)(OrdinalRequest*);
 };
 
 enum class Type : int { boolean = 1, s32 = 4, s64 = 5, u32 = 8, f16 = 10, f32 = 11, f64 = 12, bf16 = 16 };

@@ -12,8 +12,10 @@ Plan plan_of(const Call& call, const ExplainRequest& request, const char* forwar
   Problem problem = inputs_problem(call, request.backward ? Pass::backward : Pass::forward);
   problem.wants_lse = request.lse;
   problem.wants_weights = request.weights;
-  Plan plan = choose(problem).plan;
+  const Choice choice = choose(problem);
+  Plan plan = choice.plan;
   describe_problem(problem, plan);
+  choice.engine->add_passed_kernels(problem, plan);
   plan.operation = request.backward ? backward : forward;
   return plan;
 }

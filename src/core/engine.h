@@ -30,10 +30,16 @@ class EngineBase {
   // Fills in what the engine decides: kernel, instruction set, tiles, tasks, threads, scratch.
   virtual void describe(const Problem& problem, Plan& plan) const = 0;
 
+  // For explain(): adds the kernels that the chosen one stands behind, and why they do not run the problem.
+  virtual void add_passed_kernels(const Problem&, Plan&) const {}
+
   // A valid problem that was not refused; only resources can fail.
   virtual void forward(const ForwardProblem& problem, const Plan& plan) const = 0;
   virtual void backward(const BackwardProblem& problem, const Plan& plan) const = 0;
   virtual void scores(const ScoresProblem& problem, const Plan& plan) const = 0;
+
+  // Gives back what the engine keeps between calls; how many bytes.
+  virtual std::int64_t release_memory() const { return 0; }
 
  protected:
   ~EngineBase() = default;

@@ -87,6 +87,19 @@ class BlockCache {
     return true;
   }
 
+  std::int64_t clear() noexcept {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) {
+      return 0;
+    }
+    const auto bytes = static_cast<std::int64_t>(bytes_);
+    for (; count_ > 0; --count_) {
+      release_block(blocks_[count_ - 1].memory, blocks_[count_ - 1].bytes);
+    }
+    bytes_ = 0;
+    return bytes;
+  }
+
  private:
   struct Block {
     void* memory;
@@ -121,6 +134,8 @@ void* take_memory(std::size_t bytes) noexcept {
   void* memory = block_cache.take(block_bytes(bytes));
   return memory != nullptr ? memory : fresh_block(block_bytes(bytes));
 }
+
+std::int64_t release_cached_memory() noexcept { return block_cache.clear(); }
 
 void give_back_memory(void* memory, std::size_t bytes) noexcept {
   if (memory == nullptr || bytes < kept_block) {

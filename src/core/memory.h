@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 namespace headway {
@@ -22,7 +23,10 @@ void* take_memory(std::size_t bytes) noexcept;
 // Frees a block that take_memory returned for this many bytes; null is allowed.
 void give_back_memory(void* memory, std::size_t bytes) noexcept;
 
-// The same with an owner.
+// Gives the cached blocks to the system; how many bytes they had.
+std::int64_t release_cached_memory() noexcept;
+
+// The same as take and give back, with an owner.
 struct GiveBack {
   std::size_t bytes = 0;
   void operator()(void* memory) const noexcept { give_back_memory(memory, bytes); }

@@ -8,6 +8,8 @@ namespace headway {
 
 const bool exact_blocks = true;
 
+std::int64_t release_cached_memory() noexcept { return 0; }
+
 void* take_memory(std::size_t bytes) noexcept {
   constexpr std::size_t alignment = 64;
   void* memory = nullptr;

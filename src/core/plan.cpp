@@ -170,6 +170,9 @@ std::ostream& operator<<(std::ostream& stream, const Plan& plan) {
            << (plan.stages == 1 ? " stage, " : " stages, ") << plan.splits
            << (plan.splits == 1 ? " split of the keys\n" : " splits of the keys\n");
   }
+  for (const Plan::PassedKernel& passed : plan.passed_kernels) {
+    stream << "  not      " << passed.kernel << ": " << passed.reason << '\n';
+  }
   for (const Plan::PassedOver& passed : plan.passed_over) {
     stream << "  not on   " << name(passed.engine) << ": " << passed.reason << '\n';
   }

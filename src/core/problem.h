@@ -22,6 +22,14 @@ struct Pages {
   std::optional<ConstTensorView> key_scales, value_scales;  // f32 [pages, Hkv, size], of 8-bit pages
 };
 
+// Where a part cut from a longer call begins in the whole: dropout draws by positions of the whole. The CPU and
+// reference engines read it; only calls in host memory are cut (src/distributed).
+struct Origin {
+  std::int64_t batch = 0, head = 0, query = 0, key = 0;
+
+  bool operator==(const Origin&) const = default;
+};
+
 struct Problem {
   std::string_view operation;  // what the user called, for error texts
   Pass pass = Pass::forward;
@@ -61,6 +69,7 @@ struct Problem {
   std::optional<ConstTensorView> sinks;         // [H]
   std::shared_ptr<const void> structured_mask;  // what spans and mask point to, where a structured mask made them
   Dropout dropout;
+  Origin origin;
 
   bool wants_lse = false;
   bool wants_weights = false;

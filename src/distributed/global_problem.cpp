@@ -14,21 +14,26 @@ ConstTensorView shape_only(DType dtype, const Dims& sizes) {
   return {&element, dtype, sizes, strides};
 }
 
-Problem global_problem(std::string_view operation, const Sizes& sizes, const AttentionOptions& options,
-                       const std::optional<Packing>& packing, Pass pass) {
+Problem global_problem(const GlobalCall& whole) {
+  const Sizes& sizes = whole.sizes;
+  const std::optional<Packing>& packing = whole.packing;
   const auto rows = [&](std::int64_t heads, std::int64_t length, std::int64_t width) {
-    return shape_only(sizes.dtype, packing ? Dims{length, heads, width} : Dims{sizes.batch, heads, length, width});
+    const Dims shape = packing           ? Dims{length, heads, width}
+                       : whole.rank == 2 ? Dims{length, width}
+                       : whole.rank == 3 ? Dims{sizes.batch, length, width}
+                                         : Dims{sizes.batch, heads, length, width};
+    return shape_only(sizes.dtype, shape);
   };
-  Call call = {.operation = operation,
+  Call call = {.operation = whole.operation,
                .query = rows(sizes.heads, sizes.queries, sizes.head_dim),
                .key = rows(sizes.kv_heads, sizes.keys, sizes.head_dim),
                .value = rows(sizes.kv_heads, sizes.keys, sizes.value_dim),
-               .options = options};
+               .options = whole.options};
   if (packing) {
     call.cu_seqlens_q = packing->cu_seqlens_q;
     call.cu_seqlens_k = packing->cu_seqlens_k;
   }
-  return inputs_problem(call, pass);
+  return inputs_problem(call, whole.pass);
 }
 
 std::int64_t valid_length(const Problem& problem, std::int64_t b, std::int64_t i) {

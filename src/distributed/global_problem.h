@@ -13,9 +13,15 @@ namespace headway::distributed {
 // A view of any shape, all of whose elements are one: for what is checked and never read.
 ConstTensorView shape_only(DType dtype, const Dims& sizes);
 
-// `options` without mask and bias, whose rows are those of one rank. The operation must outlive the problem.
-Problem global_problem(std::string_view operation, const Sizes& sizes, const AttentionOptions& options,
-                       const std::optional<Packing>& packing, Pass pass);
+struct GlobalCall {
+  std::string_view operation;  // must outlive the problem
+  const Sizes& sizes;
+  const AttentionOptions& options;  // without bool mask and bias, whose rows are those of one rank
+  const std::optional<Packing>& packing;
+  Pass pass = Pass::forward;
+  int rank = 4;  // of the user's tensors: options lack the axes that they lack
+};
+Problem global_problem(const GlobalCall& call);
 
 // The entry of valid_lens for row i of batch item b (both inside its sequence).
 std::int64_t valid_length(const Problem& problem, std::int64_t b, std::int64_t i);

@@ -87,31 +87,41 @@ void KeyTraffic::begin(int step, std::vector<Transport::Message> sends, std::vec
 void KeyTraffic::end() {
   run_.transport.wait();
   current_ = std::move(next_);
-  wide_.reset();
+  arrived_ = {};
 }
 
 KeyTraffic::Views KeyTraffic::rows(Rows rows, bool wide) {
   wide = wide && run_.accumulator() != format_.dtype;
-  if (current_.holds(rows)) {
-    if (!wide) {
-      return columns(current_, rows);
-    }
-    if (!wide_) {
-      wide_.emplace(current_.runs(), gradient_format());
-      for (const Rows& run : current_.runs()) {
-        copy_rows(current_.view(run), wide_->view(run));
-      }
-    }
-    return columns(*wide_, rows);
+  const DType dtype = wide ? run_.accumulator() : format_.dtype;
+  const bool here = !current_.holds(rows);
+  const std::int64_t begin = local_row(here ? run_.keys() : current_.runs(), rows);
+  const auto part = [&](const ConstTensorView& key, const ConstTensorView& value) {
+    return Views{key.slice(2, begin, begin + rows.count()), value.slice(2, begin, begin + rows.count())};
+  };
+  if (here && !wide) {
+    return part(run_.key, run_.value);
   }
-  if (wide && !wide_key_) {
-    wide_key_ = as_type(run_.key, run_.accumulator());
-    wide_value_ = as_type(run_.value, run_.accumulator());
+  std::optional<Plain>& plain = here ? wide_own_ : arrived_[wide ? 1 : 0];
+  if (!plain) {
+    plain = here ? Plain{as_type(run_.key, dtype), as_type(run_.value, dtype)} : unpacked(dtype);
   }
-  const ConstTensorView key = wide ? ConstTensorView(*wide_key_) : run_.key;
-  const ConstTensorView value = wide ? ConstTensorView(*wide_value_) : run_.value;
-  const std::int64_t begin = local_row(run_.keys(), rows);
-  return {key.slice(2, begin, begin + rows.count()), value.slice(2, begin, begin + rows.count())};
+  return part(plain->key, plain->value);
+}
+
+KeyTraffic::Plain KeyTraffic::unpacked(DType dtype) const {
+  const std::int64_t length = count(current_.runs());
+  const auto rows = [&](std::int64_t width) {
+    return Tensor::uninitialized({format_.batch, format_.heads, length, width}, dtype);
+  };
+  Plain plain{rows(run_.sizes().head_dim), rows(run_.sizes().value_dim)};
+  std::int64_t at = 0;
+  for (const Rows& run : current_.runs()) {
+    const Views packed = columns(current_, run);
+    copy_rows(packed.key, plain.key.view().slice(2, at, at + run.count()));
+    copy_rows(packed.value, plain.value.view().slice(2, at, at + run.count()));
+    at += run.count();
+  }
+  return plain;
 }
 
 }  // namespace headway::distributed

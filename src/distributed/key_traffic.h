@@ -2,6 +2,8 @@
 // step's rows while this step's are read, passes them on.
 #pragma once
 
+#include <array>
+#include <optional>
 #include <vector>
 
 #include "distributed/run.h"
@@ -28,16 +30,23 @@ class KeyTraffic {
   RowFormat gradient_format() const { return {format_.batch, format_.heads, format_.width, run_.accumulator()}; }
 
  private:
+  // [B,Hkv,n,D] and [B,Hkv,n,Dv], contiguous: an engine reads keys many times, and rows of packed ones lie far apart.
+  struct Plain {
+    Tensor key, value;
+  };
+  Plain unpacked(DType dtype) const;  // current_
+
   Views columns(const RowStore& store, Rows rows) const;
   void pack(Rows rows, const RowStore& store) const;  // this rank's rows, as a run or part of one
 
   const Run& run_;
   Shard own_;  // this rank's rows, in order
   RowFormat format_;
-  RowStore outgoing_;                            // this rank's rows that others need
-  RowStore current_, next_;                      // of this step, and of the next
-  std::optional<RowStore> wide_;                 // current_ in the accumulator's type, once asked for
-  std::optional<Tensor> wide_key_, wide_value_;  // this rank's rows likewise
+  RowStore outgoing_;        // this rank's rows that others need
+  RowStore current_, next_;  // of this step, and of the next
+  std::array<std::optional<Plain>, 2>
+      arrived_;                    // current_ in the inputs' type and in the accumulator's, once asked for
+  std::optional<Plain> wide_own_;  // this rank's rows in the accumulator's type
 };
 
 }  // namespace headway::distributed

@@ -149,7 +149,12 @@ void backward_over_heads(const BackwardRun& run) {
   lse.begin_out(run.lse.unsqueeze(3), messages.sends, messages.receives);
   messages.exchange(run.transport);
   const Part all = {{0, sizes.queries}, {0, sizes.keys}, 0, query.all(), key.all(), value.all()};
-  backward_part(own_heads(run), all, grad_out.all(), out.all(), lse.all().select(3, 0), {dq.all(), dk.all(), dv.all()});
+  PartGradients gradients{dq.all(), dk.all(), dv.all(), run.bias_sums};
+  if (run.bias_sums && run.bias_sums->size(1) != 1) {
+    const Rows heads = head_group(sizes, run.schedule.ranks(), run.rank()).heads;
+    gradients.bias_sums = run.bias_sums->slice(1, heads.begin, heads.end);
+  }
+  backward_part(own_heads(run), all, grad_out.all(), out.all(), lse.all().select(3, 0), gradients);
   dq.begin_home(messages.sends, messages.receives);
   dk.begin_home(messages.sends, messages.receives);
   dv.begin_home(messages.sends, messages.receives);

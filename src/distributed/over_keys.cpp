@@ -5,103 +5,90 @@
 #include "core/elements.h"
 #include "core/key_range.h"
 #include "distributed/key_traffic.h"
+#include "distributed/rank_tiles.h"
 #include "distributed/row_math.h"
 #include "distributed/rows.h"
 
 namespace headway::distributed {
 namespace {
 
-// A range of this rank's queries.
-struct QueryBlock {
-  Rows rows;
-  std::int64_t first = 0;  // of this rank's rows
-  int tiles = 0;
-  std::optional<RowMerge> merge = {};
-  std::optional<Tensor> wide_query = {};  // in the accumulator's type, where that is another
-};
-
-template <class View>
-View rows_of(const View& view, const QueryBlock& block) {
-  return view.slice(2, block.first, block.first + block.rows.count());
-}
-
 class Forward {
  public:
   explicit Forward(const ForwardRun& run)
-      : run_(run), merged_(run.without_sinks()), traffic_(run), tiles_(run.schedule.tiles(run.rank())) {
-    std::int64_t first = 0;
-    for (const Rows& rows : run.queries()) {
-      QueryBlock block{.rows = rows, .first = first};
-      block.tiles = static_cast<int>(
-          std::count_if(tiles_.begin(), tiles_.end(), [&](const Tile& tile) { return tile.queries == rows; }));
-      blocks_.push_back(std::move(block));
-      first += rows.count();
-    }
-  }
+      : run_(run), merged_(run.without_sinks()), traffic_(run), work_(run), blocks_(work_.segments.size()) {}
 
   void run() {
     for (int step = 0; step < run_.schedule.steps; ++step) {
       traffic_.begin(step);
-      for (const Tile& tile : tiles_) {
+      for (const Tile& tile : work_.tiles) {
         if (tile.step == step) {
-          compute(block_of(tile), tile);
+          compute(work_.segment_of(tile), tile);
         }
       }
       traffic_.end();
     }
-    for (QueryBlock& block : blocks_) {
-      if (block.tiles != 1) {
-        finish(block);
+    for (std::size_t n = 0; n < blocks_.size(); ++n) {
+      if (work_.segments[n].tiles != 1) {
+        finish(n);
       }
     }
   }
 
  private:
-  QueryBlock& block_of(const Tile& tile) {
-    return *std::find_if(blocks_.begin(), blocks_.end(), [&](const QueryBlock& b) { return b.rows == tile.queries; });
+  // What belongs to a segment of the queries.
+  struct Block {
+    std::optional<RowMerge> merge = {};
+    std::optional<Tensor> wide_query = {};  // in the accumulator's type, where that is another
+  };
+
+  template <class View>
+  View rows_of(const View& view, std::size_t n) const {
+    const Segment& segment = work_.segments[n];
+    return view.slice(2, segment.first, segment.first + segment.rows.count());
   }
 
-  RowMerge& merge_of(QueryBlock& block) {
-    if (!block.merge) {
+  RowMerge& merge_of(std::size_t n) {
+    if (!blocks_[n].merge) {
       const Sizes& sizes = run_.sizes();
-      block.merge.emplace(sizes.batch, sizes.heads, block.rows.count(), sizes.value_dim);
+      blocks_[n].merge.emplace(sizes.batch, sizes.heads, work_.segments[n].rows.count(), sizes.value_dim);
     }
-    return *block.merge;
+    return *blocks_[n].merge;
   }
 
-  void compute(QueryBlock& block, const Tile& tile) {
-    const bool alone = block.tiles == 1;  // all keys of the block in one call: nothing to merge, no wider type
+  void compute(std::size_t n, const Tile& tile) {
+    const bool alone = work_.segments[n].tiles == 1;  // all its keys in one call: nothing to merge, no wider type
     const KeyTraffic::Views keys = traffic_.rows(tile.keys, !alone);
-    Part part{tile.queries, tile.keys, block.first, rows_of(run_.query, block), keys.key, keys.value};
+    Part part{tile.queries, tile.keys, work_.segments[n].first, rows_of(run_.query, n), keys.key, keys.value};
     if (alone) {
-      forward_part(run_.whole, part, rows_of(run_.out, block), rows_of(run_.lse, block));
+      forward_part(run_.whole, part, rows_of(run_.out, n), rows_of(run_.lse, n));
       return;
     }
     if (run_.accumulator() != run_.sizes().dtype) {
-      if (!block.wide_query) {
-        block.wide_query = as_type(part.query, run_.accumulator());
+      std::optional<Tensor>& wide_query = blocks_[n].wide_query;
+      if (!wide_query) {
+        wide_query = as_type(part.query, run_.accumulator());
       }
-      part.query = *block.wide_query;
+      part.query = *wide_query;
     }
     const Sizes& sizes = run_.sizes();
-    Tensor out =
-        Tensor::uninitialized({sizes.batch, sizes.heads, block.rows.count(), sizes.value_dim}, run_.accumulator());
-    Tensor lse = Tensor::uninitialized({sizes.batch, sizes.heads, block.rows.count()}, run_.accumulator());
+    const std::int64_t rows = tile.queries.count();
+    Tensor out = Tensor::uninitialized({sizes.batch, sizes.heads, rows, sizes.value_dim}, run_.accumulator());
+    Tensor lse = Tensor::uninitialized({sizes.batch, sizes.heads, rows}, run_.accumulator());
     forward_part(merged_, part, out, lse);
-    merge_of(block).add(out, lse);
+    merge_of(n).add(out, lse);
   }
 
-  void finish(QueryBlock& block) {
-    const auto padding = padding_of(run_, block.rows);
-    merge_of(block).finish(run_.whole.problem.sinks, padding ? &*padding : nullptr, rows_of(run_.out, block),
-                           rows_of(run_.lse, block));
+  void finish(std::size_t n) {
+    const auto padding = padding_of(run_, work_.segments[n].rows);
+    merge_of(n).finish(run_.whole.problem.sinks, padding ? &*padding : nullptr, rows_of(run_.out, n),
+                       rows_of(run_.lse, n));
   }
 
   const ForwardRun& run_;
   Whole merged_;  // the sink is added once, at the end
   KeyTraffic traffic_;
-  std::vector<Tile> tiles_;
-  std::vector<QueryBlock> blocks_;
+  RankTiles work_;
+  std::vector<Block> blocks_;  // of each segment
 };
 
 class Backward {
@@ -110,17 +97,17 @@ class Backward {
       : run_(run),
         whole_(run.without_sinks()),  // their part is in lse
         traffic_(run),
-        tiles_(run.schedule.tiles(run.rank())),
+        work_(run),
         query_(wide(run.query, wide_query_)),
         grad_out_(wide(run.grad_out, wide_grad_out_)),
         out_(wide(run.out, wide_out_)),
-        query_sums_(run.query.sizes(), DType::f64),
-        key_sums_(run.keys(), sums_format(), true) {}
+        query_sums_(work_.segments.size()),
+        key_sums_(without(run.keys(), lone_keys()), sums_format(), true) {}
 
   void run() {
     for (int step = 0; step < run_.schedule.steps; ++step) {
       begin(step);
-      for (const Tile& tile : tiles_) {
+      for (const Tile& tile : work_.tiles) {
         if (tile.step == step) {
           compute(tile);
         }
@@ -152,6 +139,23 @@ class Backward {
     return *memory;
   }
 
+  // This rank's keys to which one tile alone adds: their gradients need no sums.
+  Shard lone_keys() const {
+    Shard lone;
+    for (const Tile& tile : work_.tiles) {
+      const auto meets = [&](const Rows& rows) { return overlap(rows, tile.keys).count() > 0; };
+      const auto tiles =
+          std::count_if(work_.tiles.begin(), work_.tiles.end(), [&](const Tile& other) { return meets(other.keys); });
+      const std::span<const Transfer> received = run_.schedule.received_by(run_.rank());
+      const bool comes_home =
+          std::any_of(received.begin(), received.end(), [&](const Transfer& one) { return meets(one.rows); });
+      if (tile.step == 0 && tiles == 1 && !comes_home) {
+        lone.push_back(tile.keys);
+      }
+    }
+    return lone;
+  }
+
   void begin(int step) {
     std::vector<Transport::Message> sends, receives;
     arriving_.clear();
@@ -179,30 +183,79 @@ class Backward {
 
   // Gradients of this rank's own rows.
   void add_own(Rows rows, const RowStore& from) {
-    for (const Rows& mine : run_.keys()) {
+    for (const Rows& mine : key_sums_.runs()) {
       if (const Rows here = overlap(mine, rows); here.count() > 0) {
         add_rows(from.view(here), key_sums_.view(here));
       }
     }
   }
 
+  // Where a part's gradients go: straight to their place where nothing else is added there, and else to sums.
+  class Target {
+   public:
+    Target(const Dims& sizes, DType accumulator, const std::optional<TensorView>& place) : place_(place) {
+      if (!place || place->dtype() != accumulator) {
+        own_ = Tensor::uninitialized(sizes, accumulator);
+      }
+    }
+    TensorView view() { return own_ ? own_->view() : *place_; }
+    void store() {
+      if (own_ && place_) {
+        copy_rows(*own_, *place_);
+      }
+    }
+
+   private:
+    std::optional<TensorView> place_;
+    std::optional<Tensor> own_;
+  };
+
   void compute(const Tile& tile) {
     const Sizes& sizes = run_.sizes();
-    const std::int64_t begin = local_row(run_.queries(), tile.queries), end = begin + tile.queries.count();
-    const auto rows = [&](const auto& view) { return view.slice(2, begin, end); };
-    const KeyTraffic::Views keys = traffic_.rows(tile.keys, true);
-    const Part part{tile.queries, tile.keys, begin, rows(query_), keys.key, keys.value};
-    const auto fresh = [&](std::int64_t heads, std::int64_t count, std::int64_t width) {
-      return Tensor::uninitialized({sizes.batch, heads, count, width}, run_.accumulator());
+    const std::size_t n = work_.segment_of(tile);
+    const Segment& segment = work_.segments[n];
+    const auto rows = [&](const auto& view) {
+      return view.slice(2, segment.first, segment.first + segment.rows.count());
     };
-    Tensor dq = fresh(sizes.heads, tile.queries.count(), sizes.head_dim);
-    Tensor dk = fresh(sizes.kv_heads, tile.keys.count(), sizes.head_dim);
-    Tensor dv = fresh(sizes.kv_heads, tile.keys.count(), sizes.value_dim);
-    backward_part(whole_, part, rows(grad_out_), rows(out_), rows(run_.lse), {dq, dk, dv});
-    add_rows(dq, rows(query_sums_.view()));
-    const RowStore& sums = gradients_.holds(tile.keys) ? gradients_ : key_sums_;
-    add_rows(dk, sums.view(tile.keys, 0, sizes.head_dim));
-    add_rows(dv, sums.view(tile.keys, sizes.head_dim, sizes.value_dim));
+    const KeyTraffic::Views keys = traffic_.rows(tile.keys, true);
+    const Part part{tile.queries, tile.keys, segment.first, rows(query_), keys.key, keys.value};
+    const bool alone = segment.tiles == 1;
+    const bool received = gradients_.holds(tile.keys);
+    const bool lone_key = !received && !key_sums_.holds(tile.keys);
+    const std::int64_t begin = local_row(run_.keys(), tile.keys);
+    const auto place = [&](const std::optional<TensorView>& gradient) {
+      return gradient && lone_key ? std::optional(gradient->slice(2, begin, begin + tile.keys.count())) : std::nullopt;
+    };
+    const auto of = [&](std::int64_t heads, std::int64_t count, std::int64_t width) {
+      return Dims{sizes.batch, heads, count, width};
+    };
+    Target dq(of(sizes.heads, tile.queries.count(), sizes.head_dim), run_.accumulator(),
+              alone && run_.dq ? std::optional(rows(*run_.dq)) : std::nullopt);
+    Target dk(of(sizes.kv_heads, tile.keys.count(), sizes.head_dim), run_.accumulator(), place(run_.dk));
+    Target dv(of(sizes.kv_heads, tile.keys.count(), sizes.value_dim), run_.accumulator(), place(run_.dv));
+    backward_part(whole_, part, rows(grad_out_), rows(out_), rows(run_.lse),
+                  {dq.view(), dk.view(), dv.view(), run_.bias_sums});
+    if (alone) {
+      dq.store();
+    } else {
+      add_to(query_sums_[n], dq.view());
+    }
+    if (lone_key) {
+      dk.store();
+      dv.store();
+    } else {
+      const RowStore& sums = received ? gradients_ : key_sums_;
+      add_rows(dk.view(), sums.view(tile.keys, 0, sizes.head_dim));
+      add_rows(dv.view(), sums.view(tile.keys, sizes.head_dim, sizes.value_dim));
+    }
+  }
+
+  static void add_to(std::optional<Tensor>& sums, const TensorView& part) {
+    if (sums) {
+      add_rows(part, *sums);
+    } else {
+      sums = as_type(part, DType::f64);
+    }
   }
 
   // Gathered keys have this rank's own rows among them.
@@ -213,11 +266,15 @@ class Backward {
   }
 
   void store() {
-    if (run_.dq) {
-      copy_rows(query_sums_, *run_.dq);
+    for (std::size_t n = 0; n < query_sums_.size() && run_.dq; ++n) {
+      const Segment& segment = work_.segments[n];
+      if (segment.tiles != 1) {
+        const TensorView target = run_.dq->slice(2, segment.first, segment.first + segment.rows.count());
+        copy_rows(query_sums_[n] ? query_sums_[n]->view() : Tensor(target.sizes(), DType::f64).view(), target);
+      }
     }
-    std::int64_t first = 0;
-    for (const Rows& rows : run_.keys()) {
+    for (const Rows& rows : key_sums_.runs()) {
+      const std::int64_t first = local_row(run_.keys(), rows);
       const auto target = [&](const TensorView& view) { return view.slice(2, first, first + rows.count()); };
       if (run_.dk) {
         copy_rows(key_sums_.view(rows, 0, run_.sizes().head_dim), target(*run_.dk));
@@ -225,18 +282,17 @@ class Backward {
       if (run_.dv) {
         copy_rows(key_sums_.view(rows, run_.sizes().head_dim, run_.sizes().value_dim), target(*run_.dv));
       }
-      first += rows.count();
     }
   }
 
   const BackwardRun& run_;
   Whole whole_;
   KeyTraffic traffic_;
-  std::vector<Tile> tiles_;
+  RankTiles work_;
   std::optional<Tensor> wide_query_, wide_grad_out_, wide_out_;
   ConstTensorView query_, grad_out_, out_;
-  Tensor query_sums_;   // [B,H,n,D]
-  RowStore key_sums_;   // of this rank's rows
+  std::vector<std::optional<Tensor>> query_sums_;  // [B,H,n,D] of each segment with several tiles
+  RowStore key_sums_;                              // of this rank's rows, but for lone_keys()
   RowStore gradients_;  // of the rows that were received for this step, or for the one before until they are sent
   std::vector<Arriving> arriving_;
 };

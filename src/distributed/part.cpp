@@ -4,10 +4,13 @@
 #include <limits>
 #include <vector>
 
+#include "core/ceil_div.h"
 #include "core/elements.h"
 #include "core/engine.h"
 #include "core/key_range.h"
+#include "core/spans.h"
 #include "distributed/global_problem.h"
+#include "distributed/row_math.h"
 #include "distributed/rows.h"
 
 namespace headway::distributed {
@@ -74,6 +77,7 @@ class PieceProblem {
     problem.key = rows_of(part.key, key_rows());
     problem.value = rows_of(part.value, key_rows());
     problem.batch = piece.batch.count();
+    problem.origin.batch = piece.batch.begin;
     piece.packed ? place_packed() : place_cut();
   }
   PieceProblem(const PieceProblem&) = delete;
@@ -93,10 +97,24 @@ class PieceProblem {
     return slice.expand(sizes);
   }
 
+  // The piece's part of a matrix with the axes of the mask or bias, whole or this rank's; axes of size 1 stay.
+  template <class View>
+  View part_of(View matrix, bool own) const {
+    const Rows rows = own ? shifted(query_rows(), part_.first_row) : queries_inside_;
+    const Rows axes[] = {piece_.batch, {0, matrix.size(1)}, rows, own ? piece_.keys : keys_inside_};
+    for (int axis = 0; axis < 4; ++axis) {
+      if (matrix.size(axis) != 1) {
+        matrix = matrix.slice(axis, axes[axis].begin, axes[axis].end);
+      }
+    }
+    return matrix;
+  }
+
   Problem problem;
 
  private:
-  static Rows relative(Rows rows, Rows to) { return {rows.begin - to.begin, rows.end - to.begin}; }
+  static Rows shifted(Rows rows, std::int64_t by) { return {rows.begin + by, rows.end + by}; }
+  static Rows relative(Rows rows, Rows to) { return shifted(rows, -to.begin); }
 
   void place_packed() {
     problem.query_len = problem.key_len = 0;
@@ -111,6 +129,13 @@ class PieceProblem {
     starts_k_.push_back(piece_.keys.count());
     problem.cu_seqlens_q = ConstTensorView(starts_q_, {starts_q_.size()});
     problem.cu_seqlens_k = ConstTensorView(starts_k_, {starts_k_.size()});
+    queries_inside_ = {0, problem.query_len};
+    keys_inside_ = {0, problem.key_len};
+    if (problem.spans) {
+      problem.spans = problem.spans->slice(0, piece_.batch.begin, piece_.batch.end)
+                          .slice(2, piece_.queries.begin, piece_.queries.end);
+    }
+    cut_matrices();
     if (problem.valid_lens) {
       const Dims sizes = {problem.batch, problem.query_len};
       problem.valid_lens = problem.valid_lens->slice(0, piece_.batch.begin, piece_.batch.end)
@@ -129,8 +154,12 @@ class PieceProblem {
     problem.key_len = piece_.keys.count();
     const Sequence first = sequence(whole_.problem, piece_.batch.begin);
     const std::int64_t row = piece_.queries.begin - first.query_begin;  // inside the sequence
-    const std::int64_t key = piece_.keys.begin - first.key_begin;
+    const std::int64_t key = problem.key_len > 0 ? piece_.keys.begin - first.key_begin : 0;
+    queries_inside_ = {row, row + problem.query_len};
+    keys_inside_ = {key, key + problem.key_len};
     problem.offset = first.offset + row - key;
+    problem.origin.query = row;
+    problem.origin.key = key;
     if (problem.valid_lens) {
       cut_valid_lens(row, key);
     }
@@ -141,14 +170,45 @@ class PieceProblem {
       }
       problem.query_lens = ConstTensorView(query_lens_, {query_lens_.size()});
     }
-    const auto cut = [&](const std::optional<ConstTensorView>& matrix) {
-      const std::int64_t first_row = part_.first_row + query_rows().begin;
-      return std::optional(matrix->slice(0, piece_.batch.begin, piece_.batch.end)
-                               .slice(2, first_row, first_row + problem.query_len)
-                               .slice(3, piece_.keys.begin, piece_.keys.end));
+    if (problem.spans) {
+      cut_spans(first);
+    }
+    cut_matrices();
+  }
+
+  void cut_matrices() {
+    const auto cut = [&](std::optional<ConstTensorView>& target, const std::optional<ConstTensorView>& own) {
+      if (own || target) {
+        const Dims sizes = {problem.batch, problem.heads, problem.query_len, problem.key_len};
+        target = part_of(own ? *own : *target, own.has_value()).expand(sizes);
+      }
     };
-    problem.mask = whole_.mask ? cut(whole_.mask) : std::nullopt;
-    problem.bias = whole_.bias ? cut(whole_.bias) : std::nullopt;
+    cut(problem.mask, whole_.own_mask);
+    cut(problem.bias, whole_.own_bias);
+  }
+
+  // The spans inside the piece's keys, counted from the first of them, in the normal form of core/spans.h.
+  void cut_spans(const Sequence& first) {
+    const Problem& whole = whole_.problem;
+    const ConstTensorView& spans = *whole.spans;
+    const auto stored = [&](int axis, std::int64_t size) { return spans.stride(axis) == 0 ? 1 : size; };
+    problem.span_rows = queries_inside_.begin % whole.span_rows == 0 ? whole.span_rows : 1;
+    const std::int64_t entries = ceil_div(problem.query_len, problem.span_rows);
+    const std::int64_t batch = stored(0, problem.batch), heads = stored(1, problem.heads);
+    spans_ = Tensor({batch, heads, entries, spans.size(3), 2}, DType::i64);
+    const KeyRange keys = {keys_inside_.begin, keys_inside_.end};
+    auto* target = spans_.as<std::int64_t>();
+    for (std::int64_t n = 0; n < batch * heads * entries; ++n, target += 2 * spans.size(3)) {
+      const std::int64_t row = queries_inside_.begin + n % entries * problem.span_rows;
+      const std::int64_t head = n / entries;
+      std::int64_t* next = target;
+      for_spans_inside(whole, piece_.batch.begin + head / heads, head % heads, span_entry(whole, first, row), keys,
+                       [&](const KeyRange& part) {
+                         *next++ = part.begin - keys.begin;
+                         *next++ = part.end - keys.begin;
+                       });
+    }
+    problem.spans = ConstTensorView(spans_).expand({problem.batch, problem.heads, entries, spans.size(3), 2});
   }
 
   void cut_valid_lens(std::int64_t row, std::int64_t key) {
@@ -165,11 +225,22 @@ class PieceProblem {
   const Whole& whole_;
   const Part& part_;
   const Piece& piece_;
+  Rows queries_inside_, keys_inside_;  // counted inside the sequences of a packed piece, or inside the one that is cut
   std::vector<std::int64_t> starts_q_, starts_k_, valid_lens_, query_lens_;
+  Tensor spans_;
 };
 
 std::vector<Piece> pieces_of(const Problem& whole, const Part& part) {
   return whole.packed() ? packed_pieces(whole, part) : dense_pieces(whole, part);
+}
+
+// Whether every row of the part belongs to a piece, and so to an engine's call. Pieces never overlap.
+bool covers(const std::vector<Piece>& pieces, Rows Piece::*side, Rows of_part) {
+  std::int64_t rows = 0;
+  for (const Piece& piece : pieces) {
+    rows += (piece.*side).count();
+  }
+  return rows == of_part.count();
 }
 
 void fill(TensorView view, double value) {
@@ -182,24 +253,29 @@ void fill(TensorView view, double value) {
 
 Whole Whole::of_heads(Rows heads, Rows kv_heads) const {
   Whole result = *this;
-  const auto pick = [&](std::optional<ConstTensorView>& per_head) {
+  const auto pick = [&](std::optional<ConstTensorView>& per_head, int axis) {
     if (per_head) {
-      per_head = per_head->slice(0, heads.begin, heads.end);
+      per_head = per_head->slice(axis, heads.begin, heads.end);
     }
   };
-  pick(result.problem.alibi_slopes);
-  pick(result.problem.sinks);
+  pick(result.problem.alibi_slopes, 0);
+  pick(result.problem.sinks, 0);
+  pick(result.problem.spans, 1);
+  pick(result.problem.mask, 1);
+  pick(result.problem.bias, 1);
+  result.problem.origin.head += heads.begin;
   result.problem.heads = heads.count();
   result.problem.kv_heads = kv_heads.count();
   return result;
 }
 
 void forward_part(const Whole& whole, const Part& part, TensorView out, TensorView lse) {
-  if (whole.problem.packed()) {  // rows of sequences without a key here belong to no piece
+  const std::vector<Piece> pieces = pieces_of(whole.problem, part);
+  if (whole.problem.packed() && !covers(pieces, &Piece::queries, part.queries)) {  // sequences without a key here
     fill(out, 0);
     fill(lse, -std::numeric_limits<double>::infinity());
   }
-  for (const Piece& piece : pieces_of(whole.problem, part)) {
+  for (const Piece& piece : pieces) {
     const PieceProblem of_piece(whole, part, piece);
     ForwardProblem problem;
     static_cast<Problem&>(problem) = of_piece.problem;
@@ -212,12 +288,15 @@ void forward_part(const Whole& whole, const Part& part, TensorView out, TensorVi
 
 void backward_part(const Whole& whole, const Part& part, ConstTensorView grad_out, ConstTensorView out,
                    ConstTensorView lse, const PartGradients& gradients) {
-  if (whole.problem.packed()) {
+  const std::vector<Piece> pieces = pieces_of(whole.problem, part);
+  if (whole.problem.packed() && !covers(pieces, &Piece::queries, part.queries)) {
     fill(gradients.dq, 0);
+  }
+  if (whole.problem.packed() && !covers(pieces, &Piece::keys, part.keys)) {
     fill(gradients.dk, 0);
     fill(gradients.dv, 0);
   }
-  for (const Piece& piece : pieces_of(whole.problem, part)) {
+  for (const Piece& piece : pieces) {
     const PieceProblem of_piece(whole, part, piece);
     BackwardProblem problem;
     static_cast<Problem&>(problem) = of_piece.problem;
@@ -229,7 +308,15 @@ void backward_part(const Whole& whole, const Part& part, ConstTensorView grad_ou
     problem.dq = of_piece.rows_of(gradients.dq, queries);
     problem.dk = of_piece.rows_of(gradients.dk, keys);
     problem.dv = of_piece.rows_of(gradients.dv, keys);
+    if (!gradients.bias_sums) {
+      run(problem, &EngineBase::backward);
+      continue;
+    }
+    const TensorView sums = of_piece.part_of(*gradients.bias_sums, whole.own_bias.has_value());
+    Tensor dbias = Tensor::uninitialized(sums.sizes(), problem.dtype() == DType::f64 ? DType::f64 : DType::f32);
+    problem.dbias = dbias;
     run(problem, &EngineBase::backward);
+    add_rows(dbias, sums);
   }
 }
 

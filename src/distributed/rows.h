@@ -40,4 +40,24 @@ inline Shard common(const Shard& a, const Shard& b) {
   return result;
 }
 
+// The ranges of `a`, in its order, without what ranges of `b` cover.
+inline Shard without(const Shard& a, const Shard& b) {
+  Shard result;
+  const Shard removed = joined(b);
+  for (Rows rest : a) {
+    for (const Rows& gap : removed) {
+      if (overlap(rest, gap).count() > 0) {
+        if (gap.begin > rest.begin) {
+          result.push_back({rest.begin, gap.begin});
+        }
+        rest.begin = std::min(gap.end, rest.end);
+      }
+    }
+    if (rest.count() > 0) {
+      result.push_back(rest);
+    }
+  }
+  return result;
+}
+
 }  // namespace headway::distributed

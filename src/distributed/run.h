@@ -39,6 +39,7 @@ struct ForwardRun : Run {
 struct BackwardRun : Run {
   ConstTensorView grad_out, out, lse;
   std::optional<TensorView> dq, dk, dv;
+  std::optional<TensorView> bias_sums;  // see PartGradients
 };
 
 void forward_over_keys(const ForwardRun& run);     // ring, all_gather

@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <array>
 
+#include "core/elements.h"
 #include "core/key_range.h"
+#include "core/spans.h"
 #include "core/text.h"
 #include "core/validate.h"
 #include "distributed/global_problem.h"
@@ -41,7 +43,7 @@ double pairs_of(const Strip& strip, Rows queries, Rows keys) {
       pairs += (keys_of_row(corners[n]) + keys_of_row(corners[n + 1] - 1)) / 2 * static_cast<double>(rows);
     }
   }
-  return pairs;
+  return pairs * strip.share;
 }
 
 // The keys that some row of `queries` sees: rows that follow each other see ranges that meet or overlap.
@@ -112,6 +114,96 @@ Shard Seen::queries_of(const Shard& of_keys) const {
   return joined(std::move(found));
 }
 
+namespace {
+
+// Ranges of keys, row after row, as strips: rows whose ranges have the same ends, or ends that move on by one key a
+// row, are one strip.
+class StripBuilder {
+ public:
+  // `limits` has the strip of all rows without spans; the ranges of a row lie inside its keys.
+  StripBuilder(const Strip& limits, std::vector<Strip>& strips) : limits_(limits), strips_(strips) {}
+  StripBuilder(const StripBuilder&) = delete;
+  StripBuilder& operator=(const StripBuilder&) = delete;
+  ~StripBuilder() { end(); }
+
+  void add(std::int64_t row, Rows keys) {
+    if (rows_ > 0 && row == first_ + rows_ && begin_.takes(keys.begin, rows_) && end_.takes(keys.end, rows_)) {
+      begin_.take(keys.begin);
+      end_.take(keys.end);
+      ++rows_;
+      return;
+    }
+    end();
+    first_ = row;
+    rows_ = 1;
+    begin_ = {keys.begin};
+    end_ = {keys.end};
+  }
+
+ private:
+  // One end of the ranges.
+  struct Edge {
+    std::int64_t first = 0;
+    int step = undecided;  // 0 or 1 a row, from the second row on
+    static constexpr int undecided = -1;
+    bool takes(std::int64_t at, std::int64_t rows) const {
+      return step == undecided ? at == first || at == first + 1 : at == first + step * rows;
+    }
+    void take(std::int64_t at) { step = step == undecided ? static_cast<int>(at - first) : step; }
+    bool moves() const { return step == 1; }
+  };
+
+  void end() {
+    if (rows_ == 0) {
+      return;
+    }
+    Strip strip = limits_;
+    strip.queries = {first_, first_ + rows_};
+    const std::int64_t last = end_.first + (end_.moves() ? rows_ - 1 : 0);
+    strip.keys = overlap({begin_.first, last}, limits_.keys);
+    if (begin_.moves()) {
+      strip.first = std::max(strip.first, begin_.first - first_);
+    }
+    if (end_.moves()) {
+      strip.last = std::min(strip.last, end_.first - first_ - 1);
+    }
+    if (strip.keys.count() > 0) {
+      strips_.push_back(strip);
+    }
+    rows_ = 0;
+  }
+
+  const Strip limits_;
+  std::vector<Strip>& strips_;
+  std::int64_t first_ = 0, rows_ = 0;
+  Edge begin_, end_;
+};
+
+// The spans of the rows of `limits`, inside its keys.
+void add_spans(const Problem& problem, const Sequence& sequence, std::int64_t b, Strip limits,
+               std::vector<Strip>& strips) {
+  const ConstTensorView& spans = *problem.spans;
+  const std::int64_t heads = spans.stride(1) == 0 ? std::min<std::int64_t>(problem.heads, 1) : problem.heads;
+  limits.share = 1.0 / static_cast<double>(std::max<std::int64_t>(heads, 1));
+  const Rows rows = limits.queries;
+  for (std::int64_t h = 0; h < heads; ++h) {
+    for (std::int64_t slot = 0; slot < spans.size(3); ++slot) {
+      StripBuilder builder(limits, strips);
+      for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+        const std::int64_t entry = span_entry(problem, sequence, row - sequence.query_begin);
+        const std::int64_t at = row_offset(spans, b, h, entry) + slot * spans.stride(3);
+        const Rows keys = {sequence.key_begin + load_integer(spans, at),
+                           sequence.key_begin + load_integer(spans, at + spans.stride(4))};
+        if (keys.count() > 0) {
+          builder.add(row, keys);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
 Seen seen_by(const Problem& problem) {
   std::vector<Strip> strips;
   const RangeRule rule = range_rule(problem);
@@ -123,7 +215,12 @@ Seen seen_by(const Problem& problem) {
                            .keys = {sequence.key_begin, sequence.key_begin + valid},
                            .first = sequence.offset - rule.left + shift,
                            .last = sequence.offset + rule.right + shift};
-      if (strip.queries.count() > 0 && strip.keys.count() > 0) {
+      if (strip.queries.count() <= 0 || strip.keys.count() <= 0) {
+        return;
+      }
+      if (problem.spans) {
+        add_spans(problem, sequence, b, strip, strips);
+      } else {
         strips.push_back(strip);
       }
     };
@@ -147,7 +244,7 @@ Seen seen(const Sizes& sizes, const AttentionOptions& options, const std::option
   AttentionOptions without_matrices = options;
   without_matrices.mask.reset();
   without_matrices.bias.reset();
-  return seen_by(global_problem("distributed::seen", sizes, without_matrices, packing, Pass::forward));
+  return seen_by(global_problem({"distributed::seen", sizes, without_matrices, packing}));
 }
 
 }  // namespace headway::distributed

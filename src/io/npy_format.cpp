@@ -20,18 +20,12 @@ constexpr std::string_view magic = "\x93NUMPY";
 constexpr TypeName types[] = {{"<f4", DType::f32}, {"<f8", DType::f64}, {"<f2", DType::f16},
                               {"|b1", DType::b8},  {"<i4", DType::i32}, {"<i8", DType::i64}};
 
-struct Header {
-  DType dtype = DType::f32;
-  bool fortran_order = false;
-  Dims sizes;
-};
-
 // Parses {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), } and no other Python.
 class HeaderParser {
  public:
   HeaderParser(std::string_view header, const FileContext& context) : rest_(header), context_(context) {}
 
-  Header parse() {
+  NpyHeader parse() {
     expect('{');
     while (!accept('}')) {
       parse_entry();
@@ -190,7 +184,7 @@ std::uint64_t read_header_length(ByteSource& source, const FileContext& context)
   return major == 1 ? read_integer<std::uint16_t>(source) : read_integer<std::uint32_t>(source);
 }
 
-Header read_header(ByteSource& source, const FileContext& context, const ReadLimits& limits) {
+NpyHeader read_header(ByteSource& source, const FileContext& context, const ReadLimits& limits) {
   const std::uint64_t length = read_header_length(source, context);
   if (length > limits.header_bytes) {
     context.fail("expected a header of at most ", limits.header_bytes, " bytes, found ", length);
@@ -201,28 +195,6 @@ Header read_header(ByteSource& source, const FileContext& context, const ReadLim
   std::string header(length, '\0');
   source.read(std::as_writable_bytes(std::span(header)));
   return HeaderParser(header, context).parse();
-}
-
-// The header with everything before it, padded as the format requires: the elements start at a multiple of 64 bytes.
-std::string header_for(ConstTensorView view) {
-  constexpr std::size_t alignment = 64;
-  std::string shape;
-  for (const std::int64_t size : view.sizes()) {
-    shape += text(size, view.rank() == 1 ? "," : ", ");
-  }
-  if (view.rank() > 1) {
-    shape.resize(shape.size() - 2);
-  }
-  std::string dictionary =
-      text("{'descr': '", find_type(types, view.dtype())->name, "', 'fortran_order': False, 'shape': (", shape, "), }");
-  const std::size_t fixed = magic.size() + 2 + sizeof(std::uint16_t);
-  const std::size_t unpadded = fixed + dictionary.size() + 1;
-  dictionary.append((alignment - unpadded % alignment) % alignment, ' ');
-  dictionary += '\n';
-
-  Bytes length;
-  append_integer(length, static_cast<std::uint16_t>(dictionary.size()));
-  return text(magic, "\x01\x00"sv, text_of(length), dictionary);
 }
 
 Dims reversed(const Dims& dims) {
@@ -240,19 +212,47 @@ ConstTensorView with_axes_reversed(ConstTensorView view) {
 
 }  // namespace
 
-Tensor read_npy(ByteSource& source, const FileContext& context, const ReadLimits& limits) {
-  const Header header = read_header(source, context, limits);
+Dims NpyHeader::stored_sizes() const { return fortran_order ? reversed(sizes) : sizes; }
+
+Tensor NpyHeader::as_meant(Tensor stored) const {
+  return fortran_order ? convert(with_axes_reversed(stored), dtype) : std::move(stored);
+}
+
+NpyHeader read_npy_header(ByteSource& source, const FileContext& context, const ReadLimits& limits) {
+  const NpyHeader header = read_header(source, context, limits);
   const std::uint64_t bytes = checked_bytes(header.sizes, header.dtype, limits, context);
   if (bytes != source.remaining()) {
     context.fail("expected ", bytes, " bytes of elements (", header.dtype, " of shape ", header.sizes, "), found ",
                  source.remaining());
   }
-  if (!header.fortran_order) {
-    return read_elements(source, header.sizes, header.dtype);
+  return header;
+}
+
+Tensor read_npy(ByteSource& source, const FileContext& context, const ReadLimits& limits) {
+  const NpyHeader header = read_npy_header(source, context, limits);
+  return header.as_meant(read_elements(source, header.stored_sizes(), header.dtype));
+}
+
+// With everything before it, padded as the format requires: the elements start at a multiple of 64 bytes.
+std::string npy_header(const Dims& sizes, DType dtype) {
+  constexpr std::size_t alignment = 64;
+  std::string shape;
+  for (const std::int64_t size : sizes) {
+    shape += text(size, sizes.size() == 1 ? "," : ", ");
   }
-  // Fortran order stores the elements of the reversed shape in C order.
-  const Tensor stored = read_elements(source, reversed(header.sizes), header.dtype);
-  return convert(with_axes_reversed(stored), header.dtype);
+  if (sizes.size() > 1) {
+    shape.resize(shape.size() - 2);
+  }
+  std::string dictionary =
+      text("{'descr': '", find_type(types, dtype)->name, "', 'fortran_order': False, 'shape': (", shape, "), }");
+  const std::size_t fixed = magic.size() + 2 + sizeof(std::uint16_t);
+  const std::size_t unpadded = fixed + dictionary.size() + 1;
+  dictionary.append((alignment - unpadded % alignment) % alignment, ' ');
+  dictionary += '\n';
+
+  Bytes length;
+  append_integer(length, static_cast<std::uint16_t>(dictionary.size()));
+  return text(magic, "\x01\x00"sv, text_of(length), dictionary);
 }
 
 void require_npy(const char* operation, std::string_view name, ConstTensorView view) {
@@ -264,11 +264,12 @@ void require_npy(const char* operation, std::string_view name, ConstTensorView v
 }
 
 std::uint64_t npy_bytes(ConstTensorView view) {
-  return header_for(view).size() + static_cast<std::uint64_t>(view.elements()) * size_of(view.dtype());
+  return npy_header(view.sizes(), view.dtype()).size() +
+         static_cast<std::uint64_t>(view.elements()) * size_of(view.dtype());
 }
 
 void write_npy(const ByteSink& sink, ConstTensorView view) {
-  sink(bytes_of(header_for(view)));
+  sink(bytes_of(npy_header(view.sizes(), view.dtype())));
   write_elements(sink, view);
 }
 

@@ -11,6 +11,20 @@
 
 namespace headway::io {
 
+struct NpyHeader {
+  DType dtype = DType::f32;
+  bool fortran_order = false;
+  Dims sizes;
+
+  // Fortran order stores the elements of the reversed shape in C order.
+  Dims stored_sizes() const;
+  // The elements as the header means them, from a tensor of the stored sizes or a slice of it.
+  Tensor as_meant(Tensor stored) const;
+};
+// Leaves the source at the first element; a FileError unless what remains is the elements.
+NpyHeader read_npy_header(ByteSource& source, const FileContext& context, const ReadLimits& limits);
+std::string npy_header(const Dims& sizes, DType dtype);
+
 // Reads a source that holds one array and nothing after it.
 Tensor read_npy(ByteSource& source, const FileContext& context, const ReadLimits& limits);
 

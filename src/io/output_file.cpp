@@ -43,10 +43,20 @@ void sync(const fs::path& folder) {
 
 }  // namespace
 
-OutputFile::OutputFile(const char* operation, const fs::path& path, bool overwrite)
+OutputFile::OutputFile(const char* operation, const fs::path& path, bool overwrite, Temporary temporary)
     : context_(operation, path), target_(overwrite ? resolved(path) : path), overwrite_(overwrite) {
   refuse_target();
-  create_temporary();
+  create_temporary(temporary);
+}
+
+OutputFile::OutputFile(const char* operation, const fs::path& path, bool overwrite, const fs::path& temporary)
+    : context_(operation, path), target_(overwrite ? resolved(path) : path), overwrite_(overwrite) {
+  refuse_target();
+  descriptor_ = FileDescriptor(::open(temporary.c_str(), O_WRONLY | O_CLOEXEC));
+  if (!descriptor_.is_open()) {
+    context_.fail_system("open its temporary file", errno);
+  }
+  temporary_ = temporary;
 }
 
 OutputFile::~OutputFile() {
@@ -73,10 +83,12 @@ void OutputFile::refuse_target() const {
 }
 
 // An unnamed file, of which nothing remains if the process dies; where the system has none, a named one.
-void OutputFile::create_temporary() {
-  descriptor_ = FileDescriptor(::open(folder_of(target_).c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, default_mode));
-  if (descriptor_.is_open() && ::access(path_of(descriptor_).c_str(), F_OK) == 0) {
-    return;
+void OutputFile::create_temporary(Temporary kind) {
+  if (kind == Temporary::unnamed) {
+    descriptor_ = FileDescriptor(::open(folder_of(target_).c_str(), O_WRONLY | O_TMPFILE | O_CLOEXEC, default_mode));
+    if (descriptor_.is_open() && ::access(path_of(descriptor_).c_str(), F_OK) == 0) {
+      return;
+    }
   }
   claim_temporary([&](const fs::path& name) {
     descriptor_ = FileDescriptor(::open(name.c_str(), create_new, default_mode));
@@ -125,6 +137,19 @@ void OutputFile::rewrite(std::uint64_t offset, std::span<const std::byte> bytes)
 
 ByteSink OutputFile::sink() {
   return [this](std::span<const std::byte> bytes) { write(bytes); };
+}
+
+void OutputFile::resize(std::uint64_t bytes) {
+  if (::ftruncate(descriptor_.number(), static_cast<off_t>(bytes)) != 0) {
+    context_.fail_system("write", errno);
+  }
+}
+
+fs::path OutputFile::let_go() {
+  if (descriptor_.close() != 0) {
+    context_.fail_system("write", errno);
+  }
+  return std::exchange(temporary_, {});
 }
 
 void OutputFile::commit() {

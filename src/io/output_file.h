@@ -18,7 +18,12 @@ using ByteSink = std::function<void(std::span<const std::byte>)>;
 // If the object is destroyed before that, the temporary file is removed and the old file stays.
 class OutputFile {
  public:
-  OutputFile(const char* operation, const std::filesystem::path& path, bool overwrite);
+  enum class Temporary { unnamed, named };  // named: other processes can open it
+  OutputFile(const char* operation, const std::filesystem::path& path, bool overwrite,
+             Temporary temporary = Temporary::unnamed);
+  // A temporary file that another object has made and let go.
+  OutputFile(const char* operation, const std::filesystem::path& path, bool overwrite,
+             const std::filesystem::path& temporary);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
@@ -27,11 +32,14 @@ class OutputFile {
   void rewrite(std::uint64_t offset, std::span<const std::byte> bytes);  // overwrites earlier bytes
   std::uint64_t position() const { return position_; }
   ByteSink sink();
+  void resize(std::uint64_t bytes);
   void commit();
+  // Keeps the temporary file, which has a name, and returns that.
+  std::filesystem::path let_go();
 
  private:
   void refuse_target() const;
-  void create_temporary();
+  void create_temporary(Temporary kind);
   template <class Create>
   void claim_temporary(const Create& create);
   void publish();

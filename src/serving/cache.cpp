@@ -27,7 +27,7 @@ template <class... Parts>
 }
 
 void check_query(const CacheState& state, const AttendCall& call) {
-  check_cached_type(attend_operation, "query", call.query, state.config.dtype);
+  check_cached_rows(attend_operation, "query", call.query, state.config);
   const Dims& sizes = call.query.sizes();
   const bool packed = call.cu_seqlens.has_value();
   const auto sequences = static_cast<std::int64_t>(call.ids.size());
@@ -91,8 +91,9 @@ Tables tables_of(const CacheState& state, std::span<const std::int64_t> ids) {
 }
 
 // Queries rotated to their positions: those of a sequence are its last tokens.
-Tensor rotated(const CacheState& state, const AttendCall& call, const RowCounts& rows, const Tables& tables) {
-  Tensor result = Tensor::uninitialized(call.query.sizes(), call.query.dtype());
+Tensor rotated(const CacheState& state, const AttendCall& call, const RowCounts& rows, const Tables& tables,
+               void* stream) {
+  Tensor result = Tensor::uninitialized(call.query.sizes(), call.query.dtype(), call.query.device(), stream);
   const bool packed = rows.packed;
   const std::int64_t each = call.query.size(packed ? 0 : 2), sequences = std::ssize(rows.counts);
   Tensor positions = Tensor::uninitialized(packed ? Dims{each} : Dims{sequences, each}, DType::i64);
@@ -105,9 +106,9 @@ Tensor rotated(const CacheState& state, const AttendCall& call, const RowCounts&
     }
   }
   if (packed) {
-    rope(call.query.transpose(0, 1), positions, result.view().transpose(0, 1), *state.config.rope);
+    rope(call.query.transpose(0, 1), positions, result.view().transpose(0, 1), *state.config.rope, stream);
   } else {
-    rope(call.query, positions, result, *state.config.rope);
+    rope(call.query, positions, result, *state.config.rope, stream);
   }
   return result;
 }
@@ -192,7 +193,7 @@ void attend_in(const CacheState& state, const AttendCall& call, TensorView out, 
       .value_scales = state.value_scales() ? std::optional<ConstTensorView>(*state.value_scales()) : std::nullopt};
   std::optional<Tensor> turned;
   if (state.rope) {
-    turned = rotated(state, call, rows, tables);
+    turned = rotated(state, call, rows, tables, options.stream);
   }
   const ConstTensorView query = turned ? ConstTensorView(*turned) : call.query;
   if (call.cu_seqlens) {
@@ -308,7 +309,7 @@ Tensor KVCache::attend(SequenceIds ids, ConstTensorView query, const AttentionOp
   if (!sizes.empty()) {
     sizes[sizes.size() - 1] = *state_->config.value_dim;
   }
-  Tensor out = Tensor::uninitialized(sizes, query.dtype());
+  Tensor out = Tensor::uninitialized(sizes, query.dtype(), query.device(), options.stream);
   attend(ids, query, out, options, outputs);
   return out;
 } catch (...) {
@@ -322,9 +323,9 @@ void KVCache::attend_packed(SequenceIds ids, ConstTensorView query, ConstTensorV
   throw_own_error(attend_operation);
 }
 
-std::pair<Tensor, Tensor> KVCache::read(std::int64_t id, std::int64_t begin, std::int64_t end) const try {
+std::pair<Tensor, Tensor> KVCache::read(std::int64_t id, std::int64_t begin, std::int64_t end, void* stream) const try {
   const std::shared_lock lock(state_->mutex);
-  return read_rows(*state_, id, begin, end);
+  return read_rows(*state_, id, begin, end, stream);
 } catch (...) {
   throw_own_error("KVCache::read");
 }

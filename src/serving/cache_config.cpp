@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "core/elements.h"
+#include "core/engine.h"
 #include "serving/cache_state.h"
 
 namespace headway {
@@ -44,9 +45,14 @@ void check_types(const KVCacheConfig& config) {
   if (config.quantize != CacheFormat::plain && config.dtype == DType::f64) {
     throw TypeMismatch("KVCache: quantised pages take f32, bf16 or f16, found f64");
   }
-  if (config.device != Device{}) {
-    throw Unsupported(
-        text("KVCache: expected host memory, found ", config.device, ": a cache is not on the cuda ", "engine yet"));
+}
+
+void check_device(const KVCacheConfig& config) {
+  if (config.device == Device{}) {
+    return;
+  }
+  if (const auto reason = cuda_engine().unavailable()) {
+    throw Unsupported(text("KVCache: the pages are to be on ", config.device, ", and the cuda engine says: ", *reason));
   }
 }
 
@@ -99,6 +105,7 @@ const char* name(CacheFormat format) {
 KVCacheConfig resolved(const KVCacheConfig& given) {
   check_sizes(given);
   check_types(given);
+  check_device(given);
   check_window(given);
   KVCacheConfig config = with_values(given);
   if (config.rope) {
@@ -120,9 +127,10 @@ DType page_type(const KVCacheConfig& config) {
 }
 
 PageStore::PageStore(const KVCacheConfig& config, std::int64_t width)
-    : data(Tensor::uninitialized({config.pages, config.page_size, config.kv_heads, width}, page_type(config))) {
+    : data(Tensor::uninitialized({config.pages, config.page_size, config.kv_heads, width}, page_type(config),
+                                 config.device)) {
   if (config.quantize != CacheFormat::plain) {
-    scales = Tensor::uninitialized({config.pages, config.page_size, config.kv_heads}, DType::f32);
+    scales = Tensor::uninitialized({config.pages, config.page_size, config.kv_heads}, DType::f32, config.device);
   }
 }
 
@@ -137,12 +145,13 @@ CacheState::CacheState(const KVCacheConfig& checked)
   }
 }
 
-void check_cached_type(std::string_view operation, const char* name, ConstTensorView view, DType expected) {
-  if (view.dtype() != expected) {
-    throw TypeMismatch(text(operation, ": ", name, " has type ", view.dtype(), ", the cache has ", expected));
+void check_cached_rows(std::string_view operation, const char* name, ConstTensorView view,
+                       const KVCacheConfig& config) {
+  if (view.dtype() != config.dtype) {
+    throw TypeMismatch(text(operation, ": ", name, " has type ", view.dtype(), ", the cache has ", config.dtype));
   }
-  if (view.device() != Device{}) {
-    throw InvalidArgument(text(operation, ": ", name, " is on ", view.device(), ", the cache is on ", Device{}));
+  if (view.device() != config.device) {
+    throw InvalidArgument(text(operation, ": ", name, " is on ", view.device(), ", the cache is on ", config.device));
   }
   if (reinterpret_cast<std::uintptr_t>(view.data()) % size_of(view.dtype()) != 0) {
     throw InvalidArgument(text(operation, ": ", name, " must be aligned to its element's ", size_of(view.dtype()),
@@ -162,7 +171,7 @@ RowCounts count_rows(std::string_view operation, std::size_t sequences, std::int
     throw TypeMismatch(text(operation, ": cu_seqlens has type ", cu_seqlens->dtype(), ", expected i32 or i64"));
   }
   if (cu_seqlens->device() != Device{}) {
-    throw InvalidArgument(text(operation, ": cu_seqlens is on ", cu_seqlens->device(), ", the cache is on ", Device{}));
+    throw InvalidArgument(text(operation, ": expected cu_seqlens in host memory, found ", cu_seqlens->device()));
   }
   const Dims expected{static_cast<std::int64_t>(sequences) + 1};
   if (cu_seqlens->sizes() != expected) {

@@ -130,12 +130,13 @@ RopeConfig read_rope(const MetadataReader& reader) {
   return rope;
 }
 
-KVCacheConfig read_config(const MetadataReader& reader) {
+KVCacheConfig read_config(const MetadataReader& reader, Device device) {
   if (reader.value(kind_key) != cache_kind) {
     reader.refuse("expected ", kind_key, " to be ", cache_kind, ", found \"",
                   MetadataReader::shortened(reader.value(kind_key)), "\"");
   }
   KVCacheConfig config;
+  config.device = device;
   const FieldReader read{reader};
   for_each_field(config, read);
   config.dtype = reader.choice("dtype", {DType::f32, DType::f64, DType::bf16, DType::f16});
@@ -303,10 +304,10 @@ void KVCache::save(const std::filesystem::path& path, bool overwrite) const try 
   throw_own_error("KVCache::save");
 }
 
-KVCache KVCache::load(const std::filesystem::path& path) try {
+KVCache KVCache::load(const std::filesystem::path& path, Device device) try {
   SafetensorsFile file = load_safetensors(path);
   const MetadataReader reader("KVCache::load", path, file.metadata);
-  const KVCacheConfig config = read_config(reader);
+  const KVCacheConfig config = read_config(reader, device);
   for (const char* name : {"ids", "tables", "key_pages"}) {
     if (file.tensors.count(name) == 0) {
       reader.refuse("expected a tensor ", name, ", found none");

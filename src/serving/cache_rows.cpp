@@ -13,6 +13,7 @@
 #include "core/parallel.h"
 #include "headway/threads.h"
 #include "serving/cache_state.h"
+#include "serving/on_device.h"
 
 namespace headway {
 namespace {
@@ -235,7 +236,14 @@ void write_staged(const Tensor& from, const std::vector<std::int64_t>& slots, st
   }
 }
 
-void copy_slots(const std::vector<PageCopy>& copies, Tensor& pages) {
+void copy_slots(const std::vector<PageCopy>& copies, Tensor& pages, void* stream) {
+  if (pages.device() != Device{}) {
+    for (const PageCopy& one : copies) {
+      const TensorView view = pages.view();
+      copy(view.select(0, one.from).slice(0, 0, one.slots), view.select(0, one.to).slice(0, 0, one.slots), stream);
+    }
+    return;
+  }
   std::size_t slot_bytes = size_of(pages.dtype());
   for (int axis = 2; axis < pages.rank(); ++axis) {
     slot_bytes *= static_cast<std::size_t>(pages.size(axis));
@@ -251,10 +259,10 @@ void copy_slots(const std::vector<PageCopy>& copies, Tensor& pages) {
   }
 }
 
-void copy_slots(const std::vector<PageCopy>& copies, PageStore& store) {
-  copy_slots(copies, store.data);
+void copy_slots(const std::vector<PageCopy>& copies, PageStore& store, void* stream) {
+  copy_slots(copies, store.data, stream);
   if (store.scales) {
-    copy_slots(copies, *store.scales);
+    copy_slots(copies, *store.scales, stream);
   }
 }
 
@@ -288,7 +296,7 @@ class Operand {
 
 void check_rows(const CacheState& state, const char* name, ConstTensorView view, std::int64_t width,
                 std::size_t sequences, const ConstTensorView& key, bool packed) {
-  check_cached_type(operation, name, view, state.config.dtype);
+  check_cached_rows(operation, name, view, state.config);
   const auto batch = static_cast<std::int64_t>(sequences);
   if (view.rank() != (packed ? 3 : 4)) {
     throw InvalidArgument(
@@ -318,51 +326,122 @@ void check_given(const CacheState& state, std::size_t sequences, const CacheRows
 
 }  // namespace
 
+namespace {
+
+// Makes the sequences longer; the slots of the new tokens, and the copies to make before they are written.
+struct Extended {
+  std::vector<std::int64_t> slots;
+  std::vector<PageCopy> copies;
+};
+
+Extended extend(CacheState& state, std::span<const std::int64_t> ids, const RowCounts& counts,
+                const std::vector<Token>& tokens) {
+  Extended extended{std::vector<std::int64_t>(tokens.size()), {}};
+  extended.copies = state.book.append(operation, ids, counts.counts);
+  for (std::size_t t = 0; t < tokens.size(); ++t) {
+    const PagedSequence& sequence = state.book.at(operation, ids[static_cast<std::size_t>(tokens[t].sequence)]);
+    extended.slots[t] = slot_of(state.book, sequence, tokens[t].position);
+  }
+  return extended;
+}
+
+void append_to_host(CacheState& state, std::span<const std::int64_t> ids, const CacheRows& rows,
+                    const RowCounts& counts, const std::vector<Token>& tokens) {
+  std::optional<Turns> turns;
+  if (state.rope) {
+    turns.emplace(state, tokens);
+  }
+  const Operand key(state, ids, "key", {rows.key, counts.packed}, tokens, turns ? &*turns : nullptr);
+  std::optional<Operand> value;
+  if (rows.value) {
+    value.emplace(state, ids, "value", Rows{*rows.value, counts.packed}, tokens, nullptr);
+  }
+  const Extended extended = extend(state, ids, counts, tokens);
+  copy_slots(extended.copies, state.key, nullptr);
+  key.write(tokens, extended.slots, state.key);
+  if (value) {
+    copy_slots(extended.copies, *state.value, nullptr);
+    value->write(tokens, extended.slots, *state.value);
+  }
+}
+
+// The book stays on the host: what the device needs of it is where each row goes.
+void append_to_device(CacheState& state, std::span<const std::int64_t> ids, const CacheRows& rows,
+                      const RowCounts& counts, const std::vector<Token>& tokens) {
+  std::vector<std::int64_t> positions;
+  positions.reserve(tokens.size());
+  for (const Token& token : tokens) {
+    positions.push_back(token.position);
+  }
+  const Extended extended = extend(state, ids, counts, tokens);
+  const auto write = [&](const ConstTensorView& view, PageStore& store, const std::optional<RopePairs>& rope) {
+    copy_slots(extended.copies, store, rows.stream);
+    headway::append_on_device(
+        operation,
+        {.rows = view,
+         .packed = counts.packed,
+         .slots = extended.slots,
+         .positions = positions,
+         .pages = store.data,
+         .scales = store.scales ? std::optional<TensorView>(*store.scales) : std::nullopt,
+         .rotation =
+             rope ? std::optional(DeviceRotation{rope->frequencies(), rope->interleaved(), false}) : std::nullopt},
+        rows.stream);
+  };
+  write(rows.key, state.key, state.rope);
+  if (rows.value) {
+    write(*rows.value, *state.value, std::nullopt);
+  }
+}
+
+}  // namespace
+
 void append_rows(CacheState& state, std::span<const std::int64_t> ids, const CacheRows& rows) {
   check_given(state, ids.size(), rows);
   const bool packed = rows.cu_seqlens.has_value();
   const RowCounts counts = count_rows(operation, ids.size(), rows.key.size(packed ? 0 : 2), rows.cu_seqlens);
   const std::vector<Token> tokens = tokens_of(state, ids, counts);
-  std::optional<Turns> turns;
-  if (state.rope) {
-    turns.emplace(state, tokens);
-  }
-  const Operand key(state, ids, "key", {rows.key, packed}, tokens, turns ? &*turns : nullptr);
-  std::optional<Operand> value;
-  if (rows.value) {
-    value.emplace(state, ids, "value", Rows{*rows.value, packed}, tokens, nullptr);
-  }
-  std::vector<std::int64_t> slots(tokens.size());
-
-  const std::vector<PageCopy> copies = state.book.append(operation, ids, counts.counts);
-  for (std::size_t t = 0; t < tokens.size(); ++t) {
-    const PagedSequence& sequence = state.book.at(operation, ids[static_cast<std::size_t>(tokens[t].sequence)]);
-    slots[t] = slot_of(state.book, sequence, tokens[t].position);
-  }
-  copy_slots(copies, state.key);
-  key.write(tokens, slots, state.key);
-  if (value) {
-    copy_slots(copies, *state.value);
-    value->write(tokens, slots, *state.value);
+  if (state.config.device == Device{}) {
+    append_to_host(state, ids, rows, counts, tokens);
+  } else {
+    append_to_device(state, ids, rows, counts, tokens);
   }
 }
 
 namespace {
 
-// Rows begin to end of a sequence as [Hkv, S, width], 8 bits as f32.
+// A page's slots in host memory.
+Tensor on_host(ConstTensorView pages, std::int64_t page, void* stream) {
+  const ConstTensorView one = pages.select(0, page);
+  Tensor result = Tensor::uninitialized(one.sizes(), one.dtype());
+  copy(one, result, stream);
+  return result;
+}
+
+// Rows begin to end of a sequence as [Hkv, S, width] in host memory, 8 bits as f32. A page of a device is copied once.
 Tensor gathered(const CacheState& state, const PagedSequence& sequence, std::int64_t begin, std::int64_t end,
-                ConstTensorView pages, const std::optional<Tensor>& scales) {
+                ConstTensorView pages, const std::optional<Tensor>& scales, void* stream) {
   const std::int64_t heads = pages.size(2), width = pages.size(3);
+  const bool elsewhere = pages.device() != Device{};
+  std::int64_t known = -1;  // the page that is here
+  Tensor page_rows, page_scales;
   Tensor result = Tensor::uninitialized({heads, end - begin, width},
                                         state.config.quantize == CacheFormat::plain ? state.config.dtype : DType::f32);
   for (std::int64_t position = begin; position < end; ++position) {
     const std::int64_t slot = slot_of(state.book, sequence, position), size = state.book.page_size();
-    const ConstTensorView row = pages.select(0, slot / size).select(0, slot % size);  // [Hkv, width]
+    if (elsewhere && slot / size != known) {
+      known = slot / size;
+      page_rows = on_host(pages, known, stream);
+      page_scales = scales ? on_host(*scales, known, stream) : Tensor();
+    }
+    const ConstTensorView page = elsewhere ? ConstTensorView(page_rows) : pages.select(0, slot / size);
     const TensorView to = result.view().select(1, position - begin);
-    copy(row, to);
+    copy(page.select(0, slot % size), to);  // [Hkv, width]
     if (scales) {
+      const float* row_scales =
+          elsewhere ? page_scales.as<float>() + slot % size * heads : scales->as<float>() + slot * heads;
       for (std::int64_t h = 0; h < heads; ++h) {
-        const float scale = scales->as<float>()[slot * heads + h];
+        const float scale = row_scales[h];
         for (std::int64_t d = 0; d < width; ++d) {
           to.at<float>({h, d}) *= scale;
         }
@@ -374,7 +453,8 @@ Tensor gathered(const CacheState& state, const PagedSequence& sequence, std::int
 
 }  // namespace
 
-std::pair<Tensor, Tensor> read_rows(const CacheState& state, std::int64_t id, std::int64_t begin, std::int64_t end) {
+std::pair<Tensor, Tensor> read_rows(const CacheState& state, std::int64_t id, std::int64_t begin, std::int64_t end,
+                                    void* stream) {
   const PagedSequence& sequence = state.book.at("KVCache::read", id);
   if (begin < 0 || begin > end || end > sequence.length) {
     throw InvalidArgument(text("KVCache::read: expected 0 <= begin <= end <= ", sequence.length, " for sequence ", id,
@@ -385,8 +465,8 @@ std::pair<Tensor, Tensor> read_rows(const CacheState& state, std::int64_t id, st
     throw InvalidArgument(text("KVCache::read: keys ", first, " to ", sequence.freed - 1, " of sequence ", id,
                                " have been freed, found ", begin, " to ", end));
   }
-  return {gathered(state, sequence, begin, end, state.key.data, state.key.scales),
-          gathered(state, sequence, begin, end, state.value_pages(), state.value_scales())};
+  return {gathered(state, sequence, begin, end, state.key.data, state.key.scales, stream),
+          gathered(state, sequence, begin, end, state.value_pages(), state.value_scales(), stream)};
 }
 
 }  // namespace headway

@@ -58,10 +58,12 @@ struct RowCounts {
 RowCounts count_rows(std::string_view operation, std::size_t sequences, std::int64_t rows,
                      const std::optional<ConstTensorView>& cu_seqlens);
 
-void check_cached_type(std::string_view operation, const char* name, ConstTensorView view, DType expected);
+// The type and the device of the cache.
+void check_cached_rows(std::string_view operation, const char* name, ConstTensorView view, const KVCacheConfig& config);
 
 // KVCache::append and KVCache::read, on what they share.
 void append_rows(CacheState& state, std::span<const std::int64_t> ids, const CacheRows& rows);
-std::pair<Tensor, Tensor> read_rows(const CacheState& state, std::int64_t id, std::int64_t begin, std::int64_t end);
+std::pair<Tensor, Tensor> read_rows(const CacheState& state, std::int64_t id, std::int64_t begin, std::int64_t end,
+                                    void* stream);
 
 }  // namespace headway

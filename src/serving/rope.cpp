@@ -14,6 +14,7 @@
 #include "core/parallel.h"
 #include "core/text.h"
 #include "headway/threads.h"
+#include "serving/on_device.h"
 #include "serving/rotation.h"
 
 namespace headway {
@@ -30,6 +31,7 @@ struct Rotated {
   TensorView out;
   const RopeConfig& config;
   bool back;
+  void* stream;
 };
 
 template <class... Parts>
@@ -53,10 +55,16 @@ void check_types(const Rotated& call) {
 }
 
 void check_places(const Rotated& call) {
-  for (const Device device : {call.x.device(), call.positions.device(), call.out.device()}) {
-    if (device != Device{}) {
-      throw Unsupported(text(call.operation, ": ", call.input, ", positions and ", call.output,
-                             " must be in host memory, found one on ", device, ": rope is not on the cuda engine yet"));
+  const Device device = call.x.device(), positions = call.positions.device();
+  if (call.out.device() != device) {
+    invalid(call, call.output, " is on ", call.out.device(), ", ", call.input, " is on ", device);
+  }
+  if (positions != device && positions != Device{}) {
+    invalid(call, "positions is on ", positions, ", ", call.input, " is on ", device);
+  }
+  for (const ConstTensorView& view : {call.x, call.positions, ConstTensorView(call.out)}) {
+    if (reinterpret_cast<std::uintptr_t>(view.data()) % size_of(view.dtype()) != 0) {
+      invalid(call, "expected elements at multiples of their size, found ", view.dtype(), " at ", view.data());
     }
   }
   const bool same = call.out.data() == call.x.data() && call.out.strides() == call.x.strides();
@@ -155,6 +163,10 @@ void run(const Rotated& call) {
   if (elements == 0) {
     return;
   }
+  if (call.x.device() != Device{}) {
+    const DeviceRotation rotation{pairs.frequencies(), pairs.interleaved(), call.back};
+    return rope_on_device(call.operation, call.x, call.positions, call.out, rotation, call.stream);
+  }
   const bool each = call.positions.rank() == 2;
   const RowOffsets offsets(call.x, call.out, each ? 1 : 0);
   const std::int64_t blocks = ceil_div(call.x.size(-2), block_rows), batch = each ? call.x.size(0) : 1;
@@ -167,7 +179,7 @@ void run(const Rotated& call) {
 
 }  // namespace
 
-void rope(ConstTensorView x, ConstTensorView positions, TensorView out, const RopeConfig& config) try {
+void rope(ConstTensorView x, ConstTensorView positions, TensorView out, const RopeConfig& config, void* stream) try {
   run({.operation = "rope",
        .input = "x",
        .output = "out",
@@ -175,20 +187,22 @@ void rope(ConstTensorView x, ConstTensorView positions, TensorView out, const Ro
        .positions = positions,
        .out = out,
        .config = config,
-       .back = false});
+       .back = false,
+       .stream = stream});
 } catch (...) {
   throw_own_error("rope");
 }
 
-Tensor rope(ConstTensorView x, ConstTensorView positions, const RopeConfig& config) try {
-  Tensor out = Tensor::uninitialized(x.sizes(), x.dtype());
-  rope(x, positions, out, config);
+Tensor rope(ConstTensorView x, ConstTensorView positions, const RopeConfig& config, void* stream) try {
+  Tensor out = Tensor::uninitialized(x.sizes(), x.dtype(), x.device(), stream);
+  rope(x, positions, out, config, stream);
   return out;
 } catch (...) {
   throw_own_error("rope");
 }
 
-void rope_backward(ConstTensorView grad_out, ConstTensorView positions, TensorView dx, const RopeConfig& config) try {
+void rope_backward(ConstTensorView grad_out, ConstTensorView positions, TensorView dx, const RopeConfig& config,
+                   void* stream) try {
   run({.operation = "rope_backward",
        .input = "grad_out",
        .output = "dx",
@@ -196,14 +210,15 @@ void rope_backward(ConstTensorView grad_out, ConstTensorView positions, TensorVi
        .positions = positions,
        .out = dx,
        .config = config,
-       .back = true});
+       .back = true,
+       .stream = stream});
 } catch (...) {
   throw_own_error("rope_backward");
 }
 
-Tensor rope_backward(ConstTensorView grad_out, ConstTensorView positions, const RopeConfig& config) try {
-  Tensor dx = Tensor::uninitialized(grad_out.sizes(), grad_out.dtype());
-  rope_backward(grad_out, positions, dx, config);
+Tensor rope_backward(ConstTensorView grad_out, ConstTensorView positions, const RopeConfig& config, void* stream) try {
+  Tensor dx = Tensor::uninitialized(grad_out.sizes(), grad_out.dtype(), grad_out.device(), stream);
+  rope_backward(grad_out, positions, dx, config, stream);
   return dx;
 } catch (...) {
   throw_own_error("rope_backward");

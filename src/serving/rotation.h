@@ -25,6 +25,7 @@ class RopePairs {
   std::int64_t count() const { return static_cast<std::int64_t>(found_.frequencies.size()); }
   std::int64_t dims() const { return 2 * count(); }
   bool interleaved() const { return interleaved_; }
+  const RopeFrequencies& frequencies() const { return found_; }
 
   // Cosines, then sines, of one position, times the attention factor: 2 * count() numbers. The opposite position
   // rotates back.

@@ -110,6 +110,29 @@ TEST(BackwardOrder, lets_nobody_wait_for_ever) {
   }
 }
 
+TEST(BackwardOrder, hands_out_every_member_once_and_a_head_s_chunks_in_their_order) {
+  for (const bool spread : {false, true})
+    for (int heads : {1, 3, 8})
+      for (int members : {1, 2, 7, 101})
+        for (int chunk : {1, 2, 6, 128}) {
+          std::map<std::pair<int, int>, int> taken;
+          std::vector<int> next(static_cast<std::size_t>(heads), 0);  // chunk of each head
+          int team = 0;
+          for (int item = 0; item < heads * members; ++item) {
+            const BackwardItem one = backward_item(item, heads * members, members, chunk, spread);
+            ++taken[{one.head, one.member}];
+            ASSERT_GE(one.team, team);
+            ASSERT_LE(one.team, team + 1);
+            team = one.team;
+            int& own = next[static_cast<std::size_t>(one.head)];
+            ASSERT_GE(one.member / chunk, own);
+            own = one.member / chunk;
+            ASSERT_LT(one.member, members);
+          }
+          ASSERT_EQ(taken.size(), static_cast<std::size_t>(heads * members)) << spread << heads << members << chunk;
+        }
+}
+
 TEST(BackwardOrder, keeps_nobody_waiting_in_self_attention) {
   for (const bool causal : {false, true})
     for (int group : {1, 4})

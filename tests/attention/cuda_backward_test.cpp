@@ -431,7 +431,9 @@ TEST_F(CudaBackward, is_told_by_the_plan_and_what_it_leaves_to_others_with_the_r
     EXPECT_EQ(plan(dim, DType::f32).key_block, dim == 64 ? 128 : 64);
     EXPECT_EQ(plan(dim, DType::f32).stages, 2);
   }
-  EXPECT_NE(plan(100).kernel.find("head_dim 100"), std::string::npos) << plan(100).kernel;
+  ASSERT_EQ(plan(100).passed_kernels.size(), 1u);
+  EXPECT_EQ(plan(100).passed_kernels[0].kernel, "hopper_backward");
+  EXPECT_NE(plan(100).passed_kernels[0].reason.find("head_dim 100"), std::string::npos);
 }
 
 TEST_F(CudaBackward, of_no_query_or_no_key_is_0_and_stays_inside_its_memory) {

@@ -152,5 +152,42 @@ TEST_F(CudaMatrix, of_unaligned_rows_keeps_what_it_forbids_out_of_the_sums) {
   }
 }
 
+// Masks of a structure: what rows allow has a beginning and an end, or holes, or is nothing at all.
+bool is_allowed(const std::string& kind, std::int64_t i, std::int64_t j) {
+  if (kind == "causal") return j <= i + 300;
+  if (kind == "band") return j >= i + 200 && j < i + 330;
+  if (kind == "documents") return i / 40 == j / 150;
+  if (kind == "first and last") return j < 3 || j >= 490;
+  if (kind == "every third row") return i % 3 == 1;
+  return false;
+}
+
+TEST_F(CudaMatrix, of_a_structure_is_within_the_bounds) {
+  for (std::int64_t dim : {64, 192})
+    for (const char* kind : {"causal", "band", "documents", "first and last", "every third row", "nothing"})
+      for (std::int64_t keys : {501, 512}) {
+        const Shape shape{
+            .batch = 1, .heads = 2, .kv_heads = 1, .queries = 130, .keys = keys, .head_dim = dim, .value_dim = dim};
+        SCOPED_TRACE(testing::Message() << kind << " D " << dim << " keys " << keys);
+        const Inputs inputs = random_inputs(shape, DType::bf16);
+        Inputs with_nan = random_inputs(shape, DType::bf16);
+        set(with_nan.v, {0, 0, 400, 3}, NAN);
+        Tensor mask({1, 1, shape.queries, keys}, DType::b8);
+        for (std::int64_t i = 0; i < shape.queries; ++i)
+          for (std::int64_t j = 0; j < keys; ++j) mask.at<bool>({0, 0, i, j}) = is_allowed(kind, i, j);
+        for (AttentionOptions options :
+             {AttentionOptions{.mask = mask}, AttentionOptions{.mask = mask, .causal = Causal::bottom_right},
+              AttentionOptions{.mask = mask, .softcap = 3.0},
+              AttentionOptions{.mask = mask, .dropout = 0.3, .seed = 5}}) {
+          options.engine = Engine::cuda;
+          // What a dropped weight makes of a NaN is not promised.
+          const Call call = (options.dropout > 0 ? inputs : with_nan).call(options);
+          const Results results = call.run();
+          expect_forward(call, results);
+          EXPECT_TRUE(same_bits(call.run(), results));
+        }
+      }
+}
+
 }  // namespace
 }  // namespace headway::test

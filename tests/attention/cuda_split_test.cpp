@@ -155,5 +155,68 @@ TEST_F(CudaSplit, of_query_heads_adds_up_to_the_gradients_of_their_kv_head) {
     }
 }
 
+// Head dims between 128 and 256 have tiles of their own up to 192, in every kind of kernel.
+TEST_F(CudaSplit, or_not_heads_of_width_136_to_192_are_within_the_contracts_bounds) {
+  for (std::int64_t dim : {136, 160, 192}) {
+    const Inputs inputs = random_inputs(
+        {.batch = 2, .heads = 4, .kv_heads = 2, .queries = 200, .keys = 333, .head_dim = dim, .value_dim = dim},
+        dim == 160 ? DType::f16 : DType::bf16);
+    Random random(4);
+    Tensor mask({2, 1, 200, 333}, DType::b8);
+    fill_bool(mask, random, 0.7);
+    const Tensor bias = normal({1, 4, 200, 333}, DType::bf16, random), sinks = filled({4}, DType::f32, 0.3);
+    for (AttentionOptions options :
+         {AttentionOptions{}, AttentionOptions{.causal = Causal::bottom_right, .sinks = sinks},
+          AttentionOptions{.softcap = 5.0}, AttentionOptions{.mask = mask}, AttentionOptions{.bias = bias},
+          AttentionOptions{.mask = mask, .dropout = 0.3, .seed = 5}}) {
+      options.engine = Engine::cuda;
+      expect_contract(inputs.call(options));
+    }
+  }
+}
+
+// Few queries and many keys: more key tiles add to a query tile than run at once, and those of all heads take turns.
+TEST_F(CudaSplit, of_many_keys_among_blocks_adds_up_to_the_gradients_of_few_queries) {
+  for (std::int64_t dim : {64, 128})
+    for (std::int64_t queries : {40, 300}) {
+      const Inputs inputs = random_inputs(
+          {.batch = 2, .heads = 4, .kv_heads = 2, .queries = queries, .keys = 2600, .head_dim = dim, .value_dim = dim},
+          DType::bf16);
+      Tensor lens({2}, DType::i64);
+      lens.at<std::int64_t>({0}) = 2600;
+      lens.at<std::int64_t>({1}) = 700;
+      for (AttentionOptions options : {AttentionOptions{}, AttentionOptions{.causal = Causal::bottom_right},
+                                       AttentionOptions{.valid_lens = lens}}) {
+        options.engine = Engine::cuda;
+        const Call call = inputs.call(options);
+        Random random(7);
+        const Tensor grad_out = normal(call.out_sizes(), DType::bf16, random);
+        const Results results = call.run();
+        GradientTensors gradients = call.gradients(grad_out, results);
+        expect_backward(call, grad_out, gradients);
+        for (int run = 0; run < 20; ++run) EXPECT_TRUE(same_bits(call.gradients(grad_out, results), gradients));
+      }
+    }
+}
+
+// Each row of a tile has its own head's mask, bias and slope.
+TEST_F(CudaSplit, decodes_with_masks_biases_and_slopes) {
+  for (std::int64_t group : {1, 4})
+    for (std::int64_t dim : {64, 128}) {
+      const Shape shape{
+          .batch = 2, .heads = 2 * group, .kv_heads = 2, .queries = 3, .keys = 1500, .head_dim = dim, .value_dim = dim};
+      Inputs inputs = random_inputs(shape, group == 1 ? DType::bf16 : DType::f16);
+      for (const OptionSet& set : all_kinds(shape)) {
+        AttentionOptions options = set.options;
+        options.engine = Engine::cuda;
+        const Call call = inputs.call(options);
+        SCOPED_TRACE(set.name);
+        const Results results = call.run();
+        expect_forward(call, results);
+        EXPECT_TRUE(same_bits(call.run(), results));
+      }
+    }
+}
+
 }  // namespace
 }  // namespace headway::test

@@ -141,15 +141,6 @@ Finished CommandTest::run_on_terminal(const Arguments& arguments, const OnOutput
   return finished;
 }
 
-bool same_bits(ConstTensorView a, ConstTensorView b) {
-  if (a.dtype() != b.dtype() || a.sizes() != b.sizes()) {
-    return false;
-  }
-  const Tensor left = convert(a, a.dtype());
-  const Tensor right = convert(b, b.dtype());
-  return std::memcmp(left.data(), right.data(), static_cast<std::size_t>(left.elements()) * size_of(a.dtype())) == 0;
-}
-
 Tensor random_tensor(const Dims& sizes, unsigned seed, DType dtype) {
   std::mt19937_64 generator(seed);
   Tensor values(sizes, DType::f64);

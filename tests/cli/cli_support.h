@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "headway/headway.h"
+#include "support/array.h"
 
 namespace headway::test {
 
@@ -53,7 +54,6 @@ class CommandTest : public ::testing::Test {
   std::filesystem::path folder_;
 };
 
-bool same_bits(ConstTensorView a, ConstTensorView b);
 Tensor random_tensor(const Dims& sizes, unsigned seed, DType dtype = DType::f32);
 
 // The failure discipline: this code, one line on standard error that starts with `who` and contains `part`, and nothing

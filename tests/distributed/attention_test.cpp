@@ -3,63 +3,13 @@
 
 #include <atomic>
 
-#include "split_call.h"
-#include "thread_ranks.h"
+#include "split_on_threads.h"
 
 namespace headway::test {
 namespace {
 
 using distributed::Scheme;
 using distributed::Sharding;
-
-constexpr Scheme schemes[] = {Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query};
-
-// Every rank has the same whole result; the first one's.
-SplitResults run_split(const SplitCall& split, int ranks, const ConstTensorView* grad_out, double* bytes = nullptr) {
-  std::optional<SplitResults> first;
-  ThreadRanks world(ranks, std::chrono::seconds(20));
-  const auto errors = world.run([&](distributed::Transport& transport) {
-    SplitResults results = split.run(transport, grad_out);
-    if (transport.rank() == 0) first = std::move(results);
-  });
-  for (const std::exception_ptr& error : errors)
-    if (error) std::rethrow_exception(error);
-  if (bytes != nullptr) *bytes = world.bytes();
-  return std::move(*first);
-}
-
-std::vector<Sharding> shardings(std::int64_t queries, std::int64_t keys, int ranks) {
-  std::vector<Sharding> all = {distributed::contiguous(queries, keys, ranks),
-                               distributed::zigzag(queries, keys, ranks)};
-  // All rows on one rank, and shards whose ranges come in another order than the sequence's.
-  Sharding lopsided = all[0], reversed = all[1];
-  for (auto* side : {&lopsided.queries, &lopsided.keys}) {
-    const std::int64_t length = side == &lopsided.queries ? queries : keys;
-    for (auto& shard : *side) shard.clear();
-    (*side)[static_cast<std::size_t>(ranks - 1)] = {{0, length}};
-  }
-  if (ranks > 1) {
-    lopsided.keys[0] = {{0, keys / 3}};
-    lopsided.keys[static_cast<std::size_t>(ranks - 1)] = {{keys / 3, keys}};
-  }
-  for (auto* side : {&reversed.queries, &reversed.keys})
-    for (auto& shard : *side) std::reverse(shard.begin(), shard.end());
-  all.push_back(lopsided);
-  all.push_back(reversed);
-  return all;
-}
-
-bool is_possible(Scheme scheme, const AttentionOptions& options, std::int64_t kv_heads, int ranks) {
-  if (scheme == Scheme::heads && kv_heads < ranks) return false;
-  return !(options.mask || options.bias) || scheme == Scheme::ring || scheme == Scheme::all_gather;
-}
-
-void expect_contract_on_ranks(const Call& call, const Sharding& sharding, Scheme scheme, int ranks) {
-  Random random(7);
-  const Tensor grad_out = normal(call.out_sizes(), call.q.dtype(), random);
-  const ConstTensorView view = grad_out;
-  expect_split(call, run_split({call, sharding, scheme}, ranks, &view), grad_out);
-}
 
 // Each option meets every number of ranks and every scheme; shards and types take turns.
 TEST(DistributedAttention, computes_what_one_process_does_with_every_option) {
@@ -68,13 +18,9 @@ TEST(DistributedAttention, computes_what_one_process_does_with_every_option) {
     const Shape shape{
         .batch = 2, .heads = 8, .kv_heads = 4, .queries = queries, .keys = keys, .head_dim = 8, .value_dim = 6};
     for (OptionSet& kind : all_kinds(shape)) {
-      if (kind.options.dropout > 0) {
-        kind.options.dropout = 0;
-        kind.options.seed.reset();
-      }
       for (int ranks = 1; ranks <= 4; ++ranks) {
         for (const Scheme scheme : schemes) {
-          if (!is_possible(scheme, kind.options, shape.kv_heads, ranks)) continue;
+          if (!is_possible(scheme, {{}, {}, {}, kind.options}, shape.kv_heads, ranks)) continue;
           const DType dtype = turn % 3 == 0 ? float_types[static_cast<std::size_t>(turn / 3 % 4)] : DType::f32;
           const Inputs inputs = random_inputs(shape, dtype, static_cast<std::uint64_t>(turn));
           const auto all = shardings(queries, keys, ranks);
@@ -118,6 +64,56 @@ TEST(DistributedAttention, packed_sequences_are_cut_anywhere) {
       }
     }
   }
+}
+
+// Masks that become spans, and one that stays bools, over shards that cut them anywhere.
+TEST(DistributedAttention, structured_masks_are_cut_to_the_shards) {
+  const Inputs inputs = random_inputs({.batch = 2, .heads = 4, .kv_heads = 4, .queries = 37, .keys = 37});
+  Random random(11);
+  std::vector<std::int64_t> ids(74);
+  for (std::int64_t n = 0; n < 74; ++n) ids[static_cast<std::size_t>(n)] = n % 37 / 6 + n / 37 % 2 - n % 3 / 2;
+  Tensor keep({4, 5, 5}, DType::b8), bools({37, 37}, DType::b8);
+  fill_bool(keep, random, 0.5);
+  fill_bool(bools, random, 0.5);
+  const Mask all[] = {masks::causal(), masks::window(5, 2) | masks::first(4),
+                      masks::documents(Tensor::of<std::int64_t>({2, 37}, ids)) & masks::causal(),
+                      masks::blocks(keep, 8), masks::dense(bools) & masks::prefix(9)};
+  std::size_t turn = 0;
+  for (const Mask& mask : all) {
+    for (int ranks = 1; ranks <= 4; ++ranks) {
+      for (const Scheme scheme : schemes) {
+        const auto shards = shardings(37, 37, ranks);
+        SCOPED_TRACE(testing::Message() << to_string(mask) << ", " << ranks << " ranks, " << name(scheme));
+        const Tensor as_bools = mask.to_bool(37, 37);
+        AttentionOptions options{.mask = as_bools, .dropout = 0.25, .seed = 5};
+        const Call expected = inputs.call(options);
+        options.mask = mask;
+        const Tensor grad_out = normal(expected.out_sizes(), expected.q.dtype(), random);
+        const ConstTensorView view = grad_out;
+        const Call call = inputs.call(options);
+        expect_split(expected, run_split({call, shards[turn++ % shards.size()], scheme}, ranks, &view), grad_out);
+        if (testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+// Ranks need no more keys than spans leave, and pairs are counted by them.
+TEST(DistributedAttention, spans_leave_out_bytes) {
+  const Inputs inputs = random_inputs({.batch = 1, .heads = 2, .kv_heads = 2, .queries = 64, .keys = 64});
+  const Mask documents = masks::documents_of({20, 12, 32});
+  const Call call = inputs.call({.mask = documents});
+  const Sharding halves = distributed::contiguous(64, 64, 2);
+  const distributed::Sizes sizes{.heads = 2, .kv_heads = 2, .queries = 64, .keys = 64, .head_dim = 8, .value_dim = 8};
+  const distributed::Seen seen = distributed::seen(sizes, call.options);
+  EXPECT_EQ(seen.pairs(), 20 * 20 + 12 * 12 + 32 * 32);
+  EXPECT_EQ(seen.strips().size(), 3U);
+  const auto schedule = distributed::schedule(Scheme::ring, sizes, seen, halves);
+  EXPECT_EQ(distributed::least_bytes(schedule), 0);  // the border of the shards is one of documents
+  EXPECT_TRUE(schedule.transfers.empty());
+  const distributed::Seen causal = distributed::seen(sizes, {.mask = documents & masks::causal()});
+  EXPECT_EQ(causal.pairs(), 20 * 21 / 2 + 12 * 13 / 2 + 32 * 33 / 2);
+  EXPECT_EQ(causal.strips().size(), 3U);
 }
 
 TEST(DistributedAttention, empty_sizes_are_legal) {
@@ -254,6 +250,28 @@ TEST(DistributedErrors, what_differs_is_named_on_every_rank) {
       "distributed::attention: scheme is automatic on rank 0 and heads on rank 1, expected the same on all ranks");
 }
 
+TEST(DistributedErrors, masks_that_differ_are_named_on_every_rank) {
+  Attempt attempt;
+  attempt.options[0].attention.mask = masks::documents({0, 0, 1, 1, 1, 1, 2, 2});
+  attempt.options[1].attention.mask = masks::documents({0, 0, 0, 1, 1, 1, 2, 2});
+  const auto texts = texts_of(attempt);
+  EXPECT_EQ(texts[0], texts[1]);
+  EXPECT_EQ(texts[0].rfind("distributed::attention: what the mask allows is (1, 1, 8, ", 0), 0U) << texts[0];
+  attempt.options[1].attention.mask = masks::causal();
+  expect_on_both(attempt,
+                 "distributed::attention: mask is documents(8 ids) on rank 0 and causal() on rank 1, expected the same "
+                 "on all ranks");
+  attempt.options[0].attention.mask = attempt.options[1].attention.mask = masks::documents({0, 1});
+  expect_on_both(attempt,
+                 "distributed::attention: rank 0: documents has 2 ids, expected one for each of the 8 queries");
+  attempt = {};
+  attempt.options[0].attention.dropout = attempt.options[1].attention.dropout = 0.5;
+  attempt.options[0].attention.seed = 1;
+  attempt.options[1].attention.seed = 2;
+  expect_on_both(attempt,
+                 "distributed::attention: seed is 1 on rank 0 and 2 on rank 1, expected the same on all ranks");
+}
+
 TEST(DistributedErrors, an_error_of_one_rank_is_an_error_of_all) {
   Attempt attempt;
   attempt.query_sizes[1] = {2, 4, 8, 8, 8};
@@ -261,9 +279,8 @@ TEST(DistributedErrors, an_error_of_one_rank_is_an_error_of_all) {
                  "distributed::attention: rank 1: query must have 4 axes [batch, heads, length, head_dim], or 3 or 2 "
                  "without heads and batch, found shape (2, 4, 8, 8, 8)");
   attempt = {};
-  attempt.options[0].attention.dropout = 0.5;
-  expect_on_both(attempt,
-                 "distributed::attention: rank 0: dropout is 0.5; dropout over a split sequence is not there yet");
+  attempt.options[1].attention.dropout = 1.5;
+  expect_on_both(attempt, "distributed::attention: rank 1: dropout is 1.5, expected 0 to 1");
   attempt = {};
   const Tensor mask({4, 4}, DType::b8);
   attempt.options[0].attention.mask = attempt.options[1].attention.mask = mask;

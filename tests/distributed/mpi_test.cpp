@@ -21,7 +21,6 @@ TEST(DistributedMpi, computes_what_one_process_does) {
   for (const auto& [queries, keys] : {std::pair<std::int64_t, std::int64_t>{45, 45}, {7, 61}}) {
     const Shape shape{.batch = 2, .heads = 4, .kv_heads = 4, .queries = queries, .keys = keys};
     for (OptionSet& kind : all_kinds(shape)) {
-      kind.options.dropout = 0;
       const bool has_matrix = kind.options.mask || kind.options.bias;
       const Scheme scheme = schemes[turn % (has_matrix ? 2 : 4)];
       const distributed::Sharding sharding = turn % 2 == 0 ? distributed::zigzag(queries, keys, transport.ranks())

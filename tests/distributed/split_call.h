@@ -2,6 +2,7 @@
 // ranks have computed together again. Works over any transport.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 
 #include "headway/distributed.h"
@@ -49,6 +50,20 @@ inline Tensor together(distributed::Transport& transport, const Tensor& mine, in
   return whole;
 }
 
+// The sum over ranks, on every rank.
+inline Tensor added(distributed::Transport& transport, const Tensor& mine) {
+  Tensor sum(mine.sizes(), DType::f64);
+  for (const std::string& text : transport.all_gather(std::string(
+           static_cast<const char*>(mine.data()), static_cast<std::size_t>(mine.elements()) * size_of(mine.dtype())))) {
+    Tensor one(mine.sizes(), mine.dtype());
+    std::memcpy(one.data(), text.data(), text.size());
+    const Array numbers = read(one);
+    for (std::int64_t n = 0; n < sum.elements(); ++n)
+      sum.as<double>()[n] += static_cast<double>(numbers.values[static_cast<std::size_t>(n)]);
+  }
+  return convert(sum, mine.dtype());
+}
+
 struct SplitCall {
   const Call& whole;
   distributed::Sharding sharding;
@@ -57,7 +72,7 @@ struct SplitCall {
 
   SplitResults run(distributed::Transport& transport, const ConstTensorView* grad_out = nullptr) const {
     const auto rank = static_cast<std::size_t>(transport.rank());
-    const int axis = whole.packing ? 0 : 2;
+    const int axis = whole.packing ? 0 : whole.q.rank() - 2;
     const std::int64_t queries = whole.q.size(axis), keys = whole.k.size(axis);
     const Tensor q = rows_of(whole.q, axis, sharding.queries[rank]);
     const Tensor k = rows_of(whole.k, axis, sharding.keys[rank]), v = rows_of(whole.v, axis, sharding.keys[rank]);
@@ -70,18 +85,23 @@ struct SplitCall {
       options.packing = distributed::Packing{starts_q, starts_k};
     }
     Tensor mask, bias;
+    // Whether a matrix has rows of its own for each query, of which a rank brings its own.
+    const auto has_rows = [&](const std::optional<ConstTensorView>& matrix) {
+      return matrix && !whole.packing && queries > 1 && matrix->rank() >= 2 && matrix->size(-2) == queries;
+    };
     const auto cut = [&](std::optional<ConstTensorView>& matrix, Tensor& memory) {
-      if (matrix && matrix->size(2) == queries) {
-        memory = rows_of(*matrix, 2, sharding.queries[rank]);
+      if (has_rows(matrix)) {
+        memory = rows_of(*matrix, matrix->rank() - 2, sharding.queries[rank]);
         matrix = memory;
       }
     };
     cut(options.attention.mask, mask);
     cut(options.attention.bias, bias);
 
-    const int lse_axis = whole.packing ? 1 : 2;
-    Dims out_sizes = q.sizes(),
-         lse_sizes = whole.packing ? Dims{q.size(1), q.size(0)} : Dims{q.size(0), q.size(1), q.size(2)};
+    const int lse_axis = whole.packing ? 1 : axis;
+    Dims out_sizes = q.sizes();
+    const Dims lse_sizes =
+        whole.packing ? Dims{q.size(1), q.size(0)} : Dims(std::span(out_sizes.begin(), out_sizes.end() - 1));
     out_sizes[out_sizes.size() - 1] = v.size(-1);
     Tensor out(out_sizes, q.dtype()), lse(lse_sizes, whole.lse_type());
     distributed::attention(q, k, v, out, transport, options, {.lse = lse});
@@ -98,13 +118,29 @@ struct SplitCall {
       dsinks.emplace(whole.options.sinks->sizes(), whole.lse_type());
       gradients.dsinks = *dsinks;
     }
+    std::optional<Tensor> dbias;
+    if (whole.options.bias) {
+      dbias.emplace(options.attention.bias->sizes(), whole.options.bias->dtype());
+      gradients.dbias = *dbias;
+    }
     distributed::attention_backward(mine, q, k, v, out, lse, gradients, transport, options);
     results.gradients = GradientTensors{together(transport, dq, axis, sharding.queries, queries),
                                         together(transport, dk, axis, sharding.keys, keys),
                                         together(transport, dv, axis, sharding.keys, keys),
                                         {},
                                         std::move(dsinks)};
+    if (has_rows(whole.options.bias))
+      dbias = together(transport, *dbias, dbias->rank() - 2, sharding.queries, queries);
+    else if (dbias && !whole.packing && each_has_one_query())
+      dbias = added(transport, *dbias);  // ranks cannot know that it is one bias, and not a row for each
+    results.gradients->dbias = std::move(dbias);
     return results;
+  }
+
+ private:
+  bool each_has_one_query() const {
+    return std::all_of(sharding.queries.begin(), sharding.queries.end(),
+                       [](const distributed::Shard& shard) { return distributed::count(shard) == 1; });
   }
 };
 

@@ -192,7 +192,8 @@ bool shares_elements(const Case& one) {
 
 double cost(const Case& one) {
   const auto number = [](std::int64_t size) { return static_cast<double>(std::max<std::int64_t>(size, 1)); };
-  const double attention = number(one.b) * number(one.h) * number(one.sq) * number(one.sk) * number(one.d + one.dv + 4);
+  const double attention =
+      number(one.b) * number(one.h) * number(one.sq) * number(one.sk) * number(one.d + one.dv + 16);
   if (one.subject == Subject::attention) return attention;
   const double width = number(one.h) * number(one.d);
   return attention +

@@ -93,7 +93,7 @@ struct Prepared {
 
 // Runs the case on this engine (the CPU engine with the process's instruction set). Throws what the library throws;
 // Unsupported is a refusal.
-std::optional<Failure> check(const Prepared& prepared, Engine engine);
+std::optional<Failure> check(const Prepared& prepared, Engine engine, bool batch_invariant = false);
 
 // ---- The parts of it ----
 

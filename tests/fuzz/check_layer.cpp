@@ -151,7 +151,7 @@ class Attention {
   }
   // The relative error of the weights of a row: twice the largest of a score.
   Real growth(std::int64_t b, std::int64_t h, std::int64_t i) const {
-    Real worst = 0;
+    Real worst = spec_.sinks ? 8 * precision_.sum * std::abs((*spec_.sinks)(h)) : 0;  // a sink is a score too
     for (std::int64_t j = 0; j < spec_.k.size(2); ++j) {
       if (!allowed(spec_, b, h, i, j)) continue;
       const Real operands = product_error(q_, row_number(q_.value, b, h, i), k_, row_number(k_.value, b, kv_head(h), j),

@@ -1,10 +1,9 @@
-// Processes that run cases on one target, and memory that they share with the one that waits for them.
+// Runs a case on one target, in this process or in one of its own, and memory that processes share.
 #pragma once
 
 #include <sys/mman.h>
 
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <new>
 #include <vector>
@@ -32,16 +31,35 @@ class Shared {
   T* value_;
 };
 
+// A failure in shared memory.
+class SharedFailure {
+ public:
+  void set(const Failure& failure);
+  Failure get() const { return {check_, text_}; }
+  explicit operator bool() const { return is_set_; }
+  void clear() { is_set_ = false; }
+
+ private:
+  std::atomic<bool> is_set_{false};
+  char check_[200] = {};
+  char text_[2000] = {};
+};
+
+// In this process; it never throws. A case that takes too long ends the process by SIGALRM.
+Verdict run_here(const Prepared& prepared, const Target& target);
+
+// What the end of a process says that should have reported for itself, if that is a failure.
+std::optional<Failure> failure_of_process(int status);
+
 using Batch = std::vector<std::unique_ptr<Prepared>>;
 
-// Runs the cases from `begin` on until one fails. Where one does, `end` is its number and `verdict` says how; else
-// `end` is the number of cases.
+// Runs the cases from `begin` on, in a process of their own, until one fails. Where one does, `end` is its number and
+// `verdict` says how; else `end` is the number of cases.
 struct BatchResult {
   std::size_t end = 0;
-  std::int64_t refused = 0, comparisons = 0;
+  std::int64_t refused = 0;
   Verdict verdict;
 };
-BatchResult run_batch(const Batch& batch, std::size_t begin, const Target& target, bool batch_invariant,
-                      const std::function<bool()>& stopped);
+BatchResult run_batch(const Batch& batch, std::size_t begin, const Target& target);
 
 }  // namespace headway::test::fuzz

@@ -70,9 +70,11 @@ void Draw::sizes(Case& one) {
   one.dv = chance(0.7) ? one.d : width();
 }
 
-// Most cases are small; the budget of a few lets every tile of the largest kernels occur.
+// Most cases are small, since a case's time grows with its size; the budget of a few lets every tile of the largest
+// kernels occur.
 void Draw::shrink_to_budget(Case& one) {
-  const double budget = std::exp(between(std::log(2e3), std::log(chance(0.01) ? 3e7 : chance(0.1) ? 4e6 : 4e5)));
+  const double most = chance(0.001) ? 3e7 : chance(0.01) ? 4e6 : chance(0.1) ? 4e5 : 2e4;
+  const double budget = std::exp(between(std::log(1e3), std::log(most)));
   while (cost(one) > budget) {
     std::int64_t* size = one_of<std::int64_t*>({&one.b, &one.h, &one.sq, &one.sk, &one.d, &one.dv, &one.d, &one.dv});
     if (*size <= 1) continue;
@@ -232,7 +234,7 @@ Case Draw::layer() {
   layouts(one);
   if (one.sharing != Sharing::none) one.sharing = Sharing::all;
   one = legal(one);
-  while (cost(one) > 3e5) {
+  for (const double budget = chance(0.1) ? 3e5 : 2e4; cost(one) > budget;) {
     std::int64_t* size = one_of({&one.b, &one.h, &one.sq, &one.sk, &one.model, &one.d});
     if (*size > 1) *size = 1 + up_to(*size - 2);
     one = legal(one);
@@ -253,7 +255,7 @@ Case Draw::layer() {
 
 Case draw(Random& random) {
   Draw one(random);
-  return std::bernoulli_distribution(0.1)(random) ? one.layer() : one.attention();
+  return std::bernoulli_distribution(0.06)(random) ? one.layer() : one.attention();
 }
 
 }  // namespace headway::test::fuzz

@@ -44,6 +44,30 @@ constexpr Finding findings[] = {
     // The slope of a softcap that a float cannot invert.
     {"softcaps_below_the_smallest_normal_float",
      "sq=38 sk=6 d=12 mask=random scale=1e-30 softcap=1e-40 q_size=1e-10 seed=4468233018211693671"},
+    // Products of 112 equal numbers, which round alike: lse 1.03 times its bound (open, docs/reliability.md).
+    {"equal_products_of_usual_heads",
+     "sq=9 sk=53 d=112 k_layout=repeated_columns alibi=f32 q=constant q_size=455801.01311310916 "
+     "k_size=16408836.472071929 seed=6533415480697191585"},
+    {"equal_products_beside_a_sink",
+     "sq=18 d=31 q_layout=repeated_columns sinks=bf16 q=channel q_size=24.565414059588967 k=constant "
+     "k_size=884.3549061452029 seed=2"},
+    {"equal_products_of_wide_heads_beside_a_sink",
+     "d=128 q_layout=repeated_columns k_layout=repeated_columns scale=-0.69999999999999996 sinks=f32"},
+    // bf16 dot products take denormals for 0: NaN where infinity times one is infinite, and the softcap of that finite.
+    {"infinite_queries_of_denormal_keys",
+     "type=bf16 sq=2 d=48 causal=bottom_right softcap=50 k=denormal plants=query:minus_inf seed=13083772813389186048"},
+    {"infinite_queries_of_denormal_keys_in_many_rows",
+     "type=bf16 sq=70 sk=40 d=48 softcap=50 k=denormal plants=query:minus_inf seed=13083772813389186048"},
+    // Products that cancel to a rounding, which is more than the softcap: its slope is anything from 0 to 1.
+    {"softcaps_below_the_rounding_of_scores",
+     "d=2 softcap=1.0000000000000001e-30 sinks=f64 q=constant q_size=71.663191377355076 k=integers "
+     "k_size=160.29165216297969 seed=16220480698517597443"},
+    // Times its part of the scale, the query was 0.
+    {"infinite_keys_of_tiny_queries",
+     "scale=1.0000000000000001e-30 softcap=1.0000000000000001e-30 q_size=9.9999999999999995e-21 plants=key:minus_inf"},
+    {"infinite_keys_of_many_tiny_queries",
+     "sq=40 sk=70 scale=1.0000000000000001e-30 softcap=1.0000000000000001e-30 q_size=9.9999999999999995e-21 "
+     "plants=key:minus_inf"},
     // Times its part of the scale, the key was 0.
     {"infinite_queries_of_tiny_keys", "scale=1e-30 softcap=10000 plants=query:minus_inf,key:tiny"},
 };

@@ -5,12 +5,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
 
 #include "fuzz/runner.h"
+#include "support/device_mirror.h"
 
 namespace {
 
@@ -18,10 +20,12 @@ using namespace headway::test::fuzz;
 
 constexpr const char* usage =
     R"(usage: headway_fuzz [--minutes N] [--cases N] [--seed S] [--engine reference|cpu|cuda] [--isa NAME]
-                    [--batch-invariant] [--jobs N] [--findings N] [--replay LINE] [--shrink LINE]
+                    [--targets N] [--batch-invariant] [--jobs N] [--findings N] [--shrink-seconds N]
+                    [--replay LINE] [--shrink LINE]
 
-Draws hard cases and compares every engine and instruction set with the float64 oracle, and bit for bit where the contract
-promises that. A finding is made smaller and printed as a line for --replay. The exit code is 1 if there was one.
+Draws hard cases and compares engines and instruction sets with the float64 oracle, and bit for bit where the contract
+promises that: each case on N of them (2) that are drawn too, and --replay on all of them. A finding is made smaller and
+printed as a line for --replay. The exit code is 1 if there was one.
 )";
 
 struct Arguments {
@@ -36,6 +40,8 @@ Arguments parse(int argc, char** argv) {
   settings.jobs = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   settings.progress = isatty(STDOUT_FILENO) != 0;
   std::string engine, isa;
+  bool batch_invariant = false;
+  std::optional<double> shrink_seconds;
   for (int n = 1; n < argc; ++n) {
     const std::string option = argv[n];
     const auto value = [&]() -> std::string {
@@ -54,10 +60,14 @@ Arguments parse(int argc, char** argv) {
       isa = value();
     else if (option == "--jobs")
       settings.jobs = std::stoi(value());
+    else if (option == "--shrink-seconds")
+      shrink_seconds = std::stod(value());
     else if (option == "--findings")
       settings.findings = std::stoi(value());
     else if (option == "--batch-invariant")
-      settings.batch_invariant = true;
+      batch_invariant = true;
+    else if (option == "--targets")
+      settings.targets_of_a_case = std::stoi(value());
     else if (option == "--replay")
       result.replayed = value();
     else if (option == "--shrink")
@@ -68,10 +78,9 @@ Arguments parse(int argc, char** argv) {
   settings.targets = targets(engine);
   if (!isa.empty()) std::erase_if(settings.targets, [&](const Target& target) { return target.isa != isa; });
   if (settings.targets.empty()) throw std::invalid_argument("there is no such engine or instruction set here");
-  if (engine == "cuda") {  // a process needs a second or so to start there
-    settings.batch = 1000;
-    settings.shrink_seconds = 300;
-  }
+  for (Target& target : settings.targets) target.batch_invariant = batch_invariant;
+  if (engine == "cuda") settings.shrink_seconds = 300;  // a process needs a second or so to start there
+  if (shrink_seconds) settings.shrink_seconds = *shrink_seconds;
   return result;
 }
 
@@ -91,6 +100,7 @@ int run(int argc, char** argv) {
   const Settings& settings = arguments.settings;
   if (!arguments.replayed.empty()) return replay(case_of(arguments.replayed), settings) > 0;
   if (!arguments.shrunk.empty()) return shrink_line(arguments.shrunk, settings);
+  headway::test::DeviceMirror::share_one_block(true);
   std::string list;
   for (const Target& target : settings.targets) list += (list.empty() ? "" : ", ") + name(target);
   std::cout << "seed " << settings.seed << " on " << list << std::endl;
@@ -98,7 +108,8 @@ int run(int argc, char** argv) {
   std::cout << (summary.interrupted ? "interrupted: " : "") << summary.cases << " cases in "
             << static_cast<int>(summary.seconds) << " s, "
             << static_cast<double>(summary.cases) / std::max(summary.seconds, 1e-3) << " a second, each on "
-            << settings.targets.size() << " targets, " << summary.comparisons << " comparisons; " << summary.rejected
+            << std::min<std::size_t>(static_cast<std::size_t>(settings.targets_of_a_case), settings.targets.size())
+            << " targets, " << summary.comparisons << " comparisons; " << summary.rejected
             << " drawn of which nothing is promised, " << summary.refused << " refused\n"
             << summary.kinds << '\n'
             << (summary.findings == 0 ? "no findings" : std::to_string(summary.findings) + " findings") << " (seed "

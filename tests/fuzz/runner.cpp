@@ -8,8 +8,10 @@
 #include <chrono>
 #include <cstdio>
 #include <map>
+#include <memory>
 #include <sstream>
 
+#include "engines/cpu/arguments.h"
 #include "engines/cpu/kernels.h"
 #include "fuzz/child.h"
 
@@ -103,23 +105,73 @@ void print_finding(const Case& smallest, const Case& drawn, const Target& target
   std::fflush(stdout);
 }
 
-// One of the processes that draw cases: numbers worker, worker + jobs, ...
+// Instruction sets share the kernels of types for which they have nothing faster.
+bool have_the_same_kernels(const Target& a, const Target& b, DType type) {
+  static const std::vector<const cpu::Kernels*> available = cpu::available_kernels();
+  const auto of = [](const Target& target) -> const cpu::Kernels* {
+    for (const cpu::Kernels* kernels : available)
+      if (target.isa == kernels->name) return kernels;
+    return nullptr;
+  };
+  const cpu::Kernels *x = of(a), *y = of(b);
+  if (a.engine != b.engine || x == nullptr || y == nullptr) return a.engine == b.engine && a.isa == b.isa;
+  const auto n = static_cast<std::size_t>(cpu::storage_of(type));
+  return x->forward[n].run == y->forward[n].run && x->decode[n].run == y->decode[n].run &&
+         x->backward[n].gradients == y->backward[n].gradients && x->gemm[n].run == y->gemm[n].run;
+}
+
+// So many of the targets, no two with the same kernels. The reference is the definition in plain loops and slow: it
+// gets an eighth of the cases, where there are others to draw.
+std::vector<const Target*> drawn_targets(const Settings& settings, DType type, Random& random) {
+  std::vector<const Target*> distinct;
+  for (const Target& target : settings.targets)
+    if (std::none_of(distinct.begin(), distinct.end(),
+                     [&](const Target* other) { return have_the_same_kernels(*other, target, type); }))
+      distinct.push_back(&target);
+  std::shuffle(distinct.begin(), distinct.end(), random);
+  const bool with_reference = random() % 8 == 0;
+  std::stable_partition(distinct.begin(), distinct.end(),
+                        [&](const Target* target) { return (target->engine == Engine::reference) == with_reference; });
+  distinct.resize(std::min(distinct.size(), static_cast<std::size_t>(settings.targets_of_a_case)));
+  return distinct;
+}
+
+// What a process of those that draw cases is at, for the process that follows it if it fails.
+struct Slot {
+  std::atomic<std::int64_t> next{0};  // the case it is at; the next one after a failure was noted
+  std::atomic<std::int64_t> failed_case{0};
+  std::atomic<std::int64_t> target{-1};  // of Settings::targets; -1 while the oracle computes
+  SharedFailure failure;                 // of the process before this one
+};
+
+// One of the processes that draw cases: numbers worker, worker + jobs, ... A device does not survive a fork, so a
+// finding ends the process, and the one that follows makes it smaller before it goes on.
 class Worker {
  public:
-  Worker(const Settings& settings, int number, Clock::time_point begin, Counts& counts)
-      : settings_(settings), number_(number), begin_(begin), counts_(counts) {}
+  Worker(const Settings& settings, Clock::time_point begin, Counts& counts, Slot& slot)
+      : settings_(settings), begin_(begin), counts_(counts), slot_(slot) {}
 
-  void run() {
-    for (std::int64_t next = number_; next < settings_.cases && !stopped();) {
-      Batch batch;
-      const auto batch_begin = Clock::now();
-      for (; next < settings_.cases && !stopped() && std::ssize(batch) < settings_.batch &&
-             seconds_since(batch_begin) < 0.02 * static_cast<double>(settings_.batch);
-           next += settings_.jobs)
-        prepare(next, batch);
-      for (const Target& target : settings_.targets) run_on(target, batch);
-      if (!stopped()) counts_.cases += std::ssize(batch);
+  // The exit code of the process.
+  int run() {
+    if (slot_.failure) {
+      report(slot_.failed_case, slot_.target, slot_.failure.get());
+      slot_.failure.clear();
     }
+    for (; slot_.next < settings_.cases && !stopped(); slot_.next += settings_.jobs) {
+      slot_.target = -1;
+      Random random = stream(slot_.next);
+      const Case drawn = draw(random);
+      const Prepared prepared(drawn);
+      if (!prepared.rejected.empty()) {
+        ++counts_.rejected;
+        continue;
+      }
+      for (const Target* target : drawn_targets(settings_, drawn.type, random))
+        if (!passes(prepared, *target)) return 1;
+      count_kinds(drawn, counts_);
+      ++counts_.cases;
+    }
+    return 0;
   }
 
  private:
@@ -127,33 +179,25 @@ class Worker {
     return interrupted || seconds_since(begin_) > settings_.seconds || counts_.findings >= settings_.findings;
   }
 
-  void prepare(std::int64_t number, Batch& batch) {
-    Random random(settings_.seed * 0x9E3779B97F4A7C15u + static_cast<std::uint64_t>(number));
+  Random stream(std::int64_t number) const {
+    return Random(settings_.seed * 0x9E3779B97F4A7C15u + static_cast<std::uint64_t>(number));
+  }
+
+  bool passes(const Prepared& prepared, const Target& target) {
+    slot_.target = &target - settings_.targets.data();
+    const std::int64_t before = comparisons();
+    const Verdict verdict = run_here(prepared, target);
+    counts_.comparisons += comparisons() - before;
+    counts_.refused += verdict.refused;
+    if (verdict.failed) slot_.failure.set(verdict.failure);
+    return !verdict.failed;
+  }
+
+  void report(std::int64_t number, std::int64_t target_number, const Failure& failure) {
+    Random random = stream(number);
     const Case drawn = draw(random);
-    auto prepared = std::make_unique<Prepared>(drawn);
-    if (!prepared->rejected.empty()) {
-      ++counts_.rejected;
-      return;
-    }
-    count_kinds(drawn, counts_);
-    batch.push_back(std::move(prepared));
-  }
-
-  void run_on(const Target& target, const Batch& batch) {
-    for (std::size_t begin = 0; begin < batch.size() && !stopped();) {
-      const BatchResult result =
-          run_batch(batch, begin, target, settings_.batch_invariant, [this] { return stopped(); });
-      counts_.refused += result.refused;
-      counts_.comparisons += result.comparisons;
-      if (result.verdict.failed) {
-        ++counts_.findings;
-        report(batch[result.end]->materials.what, target, result.verdict.failure);
-      }
-      begin = result.end + 1;
-    }
-  }
-
-  void report(const Case& drawn, const Target& target, const Failure& failure) {
+    if (target_number < 0) return print_finding(drawn, drawn, {Engine::reference, "oracle"}, failure);
+    const Target& target = settings_.targets[static_cast<std::size_t>(target_number)];
     if (!counts_.first(failure.check + name(target))) return print_finding(drawn, drawn, target, failure);
     const Case smallest = shrunk(drawn, target, failure.check, settings_.shrink_seconds);
     const Verdict verdict = judge(Prepared(smallest), target);
@@ -161,9 +205,9 @@ class Worker {
   }
 
   const Settings& settings_;
-  int number_;
   Clock::time_point begin_;
   Counts& counts_;
+  Slot& slot_;
 };
 
 void show_progress(const Counts& counts, double seconds) {
@@ -187,17 +231,6 @@ std::vector<Target> targets(const std::string& engine) {
   if (engine.empty() || engine == "cpu")
     for (const cpu::Kernels* kernels : cpu::available_kernels()) result.push_back({Engine::cpu, kernels->name});
   return result;
-}
-
-Verdict judge(const Prepared& prepared, const Target& target) {
-  if (!prepared.rejected.empty()) return {};
-  Batch batch;
-  batch.push_back(std::make_unique<Prepared>(prepared.materials.what));
-  const BatchResult result =
-      run_batch(batch, 0, target, prepared.materials.call.options.batch_invariant, [] { return false; });
-  Verdict verdict = result.verdict;
-  verdict.refused = result.refused > 0;
-  return verdict;
 }
 
 Case shrunk(const Case& one, const std::function<bool(const Case&)>& fails, double seconds) {
@@ -232,22 +265,37 @@ Summary fuzz(const Settings& settings) {
   kind_list();
   interrupted = 0;
   const auto before = signal(SIGINT, interrupt);
-  std::fflush(nullptr);
-  std::vector<pid_t> workers;
-  for (int number = 0; number < settings.jobs; ++number) {
+  std::vector<std::unique_ptr<Shared<Slot>>> slots;
+  std::map<pid_t, Slot*> workers;
+  const auto start = [&](Slot& slot) {
+    std::fflush(nullptr);
     const pid_t child = fork();
     if (child == 0) {
-      Worker(settings, number, begin, *counts).run();
+      const int code = Worker(settings, begin, *counts, slot).run();
       std::fflush(nullptr);
-      _exit(0);
+      _exit(code);
     }
-    if (child > 0) workers.push_back(child);
+    if (child > 0) workers[child] = &slot;
+  };
+  for (int number = 0; number < settings.jobs; ++number) {
+    Shared<Slot>& slot = *slots.emplace_back(std::make_unique<Shared<Slot>>());
+    slot->next = number;
+    start(*slot);
   }
-  std::int64_t broken = 0;
   while (!workers.empty()) {
     int status = 0;
-    const pid_t done = waitpid(-1, &status, settings.progress ? WNOHANG : 0);
-    if (done > 0 && std::erase(workers, done) > 0) broken += !WIFEXITED(status) || WEXITSTATUS(status) != 0;
+    const auto ended = workers.find(waitpid(-1, &status, settings.progress ? WNOHANG : 0));
+    if (ended != workers.end()) {
+      Slot& slot = *ended->second;
+      workers.erase(ended);
+      if (const auto failure = failure_of_process(status)) {
+        if (!slot.failure) slot.failure.set(*failure);
+        slot.failed_case = slot.next.load();
+        slot.next += settings.jobs;
+        ++counts->findings;
+        start(slot);
+      }
+    }
     if (settings.progress) {
       show_progress(*counts, seconds_since(begin));
       usleep(200000);
@@ -255,15 +303,14 @@ Summary fuzz(const Settings& settings) {
   }
   if (settings.progress) std::printf("\r%60s\r", "");
   signal(SIGINT, before);
-  return {counts->cases,        counts->rejected, counts->refused,    counts->comparisons, counts->findings + broken,
-          seconds_since(begin), interrupted != 0, kinds_text(*counts)};
+  return {counts->cases,    counts->rejected,     counts->refused,  counts->comparisons,
+          counts->findings, seconds_since(begin), interrupted != 0, kinds_text(*counts)};
 }
 
 int replay(const Case& one, const Settings& settings) {
   int findings = 0;
-  Prepared prepared(one);
+  const Prepared prepared(one);
   if (!prepared.rejected.empty()) std::printf("nothing is promised of this case: %s\n", prepared.rejected.c_str());
-  prepared.materials.call.options.batch_invariant = settings.batch_invariant;
   for (const Target& target : settings.targets) {
     const Verdict verdict = judge(prepared, target);
     findings += verdict.failed;

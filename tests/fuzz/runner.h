@@ -1,5 +1,5 @@
-// Draws cases and runs them on every engine and instruction set, in processes of their own: an instruction set is
-// chosen once in a process, and a crash or a hang is a finding like any other.
+// Draws cases and runs them on engines and instruction sets, in a process for each core: a crash or a hang is a finding
+// like any other, and the next process goes on behind it.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@ namespace headway::test::fuzz {
 struct Target {
   Engine engine;
   std::string isa;  // of the CPU engine
+  bool batch_invariant = false;
 };
 std::string name(const Target& target);
 
@@ -26,12 +27,11 @@ struct Settings {
   std::int64_t cases = INT64_MAX;  // at most
   double seconds = 60;             // at most
   int jobs = 2;                    // processes that draw cases
-  std::int64_t batch = 100;        // cases that a process prepares before it runs them
   int findings = 5;                // after so many it ends
   double shrink_seconds = 20;      // at most, to make a finding smaller
-  bool batch_invariant = false;
-  bool progress = false;  // a line that changes, for a terminal
+  bool progress = false;           // a line that changes, for a terminal
   std::vector<Target> targets;
+  int targets_of_a_case = 2;  // drawn from those whose kernels differ for the case's type
 };
 
 struct Summary {

@@ -87,7 +87,7 @@ TEST_P(Sweep, every_case_is_as_the_contract_says) {
     batch.push_back(std::make_unique<Prepared>(case_number(GetParam(), n).one));
   for (const Target& target : targets()) {
     if (!takes_part(target, GetParam())) continue;
-    const BatchResult result = run_batch(batch, 0, target, false, [] { return false; });
+    const BatchResult result = run_batch(batch, 0, target);
     EXPECT_FALSE(result.verdict.failed) << name(target) << ": " << result.verdict.failure.check << ": "
                                         << result.verdict.failure.text << "\n"
                                         << line_of(batch[result.end]->materials.what);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "headway/headway.h"
+#include "support/error_text.h"
 
 namespace headway::test {
 
@@ -182,21 +183,6 @@ inline TextbookResult textbook(
     }
   }
   return result;
-}
-
-// ---- Errors ----
-
-// The text of the Error that action throws.
-template <class Error, class Action>
-std::string error_text(const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another exception: ") + error.what();
-  }
-  return "no error";
 }
 
 // The layers whose numbers are compared: every kind of shape, with and without biases.

@@ -33,7 +33,7 @@ def test_a_plan_reads_well():
         assert isinstance(getattr(plan, name), str)
     for name in ("query_block", "key_block", "tasks", "threads", "bytes", "scratch_bytes", "flops", "pairs"):
         assert isinstance(getattr(plan, name), int)
-    assert all(isinstance(part, str) for passed in plan.passed_over for part in passed)
+    assert all(isinstance(part, str) for passed in plan.passed_over + plan.passed_kernels for part in passed)
     with pytest.raises(AttributeError):
         plan.engine = "cuda"
 

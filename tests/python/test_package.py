@@ -186,6 +186,7 @@ headway.attention_paged(x[None], x[None], x[None], [[0]], [1], cu_seqlens_q=None
 turned: npt.NDArray[np.float32] = headway.rope_backward(headway.rope(x, [0, 1, 2]), [0, 1, 2], dims=2)
 frequencies, attention_factor = headway.rope_frequencies(4)
 headway.set_threads(headway.get_threads())
+released: int = headway.release_memory()
 names: list[str] = headway.engines()
 version: str = headway.__version__
 """

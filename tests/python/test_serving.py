@@ -449,8 +449,8 @@ def test_out_of_pages_is_a_memory_error():
 @pytest.mark.parametrize(
     ("settings", "error", "text"),
     [
-        ({"device": "cuda"}, NotImplementedError, "device is 'cuda', expected 'cpu'"),
-        ({"device": "tpu"}, ValueError, "device is 'tpu', expected None or 'cpu'"),
+        ({"device": "cuda:x"}, ValueError, "device is 'cuda:x', expected None, 'cpu', 'cuda'"),
+        ({"device": "tpu"}, ValueError, "device is 'tpu', expected None, 'cpu', 'cuda'"),
         ({"dtype": "int8"}, TypeError, "dtype is 'int8', expected 'float32'"),
         ({"quantize": "int4"}, ValueError, "quantize is 'int4', expected None, 'int8' or 'fp8'"),
         ({"quantize": "int8", "dtype": "float64"}, TypeError, "quantised pages take f32, bf16 or f16, found f64"),
@@ -469,6 +469,12 @@ def test_out_of_pages_is_a_memory_error():
 def test_settings_that_cannot_be(settings, error, text):
     with pytest.raises(error, match=f"^KVCache: .*{text}"):
         headway.KVCache(**{"pages": 4, "page_size": 4, "kv_heads": 2, "head_dim": 8, **settings})
+
+
+@pytest.mark.skipif("cuda" in headway.engines(), reason="there is a GPU")
+def test_a_cache_on_a_gpu_says_why_there_is_none():
+    with pytest.raises(NotImplementedError, match="^KVCache: the pages are to be on cuda:1, and the cuda engine"):
+        headway.KVCache(4, 4, 2, 8, device="cuda:1")
 
 
 def test_too_many_pages_for_memory_is_a_memory_error_and_the_next_call_works():

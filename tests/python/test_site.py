@@ -77,7 +77,7 @@ def test_every_public_function_of_a_header_is_on_its_page_with_an_example(header
 
 
 def test_the_names_that_are_looked_for_are_those_of_the_headers():
-    assert public_names("threads")[0] == {"get_threads", "set_threads", "set_executor"}
+    assert public_names("threads")[0] == {"get_threads", "set_threads", "set_executor", "release_memory"}
     assert {"attention", "explain", "attention_varlen_backward"} < public_names("attention")[0]
     assert {"forward", "infer", "backward", "load", "parameters"} < public_names("layer")[1]
     assert {"transpose", "expand", "as", "clone", "of"} < public_names("tensor")[1]

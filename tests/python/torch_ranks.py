@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 import headway.distributed as shards
+import headway.masks
 import headway.torch.distributed as context_parallel
 import oracle
 
@@ -51,9 +52,15 @@ def cases():
         torch.float32,
     )
     yield {"causal": "bottom_right"}, 1, KEYS, torch.float32
+    yield {"bias": bias[:, :, :1], "dropout": 0.3, "seed": 12345678901}, LENGTH, KEYS, torch.float32
+    ids = np.arange(LENGTH) // 11
+    documents = headway.masks.documents(ids) & headway.masks.causal()
+    yield {"mask": documents, "dropout": 0.5, "seed": 7}, LENGTH, LENGTH, torch.float32
 
 
 def plain(x):
+    if isinstance(x, headway.masks.Mask):
+        return x.to_bool(LENGTH, LENGTH)
     return x.detach().double().numpy() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
 
@@ -76,19 +83,21 @@ def check_numbers(rank: int, ranks: int) -> None:
         for sharding in kinds if ranks == 2 else kinds[turn % 3 :][:1]:
             held = sharding or shards.contiguous(queries, keys, ranks=ranks)
             scheme = ("automatic", "ring", "all_gather", "heads" if ranks <= 2 else "ring", "pass_query")[turn % 5]
-            if ("mask" in options or "bias" in options) and scheme in ("heads", "pass_query"):
+            has_rows = [name for name in ("mask", "bias") if isinstance(options.get(name), torch.Tensor)]
+            if has_rows and scheme in ("heads", "pass_query"):
                 scheme = "ring"
             turn += 1
             mine = [shards.take(x, held[side][rank]) for x, side in ((query, 0), (key, 1), (value, 1))]
             for x in mine:
                 x.requires_grad_()
             own = dict(options)
-            for name in ("mask", "bias"):
-                if name in own:
+            repeats = "bias" in own and own["bias"].shape[2] == 1
+            for name in has_rows:
+                if not (name == "bias" and repeats):
                     own[name] = shards.take(own[name], held.queries[rank])
-            sinks = own.get("sinks")
-            if sinks is not None:
-                own["sinks"] = sinks = sinks.clone().requires_grad_()
+            for name in ("bias", "sinks"):
+                if name in own:
+                    own[name] = own[name].clone().requires_grad_()
             out, lse = context_parallel.attention(
                 *mine, sharding=sharding, scheme=scheme, return_lse=True, timeout=20, **own
             )
@@ -103,8 +112,12 @@ def check_numbers(rank: int, ranks: int) -> None:
             near(lse, expected.lse, 0)
             for x, name, side in zip(mine, ("query", "key", "value"), (0, 1, 1), strict=True):
                 near(x.grad, expected_gradients[name], side)
-            if sinks is not None:
-                np.testing.assert_allclose(sinks.grad, expected_gradients["sinks"], rtol=1e-4, atol=1e-4)
+            if "sinks" in own:
+                np.testing.assert_allclose(own["sinks"].grad, expected_gradients["sinks"], rtol=1e-4, atol=1e-4)
+            if repeats:  # the gradient of all ranks' rows
+                np.testing.assert_allclose(own["bias"].grad, expected_gradients["bias"], rtol=1e-4, atol=1e-4)
+            elif "bias" in own:
+                near(own["bias"].grad, expected_gradients["bias"], 0)
 
 
 def check_packed(rank: int, ranks: int) -> None:
@@ -147,14 +160,39 @@ def check_dtensors(rank: int, ranks: int) -> None:
     np.testing.assert_allclose(plain(out), shards.take(expected, held.queries[rank]), atol=2e-5)
 
 
-def check_errors(rank: int, ranks: int) -> None:
-    def text_of(call) -> str:
-        try:
-            call()
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        return "nothing was raised"
+def check_mesh_of_two_axes(rank: int, ranks: int) -> None:
+    """Batch or heads on one axis of the mesh, the sequence on the other."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+    mesh = init_device_mesh("cpu", (2, 2))
+    query, key, value, grad_out = inputs(LENGTH, LENGTH)
+    key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+    numbers = list(map(plain, (query, key, value)))
+    expected = oracle.attention(*numbers, causal=True).out
+    gradients = oracle.gradients(plain(grad_out), *numbers, causal=True)
+    for placement in ((Shard(0), Shard(2)), (Shard(2), Shard(1)), (Shard(0), Shard(1)), (Replicate(), Shard(2))):
+        tensors = [distribute_tensor(x, mesh, placement).requires_grad_() for x in (query, key, value)]
+        out = context_parallel.attention(*tensors, causal=True)
+        assert out.placements == placement
+        np.testing.assert_allclose(plain(out.full_tensor()), expected, atol=2e-5)
+        out.backward(distribute_tensor(grad_out, mesh, placement))
+        for x, name in zip(tensors, ("query", "key", "value"), strict=True):
+            np.testing.assert_allclose(plain(x.grad.full_tensor()), gradients[name], atol=5e-5, err_msg=str(placement))
+    twice = [distribute_tensor(x, mesh, (Shard(2), Shard(2))) for x in (query, key, value)]
+    found = text_of(lambda: context_parallel.attention(*twice, causal=True))
+    assert found.startswith("ValueError: attention: query is placed as (Shard(dim=2), Shard(dim=2))"), found
+
+
+def text_of(call) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def check_errors(rank: int, ranks: int) -> None:
     last = rank == ranks - 1
     x = torch.zeros(1, 2, 4, 16 if last else 8)
     found = text_of(lambda: context_parallel.attention(x, x, x))
@@ -207,9 +245,31 @@ def check_killed(rank: int, ranks: int) -> None:
     raise AssertionError("nothing was raised")
 
 
+def check_stopped(rank: int, ranks: int) -> None:
+    """A rank that hangs with its sockets open: only the timeout tells."""
+    import signal
+
+    x = torch.randn(1, 2, 64, 16)
+    context_parallel.attention(x, x, x)
+    if rank == ranks - 1:
+        if os.fork() == 0:  # wakes it when the others are through
+            time.sleep(8)
+            os.kill(os.getppid(), signal.SIGCONT)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    start = time.monotonic()
+    found = text_of(lambda: context_parallel.attention(x, x, x, timeout=1.5))
+    assert found.startswith(f"LostRank: attention: rank {ranks - 1} has left or has not answered rank {rank}"), found
+    assert 1 < time.monotonic() - start < 7
+    os._exit(0)
+
+
 CHECKS = {
     "all": (check_numbers, check_packed, check_dtensors, check_bits, check_errors),
+    "mesh": (check_mesh_of_two_axes,),
     "killed": (check_killed,),
+    "stopped": (check_stopped,),
 }
 
 

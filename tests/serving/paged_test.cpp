@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "headway/threads.h"
+#include "support/run.h"
 
 namespace headway::test {
 namespace {
@@ -20,6 +21,20 @@ class Paged : public EngineTest {
     return options;
   }
 
+  // On a GPU bits are the same for invariant calls.
+  AttentionOptions here(AttentionOptions options) const {
+    options.batch_invariant = GetParam() == Engine::cuda;
+    return on_engine(options);
+  }
+
+  static Tensor run_paged(ConstTensorView query, const PagedKeys& keys, const AttentionOptions& options) {
+    Dims sizes = query.sizes();
+    sizes[sizes.size() - 1] = keys.value_pages.size(3);
+    Tensor out = filled(sizes, query.dtype(), NAN);
+    run_attention_paged(query, {}, keys, out, options);
+    return out;
+  }
+
   // Runs a batch of `queries` rows for each sequence, and every sequence alone over its gathered rows.
   void expect_gathered(const PagedShape& shape, std::int64_t heads, std::int64_t queries,
                        AttentionOptions options = causal(), DType query_type = DType::f32) {
@@ -29,10 +44,10 @@ class Paged : public EngineTest {
     const auto batch = static_cast<std::int64_t>(shape.lengths.size());
     Random random(7);
     const Tensor query = normal({batch, heads, queries, shape.head_dim}, query_type, random);
-    options = on_engine(options);
+    options = here(options);
     Tensor out = filled({batch, heads, queries, shape.value_dim}, query_type, NAN);
     Tensor lse = filled({batch, heads, queries}, query_type == DType::f64 ? DType::f64 : DType::f32, NAN);
-    attention_paged(query, inputs.keys(), out, options, {.lse = lse});
+    run_attention_paged(query, {}, inputs.keys(), out, options, {.lse = lse});
     for (std::int64_t b = 0; b < batch; ++b) {
       SCOPED_TRACE(testing::Message() << "sequence " << b << " of " << shape.lengths[static_cast<std::size_t>(b)]);
       expect_sequence(inputs, b, ConstTensorView(query).slice(0, b, b + 1), ConstTensorView(out).slice(0, b, b + 1),
@@ -42,12 +57,35 @@ class Paged : public EngineTest {
     EXPECT_TRUE(inputs.value_pages.surroundings_intact());
   }
 
+  // 8-bit rows on a GPU: what attention over the rows as floats gives, within section 3's bounds for the query's type.
+  static void expect_near_floats(const Call& call, ConstTensorView out, ConstTensorView lse) {
+    const Forward exact = forward(call.spec());
+    EXPECT_TRUE(within(out, exact.out.value, error_bound(exact.out, Kind::out, out.dtype()))) << "out";
+    EXPECT_TRUE(within(lse, exact.lse.value, error_bound(exact.lse, Kind::lse, out.dtype()))) << "lse";
+  }
+
+  // A GPU has other kernels for packed queries: the bits are those of packed gathered rows. query, out [Sq,H,..].
+  static void expect_packed_sequence(const PagedInputs& inputs, std::int64_t b, ConstTensorView query,
+                                     ConstTensorView out, const AttentionOptions& options) {
+    const auto packed = [&](const std::vector<Tensor>& rows) {
+      return ConstTensorView(rows[static_cast<std::size_t>(b)]).select(0, 0).transpose(0, 1);
+    };
+    const ConstTensorView keys = packed(inputs.gathered_keys), values = packed(inputs.gathered_values);
+    const Call call{query, keys, values, options, Packing{{0, query.size(0)}, {0, keys.size(0)}}};
+    EXPECT_TRUE(same_bits(out, call.run().out));
+    expect_forward(call, out);
+  }
+
   // query, out [1,H,Sq,..], lse [1,H,Sq] of one sequence.
   static void expect_sequence(const PagedInputs& inputs, std::int64_t b, ConstTensorView query, ConstTensorView out,
                               ConstTensorView lse, const AttentionOptions& options) {
     const bool scaled = is_8bit(inputs.shape.type);
     const Tensor as_floats = convert(query, scaled ? DType::f32 : query.dtype());
     const Call call = gathered_call(inputs, b, as_floats, options);
+    if (scaled && options.engine == Engine::cuda) {
+      expect_near_floats(call, out, lse);
+      return;
+    }
     const Results results = call.run();
     const Tensor expected = convert(results.out, out.dtype());
     if (options.engine == Engine::reference && out.dtype() != results.out.dtype()) {
@@ -145,11 +183,10 @@ TEST_P(Paged, values_may_be_the_first_columns_of_the_keys) {
       keys.value_pages = keys.key_pages.slice(3, 0, 512);
       Random random(3);
       const Tensor query = normal({2, 16, queries, 576}, type, random);
-      const Tensor out = attention_paged(query, keys, on_engine(causal()));
+      const Tensor out = run_paged(query, keys, here(causal()));
       for (std::int64_t b = 0; b < 2; ++b) {
         const ConstTensorView rows = inputs.gathered_keys[static_cast<std::size_t>(b)];
-        const Call call{
-            ConstTensorView(query).slice(0, b, b + 1), rows, rows.slice(3, 0, 512), on_engine(causal()), {}};
+        const Call call{ConstTensorView(query).slice(0, b, b + 1), rows, rows.slice(3, 0, 512), here(causal()), {}};
         EXPECT_TRUE(same_bits(ConstTensorView(out).slice(0, b, b + 1), call.run().out));
         expect_forward(call, ConstTensorView(out).slice(0, b, b + 1));
       }
@@ -167,16 +204,23 @@ TEST_P(Paged, packed_queries_mix_prefill_and_decode) {
     const Tensor query = normal({total, heads, 24}, query_type, random);
     Tensor out = filled({total, heads, 20}, query_type, NAN);
     Tensor lse = filled({heads, total}, DType::f32, NAN);
-    const AttentionOptions options = on_engine(causal({.window = Window{120, 0}}));
-    attention_paged(query, bounds, inputs.keys(), out, options, {.lse = lse});
-    EXPECT_TRUE(same_bits(out, attention_paged(query, bounds, inputs.keys(), options)));
+    const AttentionOptions options = here(causal({.window = Window{120, 0}}));
+    run_attention_paged(query, bounds, inputs.keys(), out, options, {.lse = lse});
+    Tensor again = filled({total, heads, 20}, query_type, NAN);
+    run_attention_paged(query, bounds, inputs.keys(), again, options);
+    EXPECT_TRUE(same_bits(out, again));
     std::int64_t begin = 0;
     for (std::size_t b = 0; b < counts.size(); begin += counts[b], ++b) {
       const auto rows = [&](ConstTensorView view) {
         return view.slice(0, begin, begin + counts[b]).transpose(0, 1).unsqueeze(0);
       };
       const ConstTensorView lse_rows = ConstTensorView(lse).slice(1, begin, begin + counts[b]).unsqueeze(0);
-      expect_sequence(inputs, static_cast<std::int64_t>(b), rows(query), rows(out), lse_rows, options);
+      if (GetParam() == Engine::cuda && query_type == DType::bf16)
+        expect_packed_sequence(inputs, static_cast<std::int64_t>(b),
+                               ConstTensorView(query).slice(0, begin, begin + counts[b]),
+                               ConstTensorView(out).slice(0, begin, begin + counts[b]), options);
+      else
+        expect_sequence(inputs, static_cast<std::int64_t>(b), rows(query), rows(out), lse_rows, options);
     }
   }
 }
@@ -186,15 +230,15 @@ TEST_P(Paged, neither_threads_nor_the_batch_change_a_bit) {
   Random random(5);
   const Tensor query = normal({4, 4, 2, 64}, DType::f32, random);
   set_threads(1);
-  const Tensor one = attention_paged(query, inputs.keys(), on_engine(causal()));
+  const Tensor one = run_paged(query, inputs.keys(), here(causal()));
   set_threads(4);
-  EXPECT_TRUE(same_bits(one, attention_paged(query, inputs.keys(), on_engine(causal()))));
+  EXPECT_TRUE(same_bits(one, run_paged(query, inputs.keys(), here(causal()))));
   for (std::int64_t b = 0; b < 4; ++b) {
     PagedKeys alone = inputs.keys();
     alone.block_table = alone.block_table.slice(0, b, b + 1);
     alone.lengths = alone.lengths.slice(0, b, b + 1);
     EXPECT_TRUE(same_bits(ConstTensorView(one).slice(0, b, b + 1),
-                          attention_paged(ConstTensorView(query).slice(0, b, b + 1), alone, on_engine(causal()))));
+                          run_paged(ConstTensorView(query).slice(0, b, b + 1), alone, here(causal()))));
   }
 }
 
@@ -205,27 +249,27 @@ TEST_P(Paged, nan_in_an_allowed_key_shows_in_its_own_sequence_only) {
     set(inputs.value_pages.view(), {page, 3, 0, 0}, NAN);
     Random random(5);
     const Tensor query = normal({2, 2, queries, 24}, DType::f32, random);
-    const Tensor out = attention_paged(query, inputs.keys(), on_engine({}));
+    const Tensor out = run_paged(query, inputs.keys(), here({}));
     EXPECT_TRUE(std::isnan(get(out, {1, 0, 0, 0})));
     EXPECT_FALSE(std::isnan(get(out, {1, 1, 0, 0})));
     EXPECT_FALSE(std::isnan(get(out, {0, 0, 0, 0})));
     // Not in a row that may not attend to it.
-    const Tensor windowed = attention_paged(query, inputs.keys(), on_engine(causal({.window = Window{5, 0}})));
+    const Tensor windowed = run_paged(query, inputs.keys(), here(causal({.window = Window{5, 0}})));
     for (const Real value : read(windowed).values) EXPECT_FALSE(std::isnan(value));
   }
 }
 
 TEST_P(Paged, sizes_of_zero_are_legal) {
   const PagedInputs none({.lengths = {}});
-  EXPECT_EQ(attention_paged(Tensor({0, 2, 3, 24}), none.keys(), on_engine(causal())).elements(), 0);
+  EXPECT_EQ(run_paged(Tensor({0, 2, 3, 24}), none.keys(), here(causal())).elements(), 0);
   const PagedInputs inputs({.lengths = {20, 0}});
-  EXPECT_EQ(attention_paged(Tensor({2, 2, 0, 24}), inputs.keys(), on_engine(causal())).elements(), 0);
+  EXPECT_EQ(run_paged(Tensor({2, 2, 0, 24}), inputs.keys(), here(causal())).elements(), 0);
   const Tensor pages_k({0, 4, 2, 24}), pages_v({0, 4, 2, 20}), table({1, 0}, DType::i32), lengths({1}, DType::i32);
-  const Tensor out = attention_paged(Tensor({1, 2, 1, 24}), {pages_k, pages_v, table, lengths}, on_engine(causal()));
+  const Tensor out = run_paged(Tensor({1, 2, 1, 24}), {pages_k, pages_v, table, lengths}, here(causal()));
   for (const Real value : read(out).values) EXPECT_EQ(value, 0);
 }
 
-ON_EVERY_HOST_ENGINE(Paged);
+ON_EVERY_ENGINE(Paged);
 
 }  // namespace
 }  // namespace headway::test

@@ -1,4 +1,4 @@
-// What the tests of serving share: random tensors, and the text of an error.
+// What the tests of serving share: random tensors.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,6 +9,7 @@
 
 #include "headway/headway.h"
 #include "support/array.h"
+#include "support/error_text.h"
 
 namespace headway::test {
 
@@ -20,18 +21,6 @@ inline Tensor random_tensor(const Dims& sizes, DType dtype, unsigned seed) {
     numbers.as<double>()[i] = normal(random);
   }
   return convert(numbers, dtype);
-}
-
-template <class Error, class Action>
-std::string error_text(const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    return std::string("another error: ") + error.what();
-  }
-  return "no error";
 }
 
 }  // namespace headway::test

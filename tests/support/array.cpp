@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 namespace headway::test {
 namespace {
@@ -60,12 +61,13 @@ const Real& Array::repeated(std::int64_t b, std::int64_t h, std::int64_t i, std:
   return const_cast<Array*>(this)->repeated(b, h, i, j);
 }
 
-Array Array::reshaped(const Dims& sizes) const {
+Array Array::reshaped(const Dims& sizes) && {
   if (count(sizes) != values.size()) throw std::logic_error("reshaped: the element counts differ");
-  Array result = *this;
-  result.sizes_ = sizes;
-  return result;
+  sizes_ = sizes;
+  return std::move(*this);
 }
+
+Array Array::reshaped(const Dims& sizes) const& { return Array(*this).reshaped(sizes); }
 
 Dims index_of(std::int64_t number, const Dims& sizes) {
   Dims index = sizes;

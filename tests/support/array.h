@@ -33,7 +33,8 @@ class Array {
   const Real& repeated(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
 
   // The same numbers under other sizes; the element count must agree.
-  Array reshaped(const Dims& sizes) const;
+  Array reshaped(const Dims& sizes) const&;
+  Array reshaped(const Dims& sizes) &&;
 
   std::vector<Real> values;
 

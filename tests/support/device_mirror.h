@@ -16,6 +16,10 @@ class DeviceMirror {
   DeviceMirror(const DeviceMirror&) = delete;
   DeviceMirror& operator=(const DeviceMirror&) = delete;
 
+  // Whether calls share one block of device memory, which a thread keeps: two copies a call instead of several for each
+  // tensor. Without it every tensor has an allocation of its own, which compute-sanitizer knows the end of.
+  static void share_one_block(bool shared);
+
   // The views to move; they are changed in place by place().
   void add(ConstTensorView& view) { inputs_.push_back(&view); }
   void add(TensorView& view) { outputs_.push_back(&view); }
@@ -29,16 +33,25 @@ class DeviceMirror {
   struct Region {
     std::byte *begin, *end;  // in host memory
     bool written;
-    std::byte* memory = nullptr;  // the allocation
-    std::byte* data = nullptr;    // where begin lies in it
+    std::byte* memory = nullptr;  // its margin, on the device
+    std::byte* data = nullptr;    // where begin lies there
+
+    std::size_t bytes() const { return static_cast<std::size_t>(end - begin); }
+    std::size_t bytes_before() const;  // from memory to data
   };
 
+  void find_regions();
+  void place_apart();
+  void place_in_block();
+  void collect_apart();
+  void collect_from_block();
   template <class View>
   void move(View& view) const;
 
   std::vector<ConstTensorView*> inputs_;
   std::vector<TensorView*> outputs_;
   std::vector<Region> regions_;
+  bool in_block_ = false;
 };
 
 }  // namespace headway::test

@@ -6,6 +6,7 @@
 namespace headway::test {
 
 DeviceMirror::~DeviceMirror() = default;
+void DeviceMirror::share_one_block(bool) {}
 void DeviceMirror::place() { throw std::logic_error("this build has no engine for device memory"); }
 void DeviceMirror::collect() {}
 

@@ -31,6 +31,8 @@ struct Extent {
 
 const bool exact_blocks = true;
 
+std::int64_t release_cached_memory() noexcept { return 0; }
+
 void* take_memory(std::size_t bytes) noexcept {
   if (bytes > SIZE_MAX / 2) {
     return nullptr;

@@ -5,27 +5,15 @@
 #include <limits>
 #include <utility>
 
+#include "support/permission.h"
+#include "support/units.h"
+
 namespace headway::test {
 namespace {
 
 constexpr Real infinity = std::numeric_limits<Real>::infinity();
 
 std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
-
-std::int64_t integer(Real value) { return static_cast<std::int64_t>(value); }
-
-std::int64_t offset(const Spec& spec, std::int64_t b) {
-  if (spec.causal == Causal::none) return spec.keys[at(b)] - spec.rows[at(b)];
-  if (spec.causal != Causal::bottom_right) return 0;
-  const bool per_item = spec.valid_lens && spec.valid_lens->sizes().size() == 1;
-  const std::int64_t keys = per_item ? integer((*spec.valid_lens)(b)) : spec.keys[at(b)];
-  const std::int64_t rows = spec.query_lens ? integer((*spec.query_lens)(b)) : spec.rows[at(b)];
-  return keys - rows;
-}
-
-bool padding(const Spec& spec, std::int64_t b, std::int64_t i) {
-  return i >= spec.rows[at(b)] || (spec.query_lens && i >= integer((*spec.query_lens)(b)));
-}
 
 // Arithmetic in Number, with what a matrix stores rounded by store(). The exact one adds up dot products in eight sums,
 // which is faster; the eager one in one chain.
@@ -46,18 +34,6 @@ struct Eager {
 
 // Below it numbers lose bits: of the type that an engine computes in.
 Real smallest_normal(DType type) { return type == DType::f64 ? 0x1p-1022L : 0x1p-126L; }
-
-// The distance of a type's smallest numbers, and what storing a number in a half type costs on top of f32's arithmetic.
-Real quantum_of(DType type) {
-  switch (type) {
-    case DType::f64: return 0x1p-1074L;
-    case DType::f16: return 0x1p-24L;
-    case DType::bf16: return 0x1p-133L;
-    default: return 0x1p-149L;
-  }
-}
-Real unit_of(DType type) { return type == DType::f64 ? 0x1p-53L : 0x1p-24L; }
-Real half_unit_of(DType type) { return type == DType::f16 ? 0x1p-11L : type == DType::bf16 ? 0x1p-8L : 0; }
 
 // A size whose bound, 64 units and twice the half type's own, is half a quantum of the stored type.
 Real size_of_half_a_quantum(DType type) {
@@ -163,6 +139,7 @@ struct Row {
   std::vector<Number> p_size;      // what p's relative error counts from: at least the smallest normal number
   Number least_size = 0;           // of a weight that is stored
   std::vector<Number> tanh;        // of each allowed key, 0 without softcap
+  std::vector<Number> slope_size;  // what the error of softcap's slope counts as, beside 1
   Number lse = -std::numeric_limits<Number>::infinity();
   Number sink = 0;       // the sink's share of the row
   Number magnitude = 0;  // L(i)
@@ -186,13 +163,22 @@ class Work {
         lost_(static_cast<Number>(smallest_normal(spec.type) / 64)),
         lost_of_out_(static_cast<Number>(size_of_half_a_quantum(spec.type))) {}
 
-  Score<Number> score(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
   Forward forward() const;
   Backward backward(const Array& grad_out) const;
-  std::pair<Forward, Backward> both(const Array& grad_out) const;
+  std::pair<Forward, Backward> both(const Array& grad_out, ScoreMatrices* scores) const;
+  ScoreMatrices scores() const;
 
  private:
-  Row<Number> row(std::int64_t b, std::int64_t h, std::int64_t i) const;
+  Score<Number> score(const RowPermission& permission, std::int64_t b, std::int64_t h, std::int64_t i,
+                      std::int64_t j) const;
+  Row<Number> row(std::int64_t b, std::int64_t h, std::int64_t i, ScoreMatrices* scores = nullptr) const;
+  // A score that is off by 4 units of its products moves the slope of a cap by at most so much; a bound has 64 units.
+  Number slope_size(Number products) const {
+    const Real unit = unit_of(spec_.type);
+    return static_cast<Number>(std::min<Real>(4 * unit * products / static_cast<Real>(*spec_.softcap), 1) /
+                               (64 * unit));
+  }
+  void finish_row(std::int64_t h, const std::vector<Number>& s, Row<Number>& row) const;
   struct Results;
   void add_row(const Row<Number>& one, std::int64_t b, std::int64_t h, std::int64_t i, Results& to) const;
   struct Gradients;
@@ -217,9 +203,10 @@ class Work {
   Number lost_of_out_;  // the same for an output that was saved
 };
 
-// The score of one allowed pair after each stage.
+// The score of one pair after each stage.
 template <class Arithmetic>
-auto Work<Arithmetic>::score(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const -> Score<Number> {
+auto Work<Arithmetic>::score(const RowPermission& permission, std::int64_t b, std::int64_t h, std::int64_t i,
+                             std::int64_t j) const -> Score<Number> {
   const Dot<Number> product =
       dot(arithmetic_, q_.data() + q_at(b, h, i), k_.data() + k_at(b, kv_head(h), j), spec_.head_dim());
   Score<Number> result;
@@ -227,9 +214,9 @@ auto Work<Arithmetic>::score(std::int64_t b, std::int64_t h, std::int64_t i, std
   result.products = result.magnitude = std::abs(scale_) * product.size;
   if (spec_.softcap) {
     const auto cap = static_cast<Number>(*spec_.softcap);
-    result.capped = arithmetic_.store(cap * std::tanh(result.scaled / cap));
+    if (std::isfinite(cap)) result.capped = arithmetic_.store(cap * std::tanh(result.scaled / cap));
   }
-  const Number bias = spec_.bias ? static_cast<Number>(spec_.bias->repeated(b, h, i, j)) : 0;
+  const auto bias = static_cast<Number>(permission.bias(j));
   Number alibi = 0;
   if (spec_.alibi_slopes)
     alibi = static_cast<Number>(-(*spec_.alibi_slopes)(h) * static_cast<Real>(std::abs(i + offset(spec_, b) - j)));
@@ -238,37 +225,54 @@ auto Work<Arithmetic>::score(std::int64_t b, std::int64_t h, std::int64_t i, std
   return result;
 }
 
+// Forbidden pairs are read only where their scores are asked for.
 template <class Arithmetic>
-auto Work<Arithmetic>::row(std::int64_t b, std::int64_t h, std::int64_t i) const -> Row<Number> {
+auto Work<Arithmetic>::row(std::int64_t b, std::int64_t h, std::int64_t i, ScoreMatrices* scores) const -> Row<Number> {
   Row<Number> row;
-  if (padding(spec_, b, i)) return row;
+  const RowPermission permission(spec_, b, h, i);
   std::vector<Number> s;
-  const bool sink = spec_.sinks.has_value();
-  const Number sink_score = sink ? static_cast<Number>((*spec_.sinks)(h)) : 0;
-  Number largest = sink ? sink_score : -std::numeric_limits<Number>::infinity();
-  for (std::int64_t j = 0; j < spec_.keys[at(b)]; ++j) {
-    if (!allowed(spec_, b, h, i, j)) continue;
-    const Score<Number> one = score(b, h, i, j);
+  std::size_t number = at(((b * spec_.heads() + h) * spec_.q.size(2) + i) * spec_.k.size(2));
+  for (std::int64_t j = 0; j < spec_.keys[at(b)]; ++j, ++number) {
+    const bool is_allowed = permission.allows(j);
+    if (!is_allowed && scores == nullptr) continue;
+    const Score<Number> one = score(permission, b, h, i, j);
+    if (scores != nullptr) {
+      scores->scaled.values[number] = one.scaled;
+      scores->capped.values[number] = one.capped;
+      scores->biased.values[number] = is_allowed ? static_cast<Real>(one.biased) : -infinity;
+      scores->products.values[number] = one.products;
+      scores->magnitudes.values[number] = one.magnitude;
+    }
+    if (!is_allowed) continue;
     row.keys.push_back(j);
     row.keep.push_back(static_cast<Number>(kept(spec_, b, h, i, j)));
     row.tanh.push_back(spec_.softcap ? one.capped / static_cast<Number>(*spec_.softcap) : 0);
+    row.slope_size.push_back(spec_.softcap ? slope_size(one.products) : 0);
     row.magnitude = std::max(row.magnitude, one.magnitude);
     s.push_back(one.biased);
-    largest = std::max(largest, s.back());
   }
-  if (row.keys.empty() && !sink) return row;
+  if (!permission.is_padding()) finish_row(h, s, row);
+  return row;
+}
+
+// The softmax of the scores of a row's allowed keys.
+template <class Arithmetic>
+void Work<Arithmetic>::finish_row(std::int64_t h, const std::vector<Number>& s, Row<Number>& row) const {
+  const bool sink = spec_.sinks.has_value();
+  if (row.keys.empty() && !sink) return;
+  const Number sink_score = sink ? static_cast<Number>((*spec_.sinks)(h)) : 0;
+  Number largest = sink ? sink_score : -std::numeric_limits<Number>::infinity();
+  for (Number one : s) largest = std::max(largest, one);
   row.grown = static_cast<Number>(grown(row.magnitude + std::abs(sink_score), spec_.type));  // a sink is a score too
   if (weights_are_lost(row.magnitude + std::abs(sink_score), spec_.type)) row.least_size = 1;
   Number sum = sink ? std::exp(sink_score - largest) : 0;
-  std::vector<Number>& p = row.p;
-  for (Number one : s) sum += p.emplace_back(std::exp(one - largest));
+  for (Number one : s) sum += row.p.emplace_back(std::exp(one - largest));
   row.lse = largest + std::log(sum);
   if (sink) row.sink = std::exp(sink_score - largest) / sum;
-  for (Number& one : p) {
+  for (Number& one : row.p) {
     one = arithmetic_.store(one / sum);
     row.p_size.push_back(one + std::max(tiny_, row.least_size));
   }
-  return row;
 }
 
 template <class Visit>
@@ -372,7 +376,7 @@ void Work<Arithmetic>::add_row_gradients(const Row<Number>& one, std::int64_t b,
       to.dbias->add(at(index), ds, ds_size, one.grown, 2 * largest_dp);
     }
     const Number before_cap = arithmetic_.store(ds * (1 - one.tanh[n] * one.tanh[n]));
-    const Number size = ds_size * (1 + one.tanh[n] * one.tanh[n] + lost_slope) * scale_size,
+    const Number size = ds_size * (1 + one.tanh[n] * one.tanh[n] + one.slope_size[n] + lost_slope) * scale_size,
                  most = 2 * largest_dp * scale_size;
     const Number least = tiny_ * scale_size;  // a product of dS may lose bits before the scale multiplies it
     const Number *const q = q_.data() + q_row, *const k = k_.data() + k_at(b, g, j);
@@ -419,15 +423,23 @@ Backward Work<Arithmetic>::backward(const Array& grad_out) const {
 }
 
 template <class Arithmetic>
-std::pair<Forward, Backward> Work<Arithmetic>::both(const Array& grad_out) const {
+std::pair<Forward, Backward> Work<Arithmetic>::both(const Array& grad_out, ScoreMatrices* scores) const {
   Results results(spec_);
   Gradients gradients(spec_, grad_out);
+  if (scores != nullptr) *scores = ScoreMatrices(spec_);
   each_row(spec_, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
-    const Row<Number> one = row(b, h, i);
+    const Row<Number> one = row(b, h, i, scores);
     add_row(one, b, h, i, results);
     add_row_gradients(one, b, h, i, gradients);
   });
   return {results.forward(), gradients.backward(arithmetic_)};
+}
+
+template <class Arithmetic>
+ScoreMatrices Work<Arithmetic>::scores() const {
+  ScoreMatrices result(spec_);
+  each_row(spec_, [&](std::int64_t b, std::int64_t h, std::int64_t i) { row(b, h, i, &result); });
+  return result;
 }
 
 // In numbers with at least 29 bits more than an engine's: for f64 that takes long double.
@@ -439,55 +451,6 @@ auto in_wide_numbers(const Spec& spec, Use use) {
 
 }  // namespace
 
-namespace {
-
-// Whether one of row i's spans holds j.
-bool inside_a_span(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
-  const Array& spans = *spec.spans;
-  const std::int64_t item = spans.size(0) == 1 ? 0 : b, head = spans.size(1) == 1 ? 0 : h;
-  const std::int64_t entry = spec.span_begins.empty() ? i / spec.span_rows : spec.span_begins[at(b)] + i;
-  for (std::int64_t s = 0; s < spans.size(3); ++s)
-    if (integer(spans(item, head, entry, s, 0)) <= j && j < integer(spans(item, head, entry, s, 1))) return true;
-  return false;
-}
-
-}  // namespace
-
-bool allowed(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
-  if (padding(spec, b, i) || j >= spec.keys[at(b)]) return false;
-  const std::int64_t diagonal = i + offset(spec, b);
-  if (spec.causal != Causal::none && j > diagonal) return false;
-  if (spec.window.left && j < diagonal - *spec.window.left) return false;
-  if (spec.window.right && j > diagonal + *spec.window.right) return false;
-  if (spec.valid_lens) {
-    const Array& lens = *spec.valid_lens;
-    if (j >= integer(lens.sizes().size() == 1 ? lens(b) : lens(b, i))) return false;
-  }
-  if (spec.spans && !inside_a_span(spec, b, h, i, j)) return false;
-  if (spec.mask && spec.mask->repeated(b, h, i, j) == 0) return false;
-  return !(spec.bias && spec.bias->repeated(b, h, i, j) == -infinity);
-}
-
-Real kept(const Spec& spec, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
-  if (spec.dropout == 0) return 1;
-  auto word = [](std::int64_t value) { return static_cast<std::uint32_t>(value); };
-  const auto random = philox({word(j >> 2), word(i), word(h), word(b)},
-                             {static_cast<std::uint32_t>(spec.seed), static_cast<std::uint32_t>(spec.seed >> 32)});
-  const auto threshold = static_cast<std::uint64_t>(std::llround(std::ldexp(spec.dropout, 32)));
-  return random[at(j & 3)] >= threshold ? 1 / (1 - static_cast<Real>(spec.dropout)) : 0;
-}
-
-std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key) {
-  for (int round = 0; round < 10; ++round) {
-    const std::uint64_t a = std::uint64_t{0xD2511F53} * counter[0];
-    const std::uint64_t b = std::uint64_t{0xCD9E8D57} * counter[2];
-    counter = {static_cast<std::uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(b),
-               static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(a)};
-    key = {key[0] + 0x9E3779B9u, key[1] + 0xBB67AE85u};
-  }
-  return counter;
-}
-
 Forward forward(const Spec& spec) {
   return in_wide_numbers(spec, [](const auto& work) { return work.forward(); });
 }
@@ -496,8 +459,8 @@ Backward backward(const Spec& spec, const Array& grad_out) {
   return in_wide_numbers(spec, [&](const auto& work) { return work.backward(grad_out); });
 }
 
-std::pair<Forward, Backward> both(const Spec& spec, const Array& grad_out) {
-  return in_wide_numbers(spec, [&](const auto& work) { return work.both(grad_out); });
+std::pair<Forward, Backward> both(const Spec& spec, const Array& grad_out, ScoreMatrices* scores) {
+  return in_wide_numbers(spec, [&](const auto& work) { return work.both(grad_out, scores); });
 }
 
 Backward eager_backward(const Spec& spec, const Array& grad_out, DType dtype) {
@@ -505,51 +468,13 @@ Backward eager_backward(const Spec& spec, const Array& grad_out, DType dtype) {
   return Work(spec, Eager<float>{dtype}).backward(grad_out);
 }
 
-ScoreMatrices scores(const Spec& spec) {
+ScoreMatrices::ScoreMatrices(const Spec& spec) {
   const Dims sizes{spec.batch(), spec.heads(), spec.q.size(2), spec.k.size(2)};
-  ScoreMatrices result{Array(sizes), Array(sizes), Array(sizes), Array(sizes), Array(sizes)};
-  in_wide_numbers(spec, [&](const auto& work) {
-    each_row(spec, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
-      std::size_t n = at(((b * sizes[1] + h) * sizes[2] + i) * sizes[3]);
-      for (std::int64_t j = 0; j < spec.keys[at(b)]; ++j, ++n) {
-        const auto one = work.score(b, h, i, j);
-        result.scaled.values[n] = one.scaled;
-        result.capped.values[n] = one.capped;
-        result.biased.values[n] = allowed(spec, b, h, i, j) ? static_cast<Real>(one.biased) : -infinity;
-        result.products.values[n] = one.products;
-        result.magnitudes.values[n] = one.magnitude;
-      }
-    });
-  });
-  return result;
+  for (Array* one : {&scaled, &capped, &biased, &products, &magnitudes}) *one = Array(sizes);
 }
 
-Array error_bound(const Bounded& exact, Kind kind, DType dtype, const Array* eager) {
-  const bool half = dtype == DType::bf16 || dtype == DType::f16;
-  const Real unit = unit_of(dtype), quantum = quantum_of(dtype);
-  const Real type_unit = kind == Kind::lse ? 0 : half_unit_of(dtype);
-  // (units + slope * L) * unit
-  const Real units = kind == Kind::weights || (kind == Kind::lse && !half) ? 32 : 64;
-  // Gradients begin with an lse that may be off by (4 L + 2 |lse|) units itself.
-  const Real slope = kind == Kind::out || (kind == Kind::lse && !half) ? 4 : 8;
-  Real eager_error = 0;  // the largest, in units of the element's terms; an eager result that overflowed says nothing
-  for (std::size_t n = 0; eager && n < exact.terms.values.size(); ++n)
-    if (exact.terms.values[n] > 0 && std::isfinite(eager->values[n]))
-      eager_error = std::max(eager_error, std::abs(eager->values[n] - exact.value.values[n]) / exact.terms.values[n]);
-  Array bound(exact.value.sizes());
-  for (std::size_t n = 0; n < bound.values.size(); ++n) {
-    const Real terms = exact.terms.values[n], weighted = exact.weighted.values[n];
-    if (terms == 0 && weighted == 0 && kind != Kind::lse) continue;  // nothing to round
-    if (kind == Kind::lse) {
-      bound.values[n] = std::isinf(exact.value.values[n]) ? 0 : unit * (units + slope * weighted + 2 * terms);
-      continue;
-    }
-    // Whatever the scores are, no weight is above 1: for huge scores that says more than the bound.
-    const Real most = 1.05L * exact.limit.values[n] + std::abs(exact.value.values[n]);
-    const Real contract = unit * (units * terms + slope * weighted) + 2 * (type_unit + eager_error) * terms;
-    bound.values[n] = std::min(contract, most) + 4 * quantum;
-  }
-  return bound;
+ScoreMatrices scores(const Spec& spec) {
+  return in_wide_numbers(spec, [](const auto& work) { return work.scores(); });
 }
 
 }  // namespace headway::test

@@ -90,7 +90,9 @@ struct Backward {
 
 Forward forward(const Spec& spec);
 Backward backward(const Spec& spec, const Array& grad_out);
-std::pair<Forward, Backward> both(const Spec& spec, const Array& grad_out);  // in little more than the time of one
+struct ScoreMatrices;
+// In little more than the time of one; and the scores as well, where they are asked for.
+std::pair<Forward, Backward> both(const Spec& spec, const Array& grad_out, ScoreMatrices* scores = nullptr);
 
 // The same formulas with every stored matrix rounded to the type, and dot products in f32 (f64 for f64): the eager
 // implementation that section 3 compares with. Only the values are filled.
@@ -99,6 +101,8 @@ Backward eager_backward(const Spec& spec, const Array& grad_out, DType dtype);
 // The score matrix after each stage; and the sums of the absolute values that a score is made of: |scale| sum |q k|,
 // and that with |bias| + |alibi|.
 struct ScoreMatrices {
+  ScoreMatrices() = default;
+  explicit ScoreMatrices(const Spec& spec);  // all 0
   Array scaled, capped, biased;
   Array products, magnitudes;
 };

@@ -12,7 +12,7 @@ class Mirrored {
  public:
   explicit Mirrored(AttentionOptions& options) : elsewhere_(options.engine == Engine::cuda) {
     add(static_cast<std::optional<ConstTensorView>&>(options.mask), options.bias, options.alibi_slopes, options.sinks);
-    for (auto* lengths : {&options.valid_lens, &options.query_lens})
+    for (auto* lengths : {&options.valid_lens, &options.query_lens, &options.spans})
       if (*lengths && (*lengths)->dtype() == DType::i64) add(*lengths);
   }
 
@@ -91,6 +91,20 @@ void run_attention_varlen_backward(ConstTensorView grad_out, ConstTensorView que
         attention_varlen_backward(grad_out, query, key, value, out, lse, cu_seqlens_q, cu_seqlens_k, gradients,
                                   options);
       });
+}
+
+void run_attention_paged(ConstTensorView query, std::optional<ConstTensorView> cu_seqlens_q, PagedKeys keys,
+                         TensorView out, AttentionOptions options, AttentionOutputs outputs) {
+  Mirrored mirrored(options);
+  for (ConstTensorView* integers : {&keys.block_table, &keys.lengths})
+    if (integers->dtype() == DType::i64) mirrored.add(*integers);
+  if (cu_seqlens_q && cu_seqlens_q->dtype() == DType::i64) mirrored.add(*cu_seqlens_q);
+  mirrored.add(query, keys.key_pages, keys.value_pages, keys.key_scales, keys.value_scales, out, outputs.lse).run([&] {
+    if (cu_seqlens_q)
+      attention_paged(query, *cu_seqlens_q, keys, out, options, outputs);
+    else
+      attention_paged(query, keys, out, options, outputs);
+  });
 }
 
 void run_attention_scores(ConstTensorView query, ConstTensorView key, TensorView scores, Stage stage,

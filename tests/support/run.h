@@ -1,10 +1,11 @@
 // The public functions as a test calls them: with tensors in host memory, whatever memory the engine reads. For the
-// CUDA engine the tensors are copied to the device and back; 64-bit lengths go there, 32-bit ones stay on the host, so
-// that both ways are tested.
+// CUDA engine the tensors are copied to the device and back; 64-bit lengths and spans go there, 32-bit ones stay on
+// the host, so that both ways are tested.
 #pragma once
 
 #include "headway/analysis.h"
 #include "headway/attention.h"
+#include "headway/serving.h"
 
 namespace headway::test {
 
@@ -20,6 +21,9 @@ void run_attention_varlen_backward(ConstTensorView grad_out, ConstTensorView que
                                    ConstTensorView value, ConstTensorView out, ConstTensorView lse,
                                    ConstTensorView cu_seqlens_q, ConstTensorView cu_seqlens_k,
                                    AttentionGradients gradients, AttentionOptions options = {});
+// With packed queries where cu_seqlens_q is given.
+void run_attention_paged(ConstTensorView query, std::optional<ConstTensorView> cu_seqlens_q, PagedKeys keys,
+                         TensorView out, AttentionOptions options = {}, AttentionOutputs outputs = {});
 void run_attention_scores(ConstTensorView query, ConstTensorView key, TensorView scores, Stage stage = Stage::weights,
                           AttentionOptions options = {});
 // Results are in host memory always; a lse of ours goes to the device, as attention leaves it there.

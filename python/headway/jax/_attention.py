@@ -49,7 +49,10 @@ def attention(
 
     Arrays may be traced: query, key, value, mask, bias, valid_lens, query_lens, spans, alibi_slopes, sinks, and seed.
     The other options are part of the compiled program, and so are structured masks (headway.masks). Lengths and spans
-    that are out of range are an error when the program runs.
+    that are out of range are an error when the program runs; lengths on a GPU are clamped instead.
+
+    On a GPU the call is queued on XLA's stream, among the program's other kernels. With dropout the host waits for the
+    seed, which lies in the GPU's memory.
 
     seed is an integer from 0 to 2**64 - 1, a scalar of an integer type, or a key of jax.random.
 
@@ -218,11 +221,14 @@ def _check(call: tuple[Any, ...]) -> None:
 def _check_call(call: tuple[Any, ...]) -> None:
     """Has the library itself look at shapes, types and options; arrays of one element stand in for the real ones."""
     operation, layout, described, seed, options = call
+    options = dict(options)
+    if options["engine"] == "cuda" and jax.default_backend() == "gpu":
+        options["engine"] = None  # it reads no host memory; whether it takes the call is seen when it runs
     arrays: dict[str, Any] = {name: np.broadcast_to(np.zeros((), dtype), shape) for name, shape, dtype in described}
     if layout == "BSHD":
         arrays |= {name: arrays[name].swapaxes(1, 2) for name in ("query", "key", "value")}
     try:
-        _headway.explain(**arrays, seed=seed, **dict(options))
+        _headway.explain(**arrays, seed=seed, **options)
     except (ValueError, TypeError, NotImplementedError) as error:
         text = str(error)
         raise type(error)(operation + text[text.find(":") :] if text.startswith("explain") else text) from None

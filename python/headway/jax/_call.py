@@ -17,15 +17,16 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from headway import _headway
-from headway.jax import _plain
+from headway.jax import _plain, _sharded
 
 Array: TypeAlias = jax.Array
 Operands: TypeAlias = dict[str, Array]  # query, key, value, and those of mask, bias, ... that are given
 ShapeDtype: Any = jax.ShapeDtypeStruct  # it has no annotations
 Layout: TypeAlias = Literal["BHSD", "BSHD"]
 
-for _name, _handler in _headway.xla_handlers.items():
-    jax.ffi.register_ffi_target(_name, _handler, platform="cpu")
+for _platform, _handlers in _headway.xla_handlers.items():
+    for _name, _handler in _handlers.items():
+        jax.ffi.register_ffi_target(_name, _handler, platform=_platform)
 
 
 @dataclass(frozen=True)
@@ -74,19 +75,36 @@ def _float64(value: float | None) -> Any:
 
 
 def _call(target: str, static: Static, operands: Operands, results: dict[str, Any]) -> Operands:
+    """The results by name, computed where sharded operands lie."""
+    plain = _plain_call(target, static, tuple(operands), tuple(results))
+    axes = _varying_axes(operands)
+    if _sharded.applies(operands, bool(axes)):
+        return dict(zip(results, _sharded.call(plain, static, operands, results)))
+    return dict(zip(results, _varying(plain(*operands.values(), shapes=tuple(results.values())), axes)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _plain_call(target: str, static: Static, operands: tuple[str, ...], results: tuple[str, ...]) -> Any:
     """Each mapped axis of a vmap comes in front of every operand, and the handler knows what to do with it."""
-    function = jax.ffi.ffi_call(target, tuple(results.values()), vmap_method="expand_dims")
-    names = {"operands": " ".join(operands), "results": " ".join(results)}
-    found = function(*operands.values(), **names, **static.attributes())
-    return dict(zip(results, _varying(found, operands)))
+
+    def run(*arrays: Array, shapes: tuple[Any, ...]) -> Any:
+        function = jax.ffi.ffi_call(target, shapes, vmap_method="expand_dims")
+        return function(*arrays, operands=" ".join(operands), results=" ".join(results), **static.attributes())
+
+    return run
 
 
-def _varying(results: Any, operands: Operands) -> Any:
-    """Inside jax.shard_map, results differ between devices where an operand does; JAX would take them for equal."""
+def _varying_axes(operands: Operands) -> set[str]:
+    """The axes of a jax.shard_map around the call along which some operand differs."""
     axes: set[str] = set()
     for operand in operands.values():
         found = jax.typeof(operand)
         axes |= getattr(getattr(found, "manual_axis_type", None), "varying", getattr(found, "vma", frozenset()))
+    return axes
+
+
+def _varying(results: Any, axes: set[str]) -> Any:
+    """Inside jax.shard_map, results differ between devices where an operand does; JAX would take them for equal."""
     if not axes:
         return results
     lax: Any = jax.lax

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from headway import _headway
+from headway._headway import Mask
 from headway.distributed import Cluster, Sharding, join, take
 from headway.torch.functional import Causal, Window, require_tensors
 from headway.torch.functional import attention as whole_attention
@@ -100,10 +101,10 @@ class _Transport:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, call: _Call
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None, call: _Call
     ) -> tuple[Tensor, Tensor]:
-        out, lse = call.forward(query, key, value, sinks)
-        ctx.save_for_backward(query, key, value, out, lse, sinks)
+        out, lse = call.forward(query, key, value, bias, sinks)
+        ctx.save_for_backward(query, key, value, bias, out, lse, sinks)
         ctx.call = call
         ctx.mark_non_differentiable(lse)
         return out, lse
@@ -111,8 +112,9 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, value, out, lse, sinks = ctx.saved_tensors
-        return (*ctx.call.backward(grads[0], query, key, value, out, lse, sinks), None)
+        query, key, value, bias, out, lse, sinks = ctx.saved_tensors
+        wants_dbias = ctx.needs_input_grad[3]
+        return (*ctx.call.backward(grads[0], query, key, value, bias, out, lse, sinks, wants_dbias), None)
 
 
 class _Call:
@@ -121,9 +123,9 @@ class _Call:
     def __init__(self, group: dist.ProcessGroup, timeout: float, keywords: dict[str, Any]) -> None:
         self.group, self.timeout, self.keywords = group, timeout, keywords
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Any:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Any:
         transport = _Transport("attention", self.group, self.timeout)
-        return _headway.distributed_attention(transport, query, key, value, sinks=sinks, **self.keywords)
+        return _headway.distributed_attention(transport, query, key, value, bias=bias, sinks=sinks, **self.keywords)
 
     def backward(
         self,
@@ -131,14 +133,17 @@ class _Call:
         query: Tensor,
         key: Tensor,
         value: Tensor,
+        bias: Tensor | None,
         out: Tensor,
         lse: Tensor,
         sinks: Tensor | None,
+        wants_dbias: bool,
     ) -> Any:
         transport = _Transport("attention_backward", self.group, self.timeout)
         return _headway.distributed_attention_backward(
-            transport, grad_out, query, key, value, out, lse, sinks=sinks, **self.keywords
-        )
+            transport, grad_out, query, key, value, out, lse, bias=bias, sinks=sinks, wants_dbias=wants_dbias,
+            **self.keywords,
+        )  # fmt: skip
 
 
 def attention(
@@ -149,23 +154,27 @@ def attention(
     *,
     sharding: Sharding | None = None,
     scheme: str = "automatic",
-    mask: Tensor | None = None,
+    mask: Tensor | Mask | None = None,
     bias: Tensor | None = None,
     causal: Causal = False,
     window: Window | None = None,
     valid_lens: Any | None = None,
     query_lens: Any | None = None,
+    spans: Any | None = None,
+    span_rows: int = 1,
     cu_seqlens_q: Any | None = None,
     cu_seqlens_k: Any | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
     return_lse: bool = False,
     cluster: Cluster | None = None,
     timeout: float = 60.0,
 ) -> Any:
-    """Attention of this rank's queries to the keys of all ranks, with gradients for query, key, value and sinks.
+    """Attention of this rank's queries to the keys of all ranks, with gradients for query, key, value, bias, sinks.
 
     query (B, H, Sq_r, D), key (B, Hkv, Sk_r, D), value (B, Hkv, Sk_r, Dv) -> (B, H, Sq_r, Dv), the rows that this rank
     holds; any number of them, also none. With cu_seqlens_q and cu_seqlens_k, bounds of the whole pack, they are
@@ -174,32 +183,35 @@ def attention(
     group       a process group, or a DeviceMesh with one axis; the default group when absent
     sharding    which rows every rank holds (headway.distributed.zigzag, balanced); rank after rank when absent
     scheme      "ring", "all_gather", "heads", "pass_query"; "automatic" takes the one with the least estimated time
-    mask, bias  broadcast to (B, H, Sq_r, all keys); a bias gets no gradient. All other options are of the whole
-                sequence and must be the same on every rank: what differs is a ValueError that names it, on every rank.
+    mask, bias  broadcast to (B, H, Sq_r, all keys), packed to (B, H, longest query, longest key). A bias that repeats
+                over queries, and a packed one, gets the gradient of all ranks' rows on every rank.
+    All other options, structured masks (headway.masks) among them, are of the whole sequence and must be the same on
+    every rank: what differs is a ValueError that names it, on every rank. dropout needs the seed, and drops what it
+    drops on one process with that seed.
     timeout     seconds to wait for another rank; then LostRank
 
-    DTensors on a mesh with one axis work too: sharded over batch or heads nothing is sent, sharded over the sequence
-    (contiguously, as DTensors are) the schedule runs.
+    DTensors work too: along axes of the mesh that shard batch or heads nothing is sent; along one that shards the
+    sequence (contiguously, as DTensors are) the schedule runs.
     """
     if _is_dtensor(query):
         return _attention_of_dtensors(query, key, value, group, sharding, return_lse, dict(
             scheme=scheme, mask=mask, bias=bias, causal=causal, window=window, valid_lens=valid_lens,
-            query_lens=query_lens, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, scale=scale, softcap=softcap,
-            alibi_slopes=alibi_slopes, sinks=sinks, cluster=cluster, timeout=timeout,
+            query_lens=query_lens, spans=spans, span_rows=span_rows, cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+            dropout=dropout, seed=seed, cluster=cluster, timeout=timeout,
         ))  # fmt: skip
     require_tensors("attention", ("query", query), ("key", key), ("value", value))
-    if bias is not None and bias.requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError("attention: the gradient of the bias over a split sequence is not there yet")
     given = {
-        "sharding": sharding, "scheme": scheme, "mask": mask, "bias": bias, "window": window, "valid_lens": valid_lens,
-        "query_lens": query_lens, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "scale": scale,
-        "softcap": softcap, "alibi_slopes": alibi_slopes, "cluster": cluster,
+        "sharding": sharding, "scheme": scheme, "mask": mask, "window": window, "valid_lens": valid_lens,
+        "query_lens": query_lens, "spans": spans, "span_rows": span_rows, "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k, "scale": scale, "softcap": softcap, "alibi_slopes": alibi_slopes,
+        "dropout": dropout, "seed": seed, "cluster": cluster,
     }  # fmt: skip
     keywords = {name: value for name, value in given.items() if value is not None}
     keywords["causal"] = causal
     call = _Call(_group_of(group), timeout, keywords)
     apply: Any = _Attention.apply
-    out, lse = apply(query, key, value, sinks, call)
+    out, lse = apply(query, key, value, bias, sinks, call)
     return (out, lse) if return_lse else out
 
 
@@ -223,7 +235,9 @@ def _group_of(group: Any) -> dist.ProcessGroup:
 # ---- DTensor ----
 
 # Options that belong to batch items or heads, which DTensors would have to split too.
-_OF_ITEMS = ("mask", "bias", "valid_lens", "query_lens", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k")
+_OF_ITEMS = (
+    "mask", "bias", "valid_lens", "query_lens", "spans", "alibi_slopes", "sinks", "cu_seqlens_q", "cu_seqlens_k",
+)  # fmt: skip
 
 
 def _is_dtensor(x: Any) -> bool:
@@ -239,20 +253,27 @@ def _attention_of_dtensors(
     for name, x in (("key", key), ("value", value)):
         if not isinstance(x, DTensor) or x.device_mesh != mesh or x.placements != placements:
             raise ValueError(f"attention: {name} must be a DTensor on the query's mesh, placed as {placements}")
-    if mesh.ndim != 1 or group is not None or sharding is not None:
-        raise ValueError("attention: DTensors bring their group and shards, on a mesh with one axis")
+    if group is not None or sharding is not None:
+        raise ValueError("attention: DTensors bring their group and shards, found group= or sharding= beside them")
+    sequence = [axis for axis, one in enumerate(placements) if one == Shard(query.dim() - 2)]
+    others = [one for axis, one in enumerate(placements) if axis not in sequence and one != Replicate()]
+    if len(sequence) > 1 or any(one not in (Shard(0), Shard(1)) or query.dim() < 4 for one in others):
+        raise ValueError(
+            f"attention: query is placed as {placements}, expected Shard over batch, heads or sequence, and one axis "
+            "of the mesh at most for the sequence"
+        )
+    given = {name: x for name, x in options.items() if x is not None}
+    if others and (given["dropout"] > 0 or any(name in given for name in _OF_ITEMS)):
+        raise NotImplementedError(
+            "attention: dropout and options of batch items or heads are not split with DTensors yet"
+        )
     local = [x.to_local() for x in (query, key, value)]
-    if placements[0] == Shard(query.dim() - 2):
-        found = attention(local[0], local[1], local[2], mesh, return_lse=True, **options)
-    elif placements[0] in (Shard(0), Shard(1), Replicate()):
-        given = {name: x for name, x in options.items() if x is not None}
-        if placements[0] != Replicate() and any(name in given for name in _OF_ITEMS):
-            raise NotImplementedError("attention: options of batch items or heads are not split with DTensors yet")
+    if sequence:
+        found = attention(local[0], local[1], local[2], mesh.get_group(sequence[0]), return_lse=True, **given)
+    else:
         for name in ("scheme", "cluster", "timeout"):
             given.pop(name, None)
         found = whole_attention(*local, return_lse=True, **given)
-    else:
-        raise ValueError(f"attention: query is placed as {placements}, expected Shard over batch, heads or sequence")
 
     def placed(x: Tensor, shape: tuple[int, ...]) -> Any:
         stride = torch.empty(shape, device="meta").stride()

@@ -67,8 +67,9 @@ def flash_attn_with_kvcache(
         raise ValueError(
             f"{_NAME}: expected 4 axes, found q {_shape(q)}, k_cache {_shape(k_cache)}, v_cache {_shape(v_cache)}"
         )
-    table = _table(q, k_cache, cache_batch_idx, block_table)
-    before = _lengths(q, k_cache, table, cache_seqlens)
+    stays = q.is_cuda and k is None and cache_leftpad is None  # nobody here has to read the table or the lengths
+    table = _table(q, k_cache, cache_batch_idx, block_table, stays)
+    before = _lengths(q, k_cache, table, cache_seqlens, stays)
     new = 0 if k is None else k.shape[1]
     after = before + new
     if k is not None or v is not None:
@@ -115,26 +116,28 @@ def _attend(
     return torch.cat(found)
 
 
-def _table(q: Tensor, k_cache: Tensor, cache_batch_idx: Tensor | None, block_table: Tensor | None) -> Tensor:
+def _table(
+    q: Tensor, k_cache: Tensor, cache_batch_idx: Tensor | None, block_table: Tensor | None, stays: bool
+) -> Tensor:
     """(B, pages): a cache without pages has one for each row of its batch."""
     if block_table is not None:
         if cache_batch_idx is not None:
             raise ValueError(f"{_NAME}: expected block_table or cache_batch_idx, found both")
-        return block_table.cpu()
+        return block_table if stays else block_table.cpu()
     if cache_batch_idx is not None:
-        return cache_batch_idx.cpu().reshape(-1, 1)
+        return (cache_batch_idx if stays else cache_batch_idx.cpu()).reshape(-1, 1)
     if len(k_cache) != len(q):
         raise ValueError(f"{_NAME}: k_cache has batch {len(k_cache)}, q has {len(q)}: expected cache_batch_idx")
     return torch.arange(len(q), dtype=torch.int32)[:, None]
 
 
-def _lengths(q: Tensor, k_cache: Tensor, table: Tensor, cache_seqlens: int | Tensor | None) -> Tensor:
+def _lengths(q: Tensor, k_cache: Tensor, table: Tensor, cache_seqlens: int | Tensor | None, stays: bool) -> Tensor:
     most = table.shape[1] * k_cache.shape[1]
     if cache_seqlens is None:
         cache_seqlens = most
     if isinstance(cache_seqlens, int):
         return torch.full((len(q),), cache_seqlens, dtype=torch.int64)
-    return cache_seqlens.to("cpu", torch.int64)
+    return cache_seqlens if stays else cache_seqlens.to("cpu", torch.int64)
 
 
 def _rotated_keys(

@@ -62,8 +62,10 @@ DropoutRule dropout_of(const Problem& problem, std::int64_t b, std::int64_t h) {
   rule.seed = problem.dropout.seed;
   rule.threshold = problem.dropout.threshold;
   rule.kept_scale = problem.dropout.kept_scale;
-  rule.batch = static_cast<std::uint32_t>(b);
-  rule.head = static_cast<std::uint32_t>(h);
+  rule.batch = static_cast<std::uint32_t>(problem.origin.batch + b);
+  rule.head = static_cast<std::uint32_t>(problem.origin.head + h);
+  rule.first_row = problem.origin.query;
+  rule.first_key = problem.origin.key;
   rule.active = problem.dropout.active();
   return rule;
 }

@@ -3,6 +3,7 @@
 #include "engines/cpu/backward.h"
 #include "engines/cpu/forward.h"
 #include "engines/cpu/kernels.h"
+#include "engines/cpu/scratch.h"
 
 namespace headway {
 namespace {
@@ -22,6 +23,7 @@ class CpuEngine final : public EngineBase {
   void forward(const ForwardProblem& problem, const Plan& plan) const override { cpu::forward(problem, plan); }
   void backward(const BackwardProblem& problem, const Plan& plan) const override { cpu::backward(problem, plan); }
   void scores(const ScoresProblem& problem, const Plan& plan) const override { cpu::scores(problem, plan); }
+  std::int64_t release_memory() const override { return cpu::KeptMemory::release(); }
 };
 
 }  // namespace

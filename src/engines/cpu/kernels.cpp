@@ -1,6 +1,7 @@
 // Which instruction sets this machine has, and which one is used.
 #include "engines/cpu/kernels.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -11,7 +12,7 @@
 namespace headway::cpu {
 namespace {
 
-const Kernels& choose_kernels() {
+const Kernels& initial_kernels() {
   const std::vector<const Kernels*> available = available_kernels();
   const char* forced = std::getenv("HEADWAY_ISA");
   if (forced == nullptr || *forced == '\0') {
@@ -27,11 +28,19 @@ const Kernels& choose_kernels() {
   throw InvalidArgument(text("HEADWAY_ISA: ", forced, " was asked for, this build on this CPU has ", names));
 }
 
+std::atomic<const Kernels*> chosen{nullptr};
+
 }  // namespace
 
 const Kernels& chosen_kernels() {
-  static const Kernels& kernels = choose_kernels();
-  return kernels;
+  const Kernels* kernels = chosen.load(std::memory_order_acquire);
+  if (kernels == nullptr) {
+    kernels = &initial_kernels();
+    chosen.store(kernels, std::memory_order_release);
+  }
+  return *kernels;
 }
+
+void choose_kernels(const Kernels& kernels) { chosen.store(&kernels, std::memory_order_release); }
 
 }  // namespace headway::cpu

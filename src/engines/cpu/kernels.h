@@ -89,4 +89,7 @@ std::vector<const Kernels*> available_kernels();
 // The fastest, or the one that HEADWAY_ISA names; InvalidArgument when this machine does not have that one.
 const Kernels& chosen_kernels();
 
+// For tests: calls that begin from now on run on these instead.
+void choose_kernels(const Kernels& kernels);
+
 }  // namespace headway::cpu

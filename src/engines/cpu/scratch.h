@@ -18,6 +18,9 @@ class KeptMemory {
   void* at_least(std::int64_t bytes);
   void* data() const { return memory_.get(); }
 
+  // Frees what threads keep and nobody uses; how many bytes.
+  static std::int64_t release() noexcept;
+
  protected:
   enum class Owner : std::uint8_t { task, call };
   explicit KeptMemory(Owner owner) noexcept;
@@ -25,6 +28,10 @@ class KeptMemory {
 
  private:
   struct Block;
+  struct Thread;
+  struct Threads;
+  static Threads threads;
+  static Thread* thread() noexcept;
   static Block* kept(Owner owner) noexcept;
 
   Owner owner_;

@@ -14,6 +14,7 @@
 #include "engines/cuda/kernels/analysis_kernels.h"
 #include "engines/cuda/kernels/analysis_pieces.h"
 #include "engines/cuda/problem_arguments.h"
+#include "engines/cuda/scores.h"
 #include "headway/threads.h"
 
 namespace headway::cuda {
@@ -178,9 +179,7 @@ void Walks::queue(std::int64_t first_row, std::int64_t end_row, bool in_chunks) 
     band.chunk_tiles = 1;
     band.chunks = band.tiles;
   }
-  const bool on_tensor_cores = is_half_type(problem_.dtype()) && problem_.head_dim <= mma_widest;
-  const Launch launch =
-      on_tensor_cores ? mma_analysis_launch(band, problem_.dtype()) : simt_analysis_launch(band, problem_.dtype());
+  const Launch launch = choose_analysis(problem_, band);
   if (launch.tasks > 0) {
     allow_shared(launch.kernel, launch.shared_bytes, problem_.operation);
     check(launch_analysis(launch, band, stream_), problem_.operation, text("launching ", launch.name));

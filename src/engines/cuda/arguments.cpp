@@ -4,11 +4,14 @@
 #include <limits>
 #include <vector>
 
+#include "core/ceil_div.h"
 #include "core/elements.h"
 #include "core/key_range.h"
+#include "core/text.h"
 #include "engines/cuda/device.h"
 #include "engines/cuda/kernels/kernels.h"
 #include "engines/cuda/problem_arguments.h"
+#include "engines/cuda/spans.h"
 #include "engines/cuda/upload.h"
 
 namespace headway::cuda {
@@ -65,6 +68,72 @@ std::vector<std::int64_t> values_of(const ConstTensorView& lengths) {
   return values;
 }
 
+PageScales scales_of(const std::optional<ConstTensorView>& scales) {
+  return scales ? PageScales{static_cast<const float*>(scales->data()), scales->stride(0), scales->stride(1),
+                             scales->stride(2)}
+                : PageScales{};
+}
+
+// Everything but the table and the lengths.
+PageArguments pages_of(const Problem& problem) {
+  PageArguments result;
+  constexpr std::int64_t most = std::numeric_limits<int>::max();
+  result.size = static_cast<int>(std::min(problem.pages->size, most));
+  result.count = static_cast<int>(problem.key.size(0));
+  result.key_scales = scales_of(problem.pages->key_scales);
+  result.value_scales = scales_of(problem.pages->value_scales);
+  return result;
+}
+
+// Table entries of a sequence that a call may read.
+std::int64_t table_entries(const Problem& problem) { return ceil_div(problem.key_len, problem.pages->size); }
+
+// Of a table in host memory: upload sends words of two entries.
+std::size_t table_words(const Problem& problem) {
+  return static_cast<std::size_t>(ceil_div(problem.batch * table_entries(problem), 2));
+}
+
+// Entries behind a sequence's pages may be anything: they are cut as all are.
+template <class Integer>
+void cut_row(const Integer* row, std::int64_t stride, std::int64_t entries, std::int64_t last, std::int32_t* to) {
+  for (std::int64_t n = 0; n < entries; ++n) {
+    to[n] = static_cast<std::int32_t>(std::clamp<std::int64_t>(row[n * stride], 0, last));
+  }
+}
+
+std::vector<std::int32_t> cut_table(const Problem& problem) {
+  const ConstTensorView& table = problem.pages->table;
+  const std::int64_t entries = table_entries(problem), last = std::max<std::int64_t>(problem.key.size(0) - 1, 0);
+  std::vector<std::int32_t> result(2 * table_words(problem));
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const std::int64_t begin = b * table.stride(0), stride = table.stride(1);
+    std::int32_t* to = result.data() + b * entries;
+    if (table.dtype() == DType::i32) {
+      cut_row(static_cast<const std::int32_t*>(table.data()) + begin, stride, entries, last, to);
+    } else {
+      cut_row(static_cast<const std::int64_t*>(table.data()) + begin, stride, entries, last, to);
+    }
+  }
+  return result;
+}
+
+void place_table(const Problem& problem, PageArguments& pages, Workspace& workspace, cudaStream_t stream) {
+  const ConstTensorView& table = problem.pages->table;
+  if (table.device() != Device{}) {
+    const std::int64_t words = table.dtype() == DType::i64 ? 2 : 1;
+    pages.table = static_cast<const std::int32_t*>(table.data());
+    pages.sequence_step = table.stride(0) * words;
+    pages.entry_step = table.stride(1) * words;
+    return;
+  }
+  const std::vector<std::int32_t> entries = cut_table(problem);
+  auto* target = workspace.take_as<std::int32_t>(entries.size());
+  check(upload(entries.data(), entries.size(), target, stream), problem.operation, "sending the block table");
+  pages.table = target;
+  pages.sequence_step = table_entries(problem);
+  pages.entry_step = 1;
+}
+
 }  // namespace
 
 Rows rows_of(const ConstTensorView& view) {
@@ -83,8 +152,17 @@ const DeviceProperties& device_of(const Problem& problem) { return device_proper
 
 bool is_half_type(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
 
-bool fits_tensor_cores(const Problem& problem) {
-  return is_half_type(problem.dtype()) && std::max(problem.head_dim, problem.value_dim) <= mma_widest;
+std::optional<std::string> tensor_core_refusal(const Problem& problem) {
+  if (!is_half_type(problem.dtype())) {
+    return "neither bf16 nor f16";
+  }
+  if (problem.key_dtype() != problem.dtype()) {
+    return "8-bit keys";
+  }
+  if (std::max(problem.head_dim, problem.value_dim) > mma_widest) {
+    return text("head_dim ", problem.head_dim, " and value_dim ", problem.value_dim, ", expected at most ", mma_widest);
+  }
+  return std::nullopt;
 }
 
 Arguments arguments_of(const Problem& problem) {
@@ -102,6 +180,9 @@ Arguments arguments_of(const Problem& problem) {
   result.query = rows_of(problem.query);
   result.key = rows_of(problem.key);
   result.value = rows_of(problem.value);
+  if (problem.pages) {
+    result.pages = pages_of(problem);
+  }
   result.rule = range_rule(problem);
   result.valid_lens_per_batch = problem.valid_lens_per_batch;
   result.scale = problem.scale;
@@ -116,10 +197,20 @@ Arguments arguments_of(const Problem& problem) {
 }
 
 std::size_t lengths_bytes(const Problem& problem) {
-  std::size_t bytes = 0;
-  for (const auto& lengths : {problem.cu_seqlens_q, problem.cu_seqlens_k, problem.valid_lens, problem.query_lens}) {
+  std::size_t bytes = spans_bytes(problem);
+  const auto add = [&](const std::optional<ConstTensorView>& lengths) {
     if (in_host_memory(lengths)) {
       bytes += Workspace::rounded(sizeof(std::int64_t) * entries(*lengths));
+    }
+  };
+  add(problem.cu_seqlens_q);
+  add(problem.cu_seqlens_k);
+  add(problem.valid_lens);
+  add(problem.query_lens);
+  if (problem.pages) {
+    add(problem.pages->lengths);
+    if (in_host_memory(problem.pages->table)) {
+      bytes += Workspace::rounded(sizeof(std::int64_t) * table_words(problem));
     }
   }
   return bytes;
@@ -144,6 +235,11 @@ void place_lengths(const Problem& problem, Arguments& arguments, Workspace& work
   place(problem.cu_seqlens_k, arguments.cu_seqlens_k);
   place(problem.valid_lens, arguments.valid_lens);
   place(problem.query_lens, arguments.query_lens);
+  place_spans(problem, arguments, workspace, stream);
+  if (problem.pages) {
+    place(problem.pages->lengths, arguments.pages.lengths);
+    place_table(problem, arguments.pages, workspace, stream);
+  }
 }
 
 }  // namespace headway::cuda

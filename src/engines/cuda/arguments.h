@@ -38,6 +38,49 @@ struct Lengths {
   bool wide = false;  // i64, else i32
 };
 
+// A part of the keys, [begin, end).
+struct Span {
+  std::int32_t begin = 0, end = 0;
+};
+
+// Tiles of 64 rows x 64 keys as bits: a line of `words` words for each tile of one side, a bit for each tile of the
+// other. Packed sequences have their lines one after another, those of item b from its first row / 64 + b on.
+struct TileBits {
+  std::uint64_t* lines = nullptr;
+  std::int64_t batch = 0, head = 0;  // strides, in lines
+  std::int64_t words = 0;
+};
+
+// The parts of the keys that rows see (core/spans.h), in normal form, and what they leave of each tile: spans.cuh.
+struct Spans {
+  Span* data = nullptr;
+  std::int64_t batch = 0, head = 0;  // strides, in entries
+  std::int64_t count = 0;            // spans of an entry
+  std::int64_t rows = 1;             // query rows of an entry
+  TileBits seen, whole;              // lines of row tiles: tiles with an allowed pair, and without a forbidden one
+  TileBits seen_by_key;              // `seen`, with lines of key tiles
+  bool given = false;
+};
+
+// The f32 scales of 8-bit pages, [pages, heads, slots].
+struct PageScales {
+  const float* data = nullptr;
+  std::int64_t page = 0, head = 0, slot = 0;
+};
+
+// Keys and values in pages (headway/serving.h). `key` and `value` have the page on their batch axis then, and its slots
+// as their rows; kernels/pages.cuh finds a key's.
+struct PageArguments {
+  // [B, entries] in device memory; null: there are no pages. Of i64 entries the low half, which says as much: what is
+  // out of range is cut anyway.
+  const std::int32_t* table = nullptr;
+  std::int64_t sequence_step = 0, entry_step = 0;  // strides, in such words
+  int size = 1;                                    // slots of a page
+  int count = 0;                                   // pages that there are
+  Lengths lengths;                                 // keys of each sequence [B]
+  PageScales key_scales, value_scales;
+};
+
 struct DropoutArguments {
   Philox4x32::Schedule keys{};
   std::uint64_t threshold = 0;  // see core/dropout.h
@@ -51,10 +94,12 @@ struct Arguments {
   std::int64_t total_queries, total_keys;      // of the S axes: what packed sequences must stay inside
   std::int64_t head_dim, value_dim;
   Rows query, key, value;
+  PageArguments pages;
 
   RangeRule rule;
   Lengths cu_seqlens_q, cu_seqlens_k, valid_lens, query_lens;
   bool valid_lens_per_batch;
+  Spans spans;
 
   double scale, softcap;  // softcap 0: none
   Matrix bias, mask;

@@ -5,24 +5,40 @@
 #include "core/text.h"
 #include "engines/cuda/hopper_backward.h"
 #include "engines/cuda/kernels/kernels.h"
-#include "engines/cuda/plan_text.h"
 #include "engines/cuda/problem_arguments.h"
 
 namespace headway::cuda {
+
+// One kernel, or one for each gradient, as the host sees it.
+struct BackwardKernel {
+  const char* name;
+  std::size_t own_shared;  // bytes of shared memory that it declares itself, at most
+  Refusal (*refusal)(const Problem& problem);
+  Refusal (*call_refusal)(const BackwardProblem& problem);  // of what is only known of a call; null: it takes any
+  bool (*has_both_in_one)(const Problem& problem, const Arguments& arguments);  // dk and dv; null: all three
+  Launch (*launch)(const GradientArguments& arguments, DType dtype);
+
+  bool hopper() const { return launch == nullptr; }
+};
+
 namespace {
 
-// Whether one kernel has the gradients of key and value.
-bool has_both_in_one(const Problem& problem, const Arguments& arguments) {
-  return fits_tensor_cores(problem) ? std::max(problem.head_dim, problem.value_dim) <= mma_both_widest
-                                    : simt_has_both(arguments, problem.dtype());
+bool mma_has_both(const Problem& problem, const Arguments&) {
+  return std::max(problem.head_dim, problem.value_dim) <= mma_both_widest;
 }
 
-Launch choose_launch(const Problem& problem, const GradientArguments& arguments) {
-  if (fits_tensor_cores(problem)) {
-    return mma_gradient_launch(arguments, problem.dtype());
-  }
-  return simt_gradient_launch(arguments, problem.dtype());
+bool exact_has_both(const Problem& problem, const Arguments& arguments) {
+  return simt_has_both(arguments, problem.dtype());
 }
+
+Refusal takes_all(const Problem&) { return std::nullopt; }
+
+// The fastest that could take a call first. The last one takes everything.
+constexpr BackwardKernel kernels[] = {
+    {"hopper_backward", 0, hopper_backward_refusal, hopper_gradient_refusal, nullptr, nullptr},
+    {"mma_gradient", 4096, tensor_core_refusal, nullptr, mma_has_both, mma_gradient_launch},
+    {"simt_gradient", 0, takes_all, nullptr, exact_has_both, simt_gradient_launch},
+};
 
 // Arrays [B,H,Sq], packed [H,total], of so many numbers for each row.
 std::size_t row_bytes(const Problem& problem, std::size_t numbers) {
@@ -58,15 +74,12 @@ std::size_t workspace_bytes(const BackwardProblem& problem, bool hopper) {
          coarse_bytes(problem, rows_a_tile(problem, hopper));
 }
 
-bool takes_hopper(const BackwardProblem& problem) {
-  return (problem.dq || problem.dk || problem.dv) && !hopper_backward_refusal(problem);
-}
-
 class Backward {
  public:
-  Backward(const BackwardProblem& problem)
+  Backward(const BackwardProblem& problem, const BackwardChoice& choice)
       : problem_(problem),
-        hopper_(takes_hopper(problem)),
+        kernel_(*choice.kernel),
+        hopper_(kernel_.hopper()),
         stream_(static_cast<cudaStream_t>(problem.stream)),
         workspace_(workspace_bytes(problem, hopper_), problem.query.device().index, stream_, problem.operation),
         arguments_(arguments_of(problem)),
@@ -130,7 +143,7 @@ class Backward {
     if (problem_.dq) {
       gradient(GradientOf::query);
     }
-    if (has_both_in_one(problem_, arguments_) && (problem_.dk || problem_.dv)) {
+    if ((problem_.dk || problem_.dv) && kernel_.has_both_in_one(problem_, arguments_)) {
       gradient(GradientOf::key_and_value);
       return;
     }
@@ -156,10 +169,10 @@ class Backward {
     if (problem_.dv) {
       arguments.value_gradient = rows_of(*problem_.dv);
     }
-    const Launch launch = choose_launch(problem_, arguments);
+    const Launch launch = kernel_.launch(arguments, problem_.dtype());
     if (launch.tasks > 0) {
       allow_shared(launch.kernel, launch.shared_bytes, problem_.operation);
-      check(launch_gradient(launch, arguments, stream_), problem_.operation, text("launching ", launch.name));
+      check(launch_gradient(launch, arguments, stream_), problem_.operation, launch.name);
     }
   }
 
@@ -210,6 +223,7 @@ class Backward {
   }
 
   const BackwardProblem& problem_;
+  const BackwardKernel& kernel_;
   const bool hopper_;
   cudaStream_t stream_;
   Workspace workspace_;
@@ -219,31 +233,65 @@ class Backward {
   CoarseRows coarse_{};
 };
 
+// Of the keys' gradients, or of those of keys and values in one; nothing where the query's does not fit.
+std::optional<Launch> general_launch(const BackwardKernel& kernel, const Problem& problem, Refusal& reason) {
+  GradientArguments arguments{};
+  static_cast<Arguments&>(arguments) = arguments_of(problem);
+  const GradientOf of_keys = kernel.has_both_in_one(problem, arguments) ? GradientOf::key_and_value : GradientOf::key;
+  Launch launch;
+  for (const GradientOf of : {GradientOf::query, of_keys}) {
+    arguments.of = of;
+    launch = kernel.launch(arguments, problem.dtype());
+    if ((reason = shared_refusal(launch, kernel.own_shared, device_of(problem)))) {
+      return std::nullopt;
+    }
+  }
+  return launch;
+}
+
 }  // namespace
 
-void describe_backward(const Problem& problem, Plan& plan) {
-  // A plan that is only explained has no gradients yet: they will suit.
-  const std::optional<std::string> refusal = hopper_backward_refusal(problem);
-  if (!refusal) {
-    describe_launch(hopper_backward_launch(problem), plan);
+BackwardChoice choose_backward(const Problem& problem, const BackwardProblem* call, PassedKernels* passed) {
+  BackwardChoice choice;
+  for (const BackwardKernel& kernel : kernels) {
+    Refusal reason = kernel.refusal(problem);
+    if (!reason && call != nullptr && kernel.call_refusal != nullptr) {
+      reason = kernel.call_refusal(*call);
+    }
+    if (!reason) {
+      choice.kernel = &kernel;
+      choice.launch = kernel.hopper() ? hopper_backward_launch(problem)
+                                      : general_launch(kernel, problem, reason).value_or(Launch{});
+    }
+    if (!reason) {
+      break;
+    }
+    if (passed != nullptr) {
+      passed->push_back({kernel.name, std::move(*reason)});
+    }
+  }
+  return choice;
+}
+
+void describe_backward(const Problem& problem, const BackwardChoice& choice, Plan& plan) {
+  const bool hopper = choice.kernel->hopper();
+  describe_launch(choice.launch, plan);
+  std::size_t bytes = lengths_bytes(problem) + coarse_bytes(problem, rows_a_tile(problem, hopper));
+  if (hopper) {
+    bytes += hopper_backward_bytes(problem);
     if (const std::int64_t parts = hopper_backward_parts(problem); parts > 1) {
       plan.kernel = text(plan.kernel, ", the query heads of a kv head in ", parts, " parts");
     }
-    plan.scratch_bytes = static_cast<double>(lengths_bytes(problem) + hopper_backward_bytes(problem) +
-                                             coarse_bytes(problem, rows_a_tile(problem, true)));
-    return;
+  } else {
+    bytes += 2 * row_bytes(problem, 1);
   }
-  GradientArguments arguments{};
-  static_cast<Arguments&>(arguments) = arguments_of(problem);
-  arguments.of = has_both_in_one(problem, arguments) ? GradientOf::key_and_value : GradientOf::key;
-  describe_launch(choose_launch(problem, arguments), plan);
-  if (fits_tensor_cores(problem)) {
-    plan.kernel = text(plan.kernel, ", not hopper_backward: ", *refusal);
-  }
-  plan.scratch_bytes = static_cast<double>(lengths_bytes(problem) + 2 * row_bytes(problem, 1) +
-                                           coarse_bytes(problem, rows_a_tile(problem, false)));
+  plan.scratch_bytes = static_cast<double>(bytes);
 }
 
-void backward(const BackwardProblem& problem) { Backward(problem).run(); }
+void backward(const BackwardProblem& problem, const BackwardChoice& planned) {
+  // Gradients that the planned kernel cannot write to go to another one.
+  const bool suits = planned.kernel->call_refusal == nullptr || !planned.kernel->call_refusal(problem);
+  Backward(problem, suits ? planned : choose_backward(problem, &problem)).run();
+}
 
 }  // namespace headway::cuda

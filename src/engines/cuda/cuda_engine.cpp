@@ -1,5 +1,7 @@
 // The CUDA engine: tensors in the memory of an NVIDIA GPU, from compute capability 8.0 on. It takes every problem
 // there.
+#include <limits>
+
 #include "core/engine.h"
 #include "core/text.h"
 #include "engines/cuda/backward.h"
@@ -34,38 +36,67 @@ class CudaEngine final : public EngineBase {
       return text(device, " has compute capability ", properties.major, ".", properties.minor,
                   ", expected 8.0 or later");
     }
-    if (problem.pages) {
-      return "attention over keys in pages is not on the cuda engine yet";
+    if (problem.dropout.active() && problem.origin != Origin{}) {
+      return "dropout in a part of a split sequence";
     }
-    if (problem.spans) {
-      return "spans are not on the cuda engine yet";
+    constexpr std::int64_t most = (std::int64_t{1} << 31) - 1;
+    if (problem.pages && (problem.key_len > most || problem.key.size(0) > most)) {
+      return text("pages with ", problem.key.size(0), " of them and sequences of up to ", problem.key_len,
+                  " keys, expected at most ", most);
+    }
+    constexpr std::int64_t most_keys = std::numeric_limits<std::int32_t>::max();
+    if (problem.spans && problem.key_len > most_keys) {
+      return text("spans over ", problem.key_len, " keys, expected at most ", most_keys);
     }
     return std::nullopt;
   }
 
+  std::int64_t release_memory() const override { return cuda::release_pools(); }
+
+  // The choice goes with the plan, and is what runs.
   void describe(const Problem& problem, Plan& plan) const override {
-    const Device device = problem.query.device();
-    const cuda::DeviceProperties& properties = cuda::device_properties(device.index);
-    plan.instruction_set = text("compute capability ", properties.major, ".", properties.minor);
-    const cuda::DeviceScope scope(device.index, problem.operation);
+    const cuda::DeviceScope scope(problem.query.device().index, problem.operation);
+    const cuda::DeviceProperties& properties = cuda::device_properties(problem.query.device().index);
+    plan.instruction_set =
+        "compute capability " + std::to_string(properties.major) + "." + std::to_string(properties.minor);
     switch (problem.pass) {
-      case Pass::forward: return cuda::describe_forward(problem, plan);
-      case Pass::backward: return cuda::describe_backward(problem, plan);
-      case Pass::scores: return cuda::describe_scores(problem, plan);
+      case Pass::forward: return keep(cuda::choose_forward(problem), cuda::describe_forward, problem, plan);
+      case Pass::backward: return keep(cuda::choose_backward(problem), cuda::describe_backward, problem, plan);
+      case Pass::scores: return keep(cuda::choose_scores(problem), cuda::describe_scores, problem, plan);
     }
   }
 
-  void forward(const ForwardProblem& problem, const Plan&) const override {
-    start(problem, [&] { cuda::forward(problem); });
+  void add_passed_kernels(const Problem& problem, Plan& plan) const override {
+    const cuda::DeviceScope scope(problem.query.device().index, problem.operation);
+    switch (problem.pass) {
+      case Pass::forward: cuda::choose_forward(problem, nullptr, &plan.passed_kernels); break;
+      case Pass::backward: cuda::choose_backward(problem, nullptr, &plan.passed_kernels); break;
+      case Pass::scores: cuda::choose_scores(problem, &plan.passed_kernels); break;
+    }
   }
-  void backward(const BackwardProblem& problem, const Plan&) const override {
-    start(problem, [&] { cuda::backward(problem); });
+
+  void forward(const ForwardProblem& problem, const Plan& plan) const override {
+    start(problem, [&] { cuda::forward(problem, kept<cuda::ForwardChoice>(plan)); });
   }
-  void scores(const ScoresProblem& problem, const Plan&) const override {
-    start(problem, [&] { cuda::scores(problem); });
+  void backward(const BackwardProblem& problem, const Plan& plan) const override {
+    start(problem, [&] { cuda::backward(problem, kept<cuda::BackwardChoice>(plan)); });
+  }
+  void scores(const ScoresProblem& problem, const Plan& plan) const override {
+    start(problem, [&] { cuda::scores(problem, kept<cuda::Launch>(plan)); });
   }
 
  private:
+  template <class Decision>
+  static void keep(const Decision& decision, void (*describe)(const Problem&, const Decision&, Plan&),
+                   const Problem& problem, Plan& plan) {
+    describe(problem, decision, plan);
+    plan.decision = std::make_shared<Decision>(decision);
+  }
+  template <class Decision>
+  static const Decision& kept(const Plan& plan) {
+    return *static_cast<const Decision*>(plan.decision.get());
+  }
+
   // Queued work reports no progress; a caller may still stop it before it begins.
   template <class Run>
   static void start(const Problem& problem, const Run& run) {

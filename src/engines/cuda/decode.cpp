@@ -4,6 +4,7 @@
 
 #include "engines/cuda/hopper_forward.h"
 #include "engines/cuda/kernels/decode_kernels.h"
+#include "engines/cuda/kernels/paged_kernels.h"
 #include "engines/cuda/problem_arguments.h"
 #include "engines/cuda/splits.h"
 #include "engines/cuda/tensor_map.h"
@@ -31,14 +32,32 @@ std::int64_t splits_of(const Problem& problem) {
   constexpr std::int64_t little = 64;
   const bool two = std::max(problem.head_dim, problem.value_dim) <= 128 && heads * tiles < little * multiprocessors;
   constexpr std::int64_t fewest_tiles = 2, most = 256;
-  return balanced_splits(heads, tiles, std::min(tiles / fewest_tiles, most), (two ? 2 : 1) * multiprocessors);
+  const std::int64_t splits =
+      balanced_splits(heads, tiles, std::min(tiles / fewest_tiles, most), (two ? 2 : 1) * multiprocessors);
+  // What a block takes besides its tiles, and the merge, in times of a tile.
+  constexpr std::int64_t block_cost = 1, merge_cost = 2;
+  const auto cost = [&](std::int64_t count) {
+    const std::int64_t waves =
+        (heads * count + multiprocessors * (two ? 2 : 1) - 1) / (multiprocessors * (two ? 2 : 1));
+    return waves * ((tiles + count - 1) / count + block_cost);
+  };
+  return cost(splits) + merge_cost < cost(1) ? splits : 1;
+}
+
+// Whether keys and values are 8-bit rows of whole chunks beside half queries.
+bool fits_byte_decode(const Problem& problem) {
+  return problem.pages && problem.pages->key_scales && is_half_type(problem.dtype()) &&
+         std::max(problem.head_dim, problem.value_dim) <= mma_widest && rows_of(problem.key).chunks &&
+         rows_of(problem.value).chunks;
 }
 
 // Whether the copy engine can read keys and values.
 bool reads_boxes(const Problem& problem) {
-  return device_of(problem).major == 9 && problem.head_dim > 0 && problem.value_dim > 0 && problem.key_len > 0 &&
+  return problem.key_dtype() == problem.dtype() && device_of(problem).major == 9 && problem.head_dim > 0 &&
+         problem.value_dim > 0 && problem.key_len > 0 && problem.key_len <= longest_axis &&
          problem.key.size(2) <= longest_axis && problem.batch * problem.heads <= longest_axis &&
-         !map_refusal("key", problem.key) && !map_refusal("value", problem.value);
+         box_rows(problem, decode_keys) >= fewest_box_rows && !map_refusal("key", problem.key) &&
+         !map_refusal("value", problem.value);
 }
 
 SplitShape split_shape(const Problem& problem, const Launch& launch) {
@@ -58,17 +77,89 @@ bool has_few_rows(const Problem& problem) {
 
 }  // namespace
 
-bool is_decoding(const Problem& problem) {
-  // The longest sequence of a pack depends on the others.
-  const bool fixed = !(problem.batch_invariant && problem.packed());
-  return fits_tensor_cores(problem) && has_few_rows(problem) && fixed && !problem.mask && !problem.bias &&
-         !problem.alibi_slopes && !problem.dropout.active();
+namespace {
+
+// Of every kernel here.
+std::optional<std::string> common_refusal(const Problem& problem) {
+  if (!has_few_rows(problem)) {
+    return "more query rows to a kv head than its tiles of 16 are for";
+  }
+  if (problem.spans || problem.dropout.active()) {
+    return "spans or dropout";
+  }
+  // One block of a multiprocessor has nobody beside it that works while a mask is read.
+  if ((problem.mask || problem.bias) && std::max(problem.head_dim, problem.value_dim) > 128) {
+    return "a mask or bias beside head dims above 128";
+  }
+  if (problem.batch_invariant && problem.packed()) {
+    return "batch_invariant, and the longest sequence of a pack depends on the others";
+  }
+  return std::nullopt;
+}
+
+constexpr const char* unreadable = "its copy engine cannot read key and value here";
+
+}  // namespace
+
+std::optional<std::string> decode_refusal(const Problem& problem) {
+  if (problem.pages) {
+    return "keys in pages";
+  }
+  if (auto reason = tensor_core_refusal(problem)) {
+    return reason;
+  }
+  return common_refusal(problem);
+}
+
+std::optional<std::string> hopper_decode_refusal(const Problem& problem) {
+  if (auto reason = decode_refusal(problem)) {
+    return reason;
+  }
+  return reads_boxes(problem) ? std::optional<std::string>() : unreadable;
+}
+
+std::optional<std::string> paged_decode_refusal(const Problem& problem) {
+  if (!problem.pages) {
+    return "keys are not in pages";
+  }
+  if (auto reason = tensor_core_refusal(problem)) {
+    return reason;
+  }
+  return common_refusal(problem);
+}
+
+std::optional<std::string> hopper_paged_decode_refusal(const Problem& problem) {
+  if (auto reason = paged_decode_refusal(problem)) {
+    return reason;
+  }
+  return reads_boxes(problem) ? std::optional<std::string>() : unreadable;
+}
+
+std::optional<std::string> byte_decode_refusal(const Problem& problem) {
+  if (!fits_byte_decode(problem)) {
+    return "keys are not 8-bit rows of whole chunks beside half queries";
+  }
+  return problem.alibi_slopes ? std::optional<std::string>("ALiBi") : common_refusal(problem);
 }
 
 Launch choose_decode(const Problem& problem, const ForwardArguments& arguments) {
-  const std::int64_t splits = splits_of(problem);
-  return reads_boxes(problem) ? hopper_decode_launch(arguments, problem.dtype(), splits)
-                              : decode_launch(arguments, problem.dtype(), splits);
+  return decode_launch(arguments, problem.dtype(), splits_of(problem));
+}
+
+Launch choose_hopper_decode(const Problem& problem, const ForwardArguments& arguments) {
+  return hopper_decode_launch(arguments, problem.dtype(), splits_of(problem));
+}
+
+Launch choose_paged_decode(const Problem& problem, const ForwardArguments& arguments) {
+  return paged_decode_launch(arguments, problem.dtype(), splits_of(problem));
+}
+
+Launch choose_hopper_paged_decode(const Problem& problem, const ForwardArguments& arguments) {
+  return hopper_paged_decode_launch(arguments, problem.dtype(), splits_of(problem));
+}
+
+Launch choose_byte_decode(const Problem& problem, const ForwardArguments& arguments) {
+  return byte_decode_launch(arguments, problem.dtype(), problem.key_dtype(), splits_of(problem));
 }
 
 std::size_t decode_bytes(const Problem& problem, const Launch& launch) { return split_shape(problem, launch).bytes(); }
@@ -80,12 +171,13 @@ cudaError_t queue_decode(const ForwardProblem& problem, const Launch& launch, co
   all.split = place_splits(split_shape(problem, launch), 1.0f, workspace);
   all.split_keys = problem.batch_invariant ? invariant_split : 0;
   if (reads_boxes(problem)) {
-    all.key_map = stream_map(problem.key, static_cast<int>(decode_keys), problem.operation);
-    all.value_map = stream_map(problem.value, static_cast<int>(decode_keys), problem.operation);
+    all.box_rows = box_rows(problem, decode_keys);
+    all.key_map = stream_map(problem.key, all.box_rows, problem.operation);
+    all.value_map = stream_map(problem.value, all.box_rows, problem.operation);
     all.key_steps = steps_of(problem.key);
     all.value_steps = steps_of(problem.value);
   }
-  return launch_decode(launch, all, problem.dtype(), device_of(problem).major >= 9,
+  return launch_decode(launch, all, {problem.dtype(), problem.key_dtype()}, device_of(problem).major >= 9,
                        static_cast<cudaStream_t>(problem.stream));
 }
 

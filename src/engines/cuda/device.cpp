@@ -2,6 +2,8 @@
 
 #include <cuda.h>
 
+#include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -9,6 +11,7 @@
 
 #include "core/text.h"
 #include "engines/cuda/driver.h"
+#include "engines/cuda/pretended_device.h"
 #include "headway/error.h"
 
 namespace headway::cuda {
@@ -99,7 +102,20 @@ DeviceScope::~DeviceScope() {
   }
 }
 
+namespace {
+const DeviceProperties* pretended = nullptr;
+}
+
+PretendedDevice::PretendedDevice(const DeviceProperties& properties) : properties_(properties) {
+  pretended = &properties_;
+}
+
+PretendedDevice::~PretendedDevice() { pretended = nullptr; }
+
 int device_count() {
+  if (pretended != nullptr) {
+    return 1;
+  }
   static const int count = [] {
     int found = 0;
     if (cudaGetDeviceCount(&found) != cudaSuccess) {
@@ -112,6 +128,9 @@ int device_count() {
 }
 
 const DeviceProperties& device_properties(int device) {
+  if (pretended != nullptr) {
+    return *pretended;
+  }
   static const std::vector<DeviceProperties> all = [] {
     std::vector<DeviceProperties> list(static_cast<std::size_t>(device_count()));
     for (int d = 0; d < device_count(); ++d) {
@@ -128,10 +147,20 @@ const DeviceProperties& device_properties(int device) {
 
 namespace {
 
-// What a pool keeps when the device has been waited for: of workspace little, since other libraries need memory too; of
-// tensors all, or every step of a training would take its memory from the system anew.
-std::uint64_t kept_bytes(MemoryFor purpose) {
-  return purpose == MemoryFor::workspace ? std::uint64_t{256} << 20 : ~std::uint64_t{0};
+// What a pool keeps when the device has been waited for: of tensors all, or every step of a training would take its
+// memory from the system anew. Of workspace a 64th of the device's memory, which is enough for the gradients of large
+// batches: to take hundreds of megabytes from the system takes a millisecond, and other libraries need memory too.
+std::uint64_t kept_bytes(MemoryFor purpose, int device) {
+  if (purpose == MemoryFor::tensors) {
+    return ~std::uint64_t{0};
+  }
+  constexpr std::uint64_t least = std::uint64_t{256} << 20;
+  const auto total = reinterpret_cast<decltype(&cuDeviceTotalMem)>(driver_function("cuDeviceTotalMem"));
+  CUdevice handle = 0;
+  std::size_t all = 0;
+  const bool known = total != nullptr && context_functions().complete() &&
+                     context_functions().get(&handle, device) == CUDA_SUCCESS && total(&all, handle) == CUDA_SUCCESS;
+  return known ? std::max<std::uint64_t>(least, all / 64) : least;
 }
 
 // Two pools a device, never destroyed: a stream may still give memory back while the process ends.
@@ -148,6 +177,8 @@ std::mutex& pool_mutex() {
   return mutex;
 }
 
+std::atomic<bool> any_pool{false};
+
 cudaMemPool_t pool(int device, MemoryFor purpose, std::string_view operation) {
   const std::lock_guard lock(pool_mutex());
   cudaMemPool_t& one = pools_of(device).of[static_cast<int>(purpose)];
@@ -157,9 +188,10 @@ cudaMemPool_t pool(int device, MemoryFor purpose, std::string_view operation) {
     properties.location = {cudaMemLocationTypeDevice, device};
     cudaMemPool_t made = nullptr;
     check(cudaMemPoolCreate(&made, &properties), operation, "creating a memory pool");
-    std::uint64_t keep = kept_bytes(purpose);
+    std::uint64_t keep = kept_bytes(purpose, device);
     check(cudaMemPoolSetAttribute(made, cudaMemPoolAttrReleaseThreshold, &keep), operation, "setting up a memory pool");
     one = made;
+    any_pool.store(true, std::memory_order_release);
   }
   return one;
 }
@@ -181,6 +213,29 @@ bool release_kept(int device, cudaStream_t stream) {
 }
 
 }  // namespace
+
+std::int64_t release_pools() {
+  if (!any_pool.load(std::memory_order_acquire)) {  // without asking CUDA, which may not have begun in this process
+    return 0;
+  }
+  const std::lock_guard lock(pool_mutex());
+  std::int64_t bytes = 0;
+  for (int device = 0; device < device_count(); ++device) {
+    for (cudaMemPool_t one : pools_of(device).of) {
+      const auto held = [&] {
+        std::uint64_t value = 0;
+        return one != nullptr && cudaMemPoolGetAttribute(one, cudaMemPoolAttrReservedMemCurrent, &value) == cudaSuccess
+                   ? static_cast<std::int64_t>(value)
+                   : 0;
+      };
+      const std::int64_t before = held();
+      if (one != nullptr && cudaMemPoolTrimTo(one, 0) == cudaSuccess) {
+        bytes += before - held();
+      }
+    }
+  }
+  return bytes;
+}
 
 void* take_from_pool(std::size_t bytes, int device, cudaStream_t stream, std::string_view operation,
                      MemoryFor purpose) {

@@ -44,6 +44,9 @@ const DeviceProperties& device_properties(int device);
 enum class MemoryFor : std::uint8_t { workspace, tensors };
 void* take_from_pool(std::size_t bytes, int device, cudaStream_t stream, std::string_view operation, MemoryFor purpose);
 
+// Gives the system what the pools of all devices hold and nobody uses; how many bytes.
+std::int64_t release_pools();
+
 // The same for a scope: taken from a pool of the library's own that keeps what it has, given back on the
 // stream when the scope ends. No synchronisation, and legal while a stream is captured into a graph.
 class Workspace {

@@ -32,7 +32,7 @@ __device__ inline Real infinity() {
 
 template <class Real, class T>
 __device__ inline Real number(T value) {
-  if constexpr (std::is_same_v<T, bfloat16> || std::is_same_v<T, float16>) {
+  if constexpr (std::is_same_v<T, bfloat16> || std::is_same_v<T, float16> || std::is_same_v<T, float8_e4m3>) {
     return static_cast<Real>(ptx::to_float(value));
   } else {
     return static_cast<Real>(value);

@@ -2,19 +2,28 @@
 
 #include <cmath>
 
-#include "core/text.h"
 #include "engines/cuda/decode.h"
 #include "engines/cuda/hopper_forward.h"
 #include "engines/cuda/kernels/forward_kernels.h"
-#include "engines/cuda/plan_text.h"
+#include "engines/cuda/kernels/paged_kernels.h"
 #include "engines/cuda/problem_arguments.h"
 #include "engines/cuda/scores.h"
 
 namespace headway::cuda {
-namespace {
 
-// What runs a call.
-enum class Way : std::uint8_t { plain, decode, hopper, tiles };
+// One forward kernel as the host sees it.
+struct ForwardKernel {
+  const char* name;
+  std::size_t own_shared;  // bytes of shared memory that it declares itself, at most
+  Refusal (*refusal)(const Problem& problem);
+  Refusal (*out_refusal)(const TensorView& out);  // null: it writes to any output
+  Launch (*launch)(const Problem& problem, const ForwardArguments& arguments);
+  std::size_t (*workspace)(const Problem& problem, const Launch& launch);
+  cudaError_t (*queue)(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
+                       Workspace& workspace);
+};
+
+namespace {
 
 // Whether products may overflow or vanish where scores are ordinary, whatever the inputs.
 bool has_extreme_scale(const Problem& problem) {
@@ -22,79 +31,140 @@ bool has_extreme_scale(const Problem& problem) {
   return size > limit || size < 1 / limit;
 }
 
-// A plan that is only explained has no output yet: it will have one that suits.
-Way way_of(const Problem& problem, const TensorView* out) {
-  if (has_extreme_scale(problem)) {
-    return Way::plain;
-  }
-  if (is_decoding(problem)) {
-    return Way::decode;
-  }
-  return !hopper_refusal(problem) && (out == nullptr || !hopper_refusal(*out)) ? Way::hopper : Way::tiles;
-}
-
 // Whether a running sum over the keys could drift, or avoiding it costs nothing. An invariant call has one kernel for
 // all lengths: those of a pack depend on the others.
 bool needs_compensation(const Problem& problem) {
   constexpr std::int64_t few_queries = 64;
   const std::int64_t many_keys = problem.dtype() == DType::f64 ? 1024 : 16384;
-  return !is_half_type(problem.dtype()) &&
-         (problem.key_len > many_keys || problem.query_len <= few_queries || problem.batch_invariant);
+  return problem.key_len > many_keys || problem.query_len <= few_queries || problem.batch_invariant;
 }
 
-Launch choose_launch(const Problem& problem, const ForwardArguments& arguments, Way way) {
-  switch (way) {
-    case Way::plain: return plain_forward_launch(arguments, problem.dtype());
-    case Way::decode: return choose_decode(problem, arguments);
-    case Way::hopper: return hopper_launch(problem);
-    case Way::tiles: break;
+Refusal plain_refusal(const Problem& problem) {
+  return has_extreme_scale(problem) ? Refusal() : "its scale is not extreme";
+}
+
+Refusal mma_refusal(const Problem& problem) { return problem.pages ? "keys in pages" : tensor_core_refusal(problem); }
+
+// Of the kernels for pages, in their order: each takes what the ones before it leave.
+Refusal paged_refusal(const Problem& problem) { return problem.pages ? Refusal() : "keys are not in pages"; }
+
+Refusal paged_bytes_refusal(const Problem& problem) {
+  return problem.key_dtype() != problem.dtype() ? Refusal() : "keys are not 8-bit";
+}
+
+Refusal paged_mma_refusal(const Problem& problem) {
+  return problem.pages ? tensor_core_refusal(problem) : "keys are not in pages";
+}
+
+Refusal compensated_refusal(const Problem& problem) {
+  if (is_half_type(problem.dtype())) {
+    return "halves have no sums that could drift further than they are rounded";
   }
-  if (fits_tensor_cores(problem)) {
-    return mma_forward_launch(arguments, problem.dtype());
-  }
-  if (!needs_compensation(problem)) {
-    return simt_forward_launch(arguments, problem.dtype());
-  }
+  return needs_compensation(problem) ? Refusal() : "sums over so few keys do not drift";
+}
+
+Launch compensated_launch(const Problem& problem, const ForwardArguments& arguments) {
   return problem.dtype() == DType::f64 ? simt_compensated_f64_launch(arguments) : simt_compensated_launch(arguments);
 }
 
-std::size_t workspace_bytes(const Problem& problem, const Launch& launch, Way way) {
-  return lengths_bytes(problem) + (way == Way::decode ? decode_bytes(problem, launch) : 0) +
-         (way == Way::hopper ? hopper_bytes(problem) : 0);
+template <Launch (*launch)(const ForwardArguments&, DType)>
+Launch of_type(const Problem& problem, const ForwardArguments& arguments) {
+  return launch(arguments, problem.dtype());
 }
+
+Launch choose_plain(const Problem& problem, const ForwardArguments& arguments) {
+  return plain_forward_launch(arguments, problem.dtype(), problem.key_dtype());
+}
+
+Launch choose_paged_bytes(const Problem& problem, const ForwardArguments& arguments) {
+  return paged_bytes_launch(arguments, problem.dtype(), problem.key_dtype());
+}
+
+Refusal takes_all(const Problem&) { return std::nullopt; }
+
+Launch choose_hopper(const Problem& problem, const ForwardArguments&) { return hopper_launch(problem); }
+
+std::size_t no_workspace(const Problem&, const Launch&) { return 0; }
+
+cudaError_t queue_plain(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
+                        Workspace&) {
+  return launch_plain_forward(launch, arguments, problem.dtype(), static_cast<cudaStream_t>(problem.stream));
+}
+
+cudaError_t queue_tiles(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
+                        Workspace&) {
+  return launch_forward(launch, arguments, static_cast<cudaStream_t>(problem.stream));
+}
+
+// The fastest that could take a call first. The last one takes everything.
+constexpr ForwardKernel kernels[] = {
+    {"plain_forward", 0, plain_refusal, nullptr, choose_plain, no_workspace, queue_plain},
+    {"byte_decode", 1024, byte_decode_refusal, nullptr, choose_byte_decode, decode_bytes, queue_decode},
+    {"hopper_decode (pages)", 1024, hopper_paged_decode_refusal, nullptr, choose_hopper_paged_decode, decode_bytes,
+     queue_decode},
+    {"decode (pages)", 1024, paged_decode_refusal, nullptr, choose_paged_decode, decode_bytes, queue_decode},
+    {"hopper_decode", 1024, hopper_decode_refusal, nullptr, choose_hopper_decode, decode_bytes, queue_decode},
+    {"decode", 1024, decode_refusal, nullptr, choose_decode, decode_bytes, queue_decode},
+    {"hopper_forward", 0, hopper_refusal, hopper_refusal, choose_hopper, hopper_bytes, queue_hopper},
+    {"simt_forward (8-bit pages)", 4096, paged_bytes_refusal, nullptr, choose_paged_bytes, no_workspace, queue_tiles},
+    {"mma_forward (pages)", 2048, paged_mma_refusal, nullptr, of_type<paged_mma_launch>, no_workspace, queue_tiles},
+    {"simt_forward (pages)", 4096, paged_refusal, nullptr, of_type<paged_exact_launch>, no_workspace, queue_tiles},
+    {"mma_forward", 2048, mma_refusal, nullptr, of_type<mma_forward_launch>, no_workspace, queue_tiles},
+    {"simt_forward (compensated)", 4096, compensated_refusal, nullptr, compensated_launch, no_workspace, queue_tiles},
+    {"simt_forward", 4096, takes_all, nullptr, of_type<simt_forward_launch>, no_workspace, queue_tiles},
+};
 
 }  // namespace
 
-void describe_forward(const Problem& problem, Plan& plan) {
+ForwardChoice choose_forward(const Problem& problem, const TensorView* out, PassedKernels* passed) {
   ForwardArguments arguments{};
   static_cast<Arguments&>(arguments) = arguments_of(problem);
-  const Way way = way_of(problem, nullptr);
-  const Launch launch = choose_launch(problem, arguments, way);
-  describe_launch(launch, plan);
-  plan.scratch_bytes = static_cast<double>(workspace_bytes(problem, launch, way));
+  ForwardChoice choice;
+  for (const ForwardKernel& kernel : kernels) {
+    Refusal reason = kernel.refusal(problem);
+    if (!reason && out != nullptr && kernel.out_refusal != nullptr) {
+      reason = kernel.out_refusal(*out);
+    }
+    if (!reason) {
+      choice.kernel = &kernel;
+      choice.launch = kernel.launch(problem, arguments);
+      reason = shared_refusal(choice.launch, kernel.own_shared, device_of(problem));
+    }
+    if (!reason) {
+      break;
+    }
+    if (passed != nullptr) {
+      passed->push_back({kernel.name, std::move(*reason)});
+    }
+  }
+  choice.workspace_bytes = lengths_bytes(problem) + choice.kernel->workspace(problem, choice.launch);
+  return choice;
 }
 
-void forward(const ForwardProblem& problem) {
+void describe_forward(const Problem&, const ForwardChoice& choice, Plan& plan) {
+  describe_launch(choice.launch, plan);
+  plan.scratch_bytes = static_cast<double>(choice.workspace_bytes);
+}
+
+void forward(const ForwardProblem& problem, const ForwardChoice& planned) {
+  // An output that the planned kernel cannot write to goes to another one.
+  const bool suits = planned.kernel->out_refusal == nullptr || !planned.kernel->out_refusal(problem.out);
+  const ForwardChoice choice = suits ? planned : choose_forward(problem, &problem.out);
+  const Launch& launch = choice.launch;
+  if (launch.tasks == 0) {
+    return;
+  }
   ForwardArguments arguments{};
   static_cast<Arguments&>(arguments) = arguments_of(problem);
   arguments.out = rows_of(problem.out);
   if (problem.lse) {
     arguments.lse = row_values_of(*problem.lse);
   }
-  const Way way = way_of(problem, &problem.out);
-  const Launch launch = choose_launch(problem, arguments, way);
-  if (launch.tasks == 0) {
-    return;
-  }
   auto* stream = static_cast<cudaStream_t>(problem.stream);
-  Workspace workspace(workspace_bytes(problem, launch, way), problem.query.device().index, stream, problem.operation);
+  Workspace workspace(choice.workspace_bytes, problem.query.device().index, stream, problem.operation);
   place_lengths(problem, arguments, workspace, stream);
   allow_shared(launch.kernel, launch.shared_bytes, problem.operation);
-  const cudaError_t result = way == Way::decode   ? queue_decode(problem, launch, arguments, workspace)
-                             : way == Way::hopper ? queue_hopper(problem, launch, arguments, workspace)
-                             : way == Way::plain  ? launch_plain_forward(launch, arguments, problem.dtype(), stream)
-                                                  : launch_forward(launch, arguments, stream);
-  check(result, problem.operation, text("launching ", launch.name));
+  check(choice.kernel->queue(problem, launch, arguments, workspace), problem.operation, launch.name);
   if (problem.weights) {
     queue_scores(problem, arguments, *problem.weights, headway::Stage::weights);
   }

@@ -83,6 +83,10 @@ std::optional<HopperBackwardVariant> single_variant(const Problem& problem) {
 }
 
 HopperBackwardVariant variant_of(const Problem& problem) {
+  if (problem.spans && !problem.bias && !problem.mask && !has_own_ends(problem) && !problem.softcap &&
+      !problem.alibi_slopes && !problem.dropout.active() && weight_unit(problem) != 0.0f) {
+    return HopperBackwardVariant::spanned;
+  }
   if (const auto single = single_variant(problem)) {
     return *single;
   }
@@ -101,6 +105,7 @@ const char* name_of(HopperBackwardVariant variant) {
     case capped: return "hopper_backward (softcap)";
     case sloped: return "hopper_backward (ALiBi)";
     case dropped: return "hopper_backward (dropout)";
+    case spanned: return "hopper_backward (spans)";
     case modified: return "hopper_backward (modified scores)";
     case bit_masked: return "hopper_backward (mask)";
     case biased: return "hopper_backward (bias)";
@@ -114,13 +119,17 @@ HopperBackwardKernel kernel_of(const Problem& problem) {
   if (has_two_kernels(problem)) {
     return hopper_key_gradients_kernel(problem.dtype(), variant);
   }
+  if (variant == HopperBackwardVariant::spanned) {
+    return hopper_backward_kernel_spans(problem.dtype(), std::max(problem.head_dim, problem.value_dim) > 64);
+  }
   return std::max(problem.head_dim, problem.value_dim) <= 64 ? hopper_backward_kernel_64(problem.dtype(), variant)
                                                              : hopper_backward_kernel_128(problem.dtype(), variant);
 }
 
-TeamShape shape_of(const RangeRule& rule) {
+// Walks that spans make shorter go straight on, as those of a band do.
+TeamShape shape_of(const RangeRule& rule, bool spans) {
   const bool left = rule.left < RangeRule::unlimited, right = rule.right < RangeRule::unlimited;
-  return left ? TeamShape::band : right ? TeamShape::triangle : TeamShape::square;
+  return left || spans ? TeamShape::band : right ? TeamShape::triangle : TeamShape::square;
 }
 
 std::int64_t blocks_of(std::int64_t size, std::int64_t block) { return (size + block - 1) / block; }
@@ -142,7 +151,8 @@ std::int64_t members(const Problem& problem, TeamShape shape) {
 }
 
 std::int64_t items(const Problem& problem) {
-  return problem.batch * problem.kv_heads * members(problem, shape_of(arguments_of(problem).rule));
+  return problem.batch * problem.kv_heads *
+         members(problem, shape_of(arguments_of(problem).rule, problem.spans.has_value()));
 }
 
 // Teams that share out the query heads of a kv head, so that more of the device is occupied: as many as divide them
@@ -158,6 +168,27 @@ std::int64_t parts_of(const Problem& problem) {
     --parts;
   }
   return parts;
+}
+
+// Members of a team that run at once, as a rule: as many as can.
+std::int64_t usual_chunk(const Problem& problem) { return std::min(largest_chunk, device_of(problem).multiprocessors); }
+
+// Where a team has more members than query tiles to add to, they wait for each other; the more heads are at work, the
+// less. A tile takes additions one after another, each a few microseconds after the last, so as many members as there
+// are tiles run at once, and more where there are too few heads to occupy the device. A pack's sequences have their
+// bits in any pack, and in an invariant batch those of the pack.
+std::int64_t chunk_of(const Problem& problem, TeamShape shape) {
+  const std::int64_t usual = usual_chunk(problem);
+  if (problem.packed() || problem.batch_invariant) {
+    return usual;
+  }
+  const std::int64_t parts = parts_of(problem), heads = problem.batch * problem.kv_heads * parts;
+  const std::int64_t steps =
+      problem.heads / problem.kv_heads / parts * blocks_of(problem.query_len, kernel_of(problem).tile.queries);
+  if (has_two_kernels(problem) || steps >= std::min(usual, members(problem, shape))) {
+    return usual;
+  }
+  return std::min(usual, std::max(steps, blocks_of(device_of(problem).multiprocessors, heads)));
 }
 
 // dK and dV of all teams.
@@ -243,12 +274,13 @@ HopperBackwardArguments arguments_of(const BackwardProblem& problem, const Hoppe
   place(problem.dq, result.query_gradient);
   place(problem.dk, result.key_gradient);
   place(problem.dv, result.value_gradient);
-  result.shape = shape_of(arguments.rule);
+  result.shape = shape_of(arguments.rule, problem.spans.has_value());
   result.left = bounded_distance(arguments.rule.left);
   result.right = bounded_distance(arguments.rule.right);
   result.members = static_cast<int>(members(problem, result.shape));
   result.items = static_cast<int>(items(problem));
-  result.chunk = std::min(largest_chunk, device_of(problem).multiprocessors);
+  result.chunk = static_cast<int>(chunk_of(problem, result.shape));
+  result.spread = !problem.spans && result.chunk < result.members && result.chunk < usual_chunk(problem);
   result.own_ends = has_own_ends(problem);
   result.mask_in_pieces = mask_in_pieces(problem);
   result.bias_in_pairs = bias_in_pairs(problem);
@@ -303,6 +335,9 @@ std::optional<std::string> hopper_backward_refusal(const Problem& problem) {
   if (auto reason = kind_refusal(problem)) {
     return reason;
   }
+  if (problem.spans && (variant_of(problem) != HopperBackwardVariant::spanned || has_two_kernels(problem))) {
+    return "spans beside another option, or of heads wider than 128";
+  }
   constexpr double largest_scale = 1e30;
   if (std::abs(problem.scale) > largest_scale) {
     return text("scale ", problem.scale, ", expected at most ", largest_scale);
@@ -313,9 +348,9 @@ std::optional<std::string> hopper_backward_refusal(const Problem& problem) {
   return input_refusal(problem);
 }
 
-std::optional<std::string> hopper_backward_refusal(const BackwardProblem& problem) {
-  if (auto reason = hopper_backward_refusal(static_cast<const Problem&>(problem))) {
-    return reason;
+std::optional<std::string> hopper_gradient_refusal(const BackwardProblem& problem) {
+  if (!problem.dq && !problem.dk && !problem.dv) {
+    return "neither dq nor dk nor dv is asked for";
   }
   if (auto reason = map_refusal("grad_out", problem.grad_out)) {
     return reason;

@@ -14,7 +14,7 @@ namespace headway::cuda {
 // Why the kernel does not take a call's inputs and options, or its gradients; nothing when it does. The data is not
 // read.
 std::optional<std::string> hopper_backward_refusal(const Problem& problem);
-std::optional<std::string> hopper_backward_refusal(const BackwardProblem& problem);
+std::optional<std::string> hopper_gradient_refusal(const BackwardProblem& problem);
 
 Launch hopper_backward_launch(const Problem& problem);
 

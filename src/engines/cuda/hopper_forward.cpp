@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "core/text.h"
 #include "engines/cuda/device.h"
@@ -17,7 +18,7 @@ namespace {
 
 bool has_ranges(const Problem& problem) {
   return problem.causal != Causal::none || problem.window_left || problem.window_right || problem.valid_lens ||
-         problem.query_lens || problem.packed() || problem.sinks;
+         problem.query_lens || problem.lengths_vary() || problem.sinks;
 }
 
 // Whether the softmax can multiply by the scale: it takes the highest product, and slopes are divided by it.
@@ -34,15 +35,24 @@ HopperVariant whole_variant(const Problem& problem) {
   if (problem.softcap || problem.alibi_slopes || !scale_is_ordinary(problem)) {
     return HopperVariant::modified;
   }
+  if (problem.spans) {
+    return HopperVariant::spanned;
+  }
   // A pack's sequences have their bits in any pack, and in an invariant batch those of the pack: one shape of tiles.
   constexpr std::int64_t few_keys = 768, many_keys = 8192;
   const bool is_short = problem.key_len <= few_keys && !problem.packed() && !problem.batch_invariant;
   if (has_ranges(problem)) {
     return is_short ? HopperVariant::ranged_short : HopperVariant::ranged;
   }
-  return is_short                       ? HopperVariant::plain_short
-         : problem.key_len >= many_keys ? HopperVariant::plain_long
-                                        : HopperVariant::plain;
+  if (is_short) {
+    return HopperVariant::plain_short;
+  }
+  return problem.key_len >= many_keys && !problem.batch_invariant ? HopperVariant::plain_long : HopperVariant::plain;
+}
+
+// Of the tiles: that of query, key and value alike, in whole panels of 64.
+int padded_dim(const Problem& problem) {
+  return static_cast<int>((std::max(problem.head_dim, problem.value_dim) + 63) / 64 * 64);
 }
 
 std::int64_t query_tiles(const Problem& problem, const HopperTile& tile) {
@@ -57,8 +67,7 @@ std::int64_t splits_of(const Problem& problem) {
   if (!plain || problem.packed() || problem.batch_invariant || problem.query_len == 0 || problem.key_len == 0) {
     return 1;
   }
-  const std::int64_t widest = std::max(problem.head_dim, problem.value_dim);
-  const HopperTile tile = hopper_tile(widest <= 64 ? 64 : widest <= 128 ? 128 : 256, HopperVariant::split);
+  const HopperTile tile = hopper_tile(padded_dim(problem), HopperVariant::split);
   const std::int64_t blocks = (problem.key_len + tile.keys - 1) / tile.keys;
   const std::int64_t tiles = problem.batch * problem.heads * query_tiles(problem, tile);
   const std::int64_t slots = device_of(problem).multiprocessors;
@@ -83,6 +92,7 @@ const char* name_of(HopperVariant variant) {
     case HopperVariant::split: return "hopper_forward (keys split)";
     case HopperVariant::ranged:
     case HopperVariant::ranged_short: return "hopper_forward (key ranges)";
+    case HopperVariant::spanned: return "hopper_forward (spans)";
     case HopperVariant::modified: return "hopper_forward (modified scores)";
     case HopperVariant::masked: return "hopper_forward (mask or bias)";
     case HopperVariant::dropped: return "hopper_forward (dropout)";
@@ -94,15 +104,20 @@ const char* name_of(HopperVariant variant) {
 // better handed out.)
 bool has_equal_tiles(const Problem& problem) {
   return problem.causal == Causal::none && !problem.window_left && !problem.window_right && !problem.valid_lens &&
-         !problem.query_lens && !problem.packed();
+         !problem.query_lens && !problem.lengths_vary() && !problem.spans;
 }
 
 HopperKernel kernel_of(const Problem& problem) {
-  const std::int64_t widest = std::max(problem.head_dim, problem.value_dim);
   const HopperVariant variant = variant_of(problem);
-  return widest <= 64    ? hopper_kernel_64(problem.dtype(), variant)
-         : widest <= 128 ? hopper_kernel_128(problem.dtype(), variant)
-                         : hopper_kernel_256(problem.dtype(), variant);
+  if (variant == HopperVariant::spanned) {
+    return hopper_kernel_spans(problem.dtype(), padded_dim(problem));
+  }
+  switch (padded_dim(problem)) {
+    case 64: return hopper_kernel_64(problem.dtype(), variant);
+    case 128: return hopper_kernel_128(problem.dtype(), variant);
+    case 192: return hopper_kernel_192(problem.dtype(), variant);
+    default: return hopper_kernel_256(problem.dtype(), variant);
+  }
 }
 
 // Of a head: query tiles, for each part of the keys.
@@ -123,7 +138,7 @@ SplitShape split_shape(const Problem& problem, const HopperTile& tile) {
 // values leave L2 (found by timing). Without, tiles are alike and neighbours should share keys: as many as occupy the
 // device.
 int head_group(const Problem& problem, const HopperTile& tile) {
-  if (problem.causal == Causal::none) {
+  if (problem.causal == Causal::none && !problem.spans) {
     const std::int64_t multiprocessors = device_of(problem).multiprocessors;
     return static_cast<int>(multiprocessors / head_tiles(problem, tile) + 1);
   }
@@ -174,18 +189,20 @@ void place_scale(const Problem& problem, HopperArguments& arguments) {
   }
 }
 
-HopperArguments arguments_of(const ForwardProblem& problem, const HopperTile& tile, const ForwardArguments& arguments) {
+HopperArguments arguments_of(const ForwardProblem& problem, const HopperTile& tile, const ForwardArguments& arguments,
+                             const std::optional<ConstTensorView>& aligned) {
   HopperArguments result{};
   static_cast<ForwardArguments&>(result) = arguments;
   result.query_map = tensor_map(problem.query, tile.rows(), problem.operation);
-  result.key_map = tensor_map(problem.key, tile.keys, problem.operation);
-  result.value_map = tensor_map(problem.value, tile.keys, problem.operation);
+  result.box_rows = box_rows(problem, tile.keys);
+  result.key_map = tensor_map(problem.key, result.box_rows, problem.operation);
+  result.value_map = tensor_map(problem.value, result.box_rows, problem.operation);
   result.query_steps = steps_of(problem.query);
   result.key_steps = steps_of(problem.key);
   result.value_steps = steps_of(problem.value);
   place_scale(problem, result);
   result.kept = static_cast<float>(problem.dropout.kept_scale);
-  result.units = units_of(problem, tile);
+  result.units = units_of(problem, tile, aligned);
   result.query_tiles = static_cast<int>(head_tiles(problem, tile));
   result.tiles = static_cast<int>(tiles(problem, tile));
   result.head_group = head_group(problem, tile);
@@ -200,7 +217,7 @@ std::optional<std::string> size_refusal(const Problem& problem) {
   if (problem.batch == 0 || problem.heads == 0 || problem.query_len == 0 || problem.key_len == 0) {
     return "a size of 0";
   }
-  if (problem.query.size(2) > longest_axis || problem.key.size(2) > longest_axis ||
+  if (problem.query.size(2) > longest_axis || problem.key.size(2) > longest_axis || problem.key_len > longest_axis ||
       problem.batch * problem.heads > longest_axis || tiles(problem, kernel_of(problem).tile) > longest_axis) {
     return text("more than 2^28 positions, heads or tiles");
   }
@@ -208,6 +225,10 @@ std::optional<std::string> size_refusal(const Problem& problem) {
 }
 
 }  // namespace
+
+int box_rows(const Problem& problem, std::int64_t block) {
+  return static_cast<int>(problem.pages ? std::gcd(problem.pages->size, block) : block);
+}
 
 MapSteps steps_of(const ConstTensorView& view) {
   return {view.size(1) > 1 && view.stride(1) != 0 ? 1 : 0, view.size(0) > 1 && view.stride(0) != 0 ? 1 : 0};
@@ -225,6 +246,9 @@ void place_softcap(double cap, double unit, HopperArguments& arguments) {
 std::optional<std::string> kind_refusal(const Problem& problem) {
   if (problem.dtype() != DType::bf16 && problem.dtype() != DType::f16) {
     return text("type ", problem.dtype(), ", expected bf16 or f16");
+  }
+  if (problem.key_dtype() != problem.dtype()) {
+    return text("keys of type ", problem.key_dtype());
   }
   const DeviceProperties& device = device_of(problem);
   if (device.major != 9) {
@@ -258,6 +282,9 @@ std::optional<std::string> hopper_refusal(const Problem& problem) {
   if (auto reason = kind_refusal(problem)) {
     return reason;
   }
+  if (problem.spans && whole_variant(problem) != HopperVariant::spanned) {
+    return "spans beside a mask, bias, softcap, ALiBi or dropout";
+  }
   if (auto reason = size_refusal(problem)) {
     return reason;
   }
@@ -287,14 +314,15 @@ Launch hopper_launch(const Problem& problem) {
   return launch;
 }
 
-std::size_t hopper_bytes(const Problem& problem) {
+std::size_t hopper_bytes(const Problem& problem, const Launch&) {
   return (has_equal_tiles(problem) ? 0 : Workspace::rounded(sizeof(int))) +
-         split_shape(problem, kernel_of(problem).tile).bytes();
+         split_shape(problem, kernel_of(problem).tile).bytes() + aligned_matrix_bytes(problem);
 }
 
 cudaError_t queue_hopper(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
                          Workspace& workspace) {
-  HopperArguments all = arguments_of(problem, kernel_of(problem).tile, arguments);
+  const std::optional<ConstTensorView> aligned = place_aligned_matrix(problem, workspace);
+  HopperArguments all = arguments_of(problem, kernel_of(problem).tile, arguments, aligned);
   if (!has_equal_tiles(problem)) {
     all.next_tile = workspace.take_as<int>(1);
   }
@@ -313,7 +341,7 @@ cudaError_t queue_hopper(const ForwardProblem& problem, const Launch& launch, co
   MergeArguments merge{arguments, all.split};
   merge.kv_heads = merge.heads;  // no rows are shared
   merge.group = 1;
-  return launch_merge_splits(merge, problem.dtype(), true, stream);
+  return launch_merge_splits(merge, {problem.dtype(), problem.key_dtype()}, true, stream);
 }
 
 }  // namespace headway::cuda

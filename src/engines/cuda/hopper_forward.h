@@ -22,11 +22,14 @@ std::optional<std::string> hopper_refusal(const TensorView& out);
 Launch hopper_launch(const Problem& problem);
 
 // Workspace of a launch, besides the lengths.
-std::size_t hopper_bytes(const Problem& problem);
+std::size_t hopper_bytes(const Problem& problem, const Launch& launch);
 
 // A call that was not refused; its lengths have been placed.
 cudaError_t queue_hopper(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
                          Workspace& workspace);
+
+// Rows of a box of keys: a block's, or as many of them as always lie in one page.
+int box_rows(const Problem& problem, std::int64_t block);
 
 // For the backward too: whether type and device suit, whether the copy engine can read query, key and value, how a
 // tensor map is stepped over, and softcap's coefficients.

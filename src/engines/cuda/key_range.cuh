@@ -29,12 +29,17 @@ __device__ inline Sequence sequence_of(const Arguments& arguments, std::int64_t 
   result.query_count = arguments.query_len;
   result.key_count = arguments.key_len;
   if (arguments.cu_seqlens_q.data != nullptr) {
-    const std::int64_t queries = arguments.total_queries, keys = arguments.total_keys;
+    const std::int64_t queries = arguments.total_queries;
     result.query_begin = length_at(arguments.cu_seqlens_q, b, 0, queries);
     result.query_count = length_at(arguments.cu_seqlens_q, b + 1, 0, queries) - result.query_begin;
+    result.query_count = smaller(larger(result.query_count, 0), arguments.query_len);
+  }
+  if (arguments.pages.table != nullptr) {
+    result.key_count = length_at(arguments.pages.lengths, b, 0, arguments.key_len);
+  } else if (arguments.cu_seqlens_k.data != nullptr) {
+    const std::int64_t keys = arguments.total_keys;
     result.key_begin = length_at(arguments.cu_seqlens_k, b, 0, keys);
     result.key_count = length_at(arguments.cu_seqlens_k, b + 1, 0, keys) - result.key_begin;
-    result.query_count = smaller(larger(result.query_count, 0), arguments.query_len);
     result.key_count = smaller(larger(result.key_count, 0), arguments.key_len);
   }
   result.real_queries = arguments.query_lens.data == nullptr

@@ -3,6 +3,7 @@
 #include "core/text.h"
 #include "engines/cuda/kernels/mean_weights_kernels.h"
 #include "engines/cuda/problem_arguments.h"
+#include "engines/cuda/scores.h"
 
 namespace headway {
 
@@ -17,9 +18,7 @@ void mean_weights_on_device(const Problem& problem, const ConstTensorView& lse, 
   place_lengths(problem, arguments, workspace, stream);
   arguments.lse = row_values_of(lse);
   arguments.mean = matrix_of(ConstTensorView(mean).unsqueeze(1));
-  const bool on_tensor_cores = is_half_type(problem.dtype()) && problem.head_dim <= mma_widest;
-  const Launch launch = on_tensor_cores ? mma_mean_weights_launch(arguments, problem.dtype())
-                                        : simt_mean_weights_launch(arguments, problem.dtype());
+  const Launch launch = choose_mean_weights(problem, arguments);
   if (launch.tasks > 0) {
     allow_shared(launch.kernel, launch.shared_bytes, problem.operation);
     check(launch_mean_weights(launch, arguments, stream), problem.operation, text("launching ", launch.name));

@@ -1,6 +1,9 @@
 // From a Problem to kernel arguments.
 #pragma once
 
+#include <optional>
+#include <string>
+
 #include "core/problem.h"
 #include "engines/cuda/arguments.h"
 #include "engines/cuda/device.h"
@@ -16,13 +19,14 @@ const DeviceProperties& device_of(const Problem& problem);
 
 bool is_half_type(DType dtype);
 
-// Whether the tensor core kernels take it: a half type, and heads that are not too wide.
-bool fits_tensor_cores(const Problem& problem);
+// Why the tensor core kernels do not take it: they want a half type, and heads that are not too wide.
+std::optional<std::string> tensor_core_refusal(const Problem& problem);
 
-// Everything but the lengths.
+// Everything but the lengths and spans.
 Arguments arguments_of(const Problem& problem);
 
-// Lengths that lie in host memory travel with the call: this many bytes of workspace hold them.
+// Lengths and spans that lie in host memory travel with the call: this many bytes of workspace hold them, and what
+// spans need besides (spans.h).
 std::size_t lengths_bytes(const Problem& problem);
 void place_lengths(const Problem& problem, Arguments& arguments, Workspace& workspace, cudaStream_t stream);
 

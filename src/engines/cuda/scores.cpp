@@ -1,17 +1,16 @@
 #include "engines/cuda/scores.h"
 
-#include "core/text.h"
 #include "engines/cuda/kernels/kernels.h"
-#include "engines/cuda/plan_text.h"
 #include "engines/cuda/problem_arguments.h"
 
 namespace headway::cuda {
 namespace {
 
-Launch choose_launch(const Problem& problem, const ScoresArguments& arguments) {
-  return is_half_type(problem.dtype()) && problem.head_dim <= mma_widest
-             ? mma_matrix_launch(arguments, problem.dtype())
-             : simt_matrix_launch(arguments, problem.dtype());
+Refusal mma_refusal(const Problem& problem) {
+  if (!is_half_type(problem.dtype())) {
+    return "neither bf16 nor f16";
+  }
+  return problem.head_dim > mma_widest ? Refusal("head_dim is over 256") : Refusal();
 }
 
 Stage stage_of(headway::Stage stage) {
@@ -25,32 +24,79 @@ Stage stage_of(headway::Stage stage) {
 
 }  // namespace
 
-void describe_scores(const Problem& problem, Plan& plan) {
+namespace {
+
+// A walk on tensor cores where they take the problem and a block has room for it, else the exact one.
+template <class SomeArguments>
+Launch choose_walk(const Problem& problem, SomeArguments& arguments, Launch (*mma)(SomeArguments&, DType),
+                   Launch (*simt)(SomeArguments&, DType), Refusal& reason) {
+  reason = mma_refusal(problem);
+  if (!reason) {
+    constexpr std::size_t own_shared = 4096;
+    const Launch launch = mma(arguments, problem.dtype());
+    reason = shared_refusal(launch, own_shared, device_of(problem));
+    if (!reason) {
+      return launch;
+    }
+  }
+  return simt(arguments, problem.dtype());
+}
+
+}  // namespace
+
+Launch choose_scores(const Problem& problem, PassedKernels* passed) {
   ScoresArguments arguments{};
   static_cast<Arguments&>(arguments) = arguments_of(problem);
-  describe_launch(choose_launch(problem, arguments), plan);
+  Refusal reason;
+  const Launch launch =
+      choose_walk<const ScoresArguments>(problem, arguments, mma_matrix_launch, simt_matrix_launch, reason);
+  if (reason && passed != nullptr) {
+    passed->push_back({"mma_matrix", std::move(*reason)});
+  }
+  return launch;
+}
+
+Launch choose_analysis(const Problem& problem, const AnalysisArguments& arguments) {
+  Refusal reason;
+  return choose_walk<const AnalysisArguments>(problem, arguments, mma_analysis_launch, simt_analysis_launch, reason);
+}
+
+Launch choose_mean_weights(const Problem& problem, MeanWeightsArguments& arguments) {
+  Refusal reason;
+  return choose_walk(problem, arguments, mma_mean_weights_launch, simt_mean_weights_launch, reason);
+}
+
+void describe_scores(const Problem& problem, const Launch& launch, Plan& plan) {
+  describe_launch(launch, plan);
   plan.scratch_bytes = static_cast<double>(lengths_bytes(problem));
 }
 
-void queue_scores(const Problem& problem, const Arguments& arguments, const TensorView& matrix, headway::Stage stage) {
+namespace {
+
+void queue_launch(const Launch& launch, const Problem& problem, const Arguments& arguments, const TensorView& matrix,
+                  headway::Stage stage) {
   ScoresArguments all{};
   static_cast<Arguments&>(all) = arguments;
   all.scores = matrix_of(matrix);
   all.stage = stage_of(stage);
-  const Launch launch = choose_launch(problem, all);
   if (launch.tasks > 0 && problem.key_len > 0) {
     allow_shared(launch.kernel, launch.shared_bytes, problem.operation);
-    check(launch_matrix(launch, all, static_cast<cudaStream_t>(problem.stream)), problem.operation,
-          text("launching ", launch.name));
+    check(launch_matrix(launch, all, static_cast<cudaStream_t>(problem.stream)), problem.operation, launch.name);
   }
 }
 
-void scores(const ScoresProblem& problem) {
+}  // namespace
+
+void queue_scores(const Problem& problem, const Arguments& arguments, const TensorView& matrix, headway::Stage stage) {
+  queue_launch(choose_scores(problem), problem, arguments, matrix, stage);
+}
+
+void scores(const ScoresProblem& problem, const Launch& launch) {
   Arguments arguments = arguments_of(problem);
   auto* stream = static_cast<cudaStream_t>(problem.stream);
   Workspace workspace(lengths_bytes(problem), problem.query.device().index, stream, problem.operation);
   place_lengths(problem, arguments, workspace, stream);
-  queue_scores(problem, arguments, problem.scores, problem.stage);
+  queue_launch(launch, problem, arguments, problem.scores, problem.stage);
 }
 
 }  // namespace headway::cuda

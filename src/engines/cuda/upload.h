@@ -10,4 +10,7 @@ namespace headway::cuda {
 
 cudaError_t upload(const std::int64_t* values, std::size_t count, std::int64_t* target, cudaStream_t stream);
 
+// The same for an even number of i32.
+cudaError_t upload(const std::int32_t* values, std::size_t count, std::int32_t* target, cudaStream_t stream);
+
 }  // namespace headway::cuda

@@ -112,6 +112,15 @@ void mean_weights_on_device(const Problem& problem, const ConstTensorView& lse, 
   table().mean_weights(problem, lse, mean);
 }
 
+void rope_on_device(const char* operation, const ConstTensorView& x, const ConstTensorView& positions,
+                    const TensorView& out, const DeviceRotation& rotation, void* stream) {
+  table().rope(operation, x, positions, out, rotation, stream);
+}
+
+void append_on_device(const char* operation, const DeviceAppend& append, void* stream) {
+  table().append(operation, append, stream);
+}
+
 namespace cuda {
 
 void linear(ConstTensorView x, ConstTensorView weight, const std::optional<ConstTensorView>& bias, TensorView y,

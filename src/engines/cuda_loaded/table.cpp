@@ -18,6 +18,8 @@ const headway::cuda::Table* headway_cuda_table() {
       .weights = &weights_on_device,
       .map = &map_on_device,
       .mean_weights = &mean_weights_on_device,
+      .rope = &rope_on_device,
+      .append = &append_on_device,
   };
   return &table;
 }

@@ -5,6 +5,7 @@
 #include "core/device_memory.h"
 #include "core/engine.h"
 #include "engines/cuda/linear.h"
+#include "serving/on_device.h"
 
 namespace headway::cuda {
 
@@ -21,6 +22,8 @@ struct Table {
   decltype(&weights_on_device) weights;
   decltype(&map_on_device) map;
   decltype(&mean_weights_on_device) mean_weights;
+  decltype(&rope_on_device) rope;
+  decltype(&append_on_device) append;
 };
 
 }  // namespace headway::cuda

@@ -99,7 +99,10 @@ class Head {
     return problem_.softcap ? *problem_.softcap * std::tanh(scaled / *problem_.softcap) : scaled;
   }
   double dropout_factor(std::int64_t i, std::int64_t j) const {
-    return problem_.dropout.active() ? problem_.dropout.factor(b_, h_, i, j) : 1.0;
+    const Origin& origin = problem_.origin;
+    return problem_.dropout.active()
+               ? problem_.dropout.factor(origin.batch + b_, origin.head + h_, origin.query + i, origin.key + j)
+               : 1.0;
   }
 
   // The allowed keys of row i in ascending order. A forbidden key is not read, so that what it holds cannot matter.

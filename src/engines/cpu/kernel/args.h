@@ -75,6 +75,7 @@ struct DropoutRule {
   std::uint64_t threshold = 0;  // 0: none
   double kept_scale = 1;
   std::uint32_t batch = 0, head = 0;
+  std::int64_t first_row = 0, first_key = 0;  // of this call in a longer one that it is a part of
   bool active = false;
 };
 

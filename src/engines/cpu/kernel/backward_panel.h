@@ -47,7 +47,7 @@ class PanelTiles {
     const Scalar packed = TileGradients<S>::factor_of(args.scale, head.modifiers).packed;
     for (std::int64_t key = keys.begin; key < keys.end; key += lanes) {
       const int rows = at_most(keys.end - key, lanes);
-      pack_keys<S, In>(args.key, key, rows, args.head_dim, packed, key_panel + (key - keys.begin), width);
+      pack_scaled<S, In>(args.key, key, rows, args.head_dim, packed, key_panel + (key - keys.begin), width);
       pack_transposed<S, In>(args.value, key, rows, args.value_dim, 1, value_panel + (key - keys.begin), width);
     }
   }

@@ -222,9 +222,10 @@ class DecodeState {
   template <class Query>
   void pack_scalars(const Matrix& query, std::int64_t i, Scalar* packed) const {
     const Query* row = static_cast<const Query*>(query.data) + i * query.row_stride;
+    const auto factor = static_cast<Scalar>(query_factor_);
     for (std::int64_t d = 0; d < head_.head_dim; d += lanes) {
       const Vector x = load_row<S>(row, query.column_stride, d, at_most(head_.head_dim - d, lanes));
-      S::store(packed + d, x * S::set(static_cast<Scalar>(query_factor_)));
+      S::store(packed + d, scales_far_down(factor) ? scaled_down<S>(x, factor) : x * S::set(factor));
     }
   }
 

@@ -124,7 +124,8 @@ class KeptOfQueries {
 template <class S>
 HEADWAY_NOINLINE void drop(const DropoutRule& rule, std::int64_t row_begin, std::int64_t key_begin, std::int64_t keys,
                            const typename S::Scalar* weights, typename S::Scalar* dropped, std::int64_t width) {
-  const KeptOfQueries<S> kept_of(rule, row_begin);
+  const KeptOfQueries<S> kept_of(rule, rule.first_row + row_begin);
+  key_begin += rule.first_key;
   for (std::int64_t group = key_begin >> 2; group <= (key_begin + keys - 1) >> 2; ++group) {
     std::uint64_t kept[4];
     kept_of.bits(group, kept);

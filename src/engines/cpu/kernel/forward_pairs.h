@@ -12,7 +12,8 @@
 namespace headway::cpu {
 namespace {
 
-// Exponents e of bf16 2^e that a query may have so that products with flushed keys stay below 2^-56 of a unit.
+// Exponents e of bf16 2^e that a query may have so that products with flushed keys stay below 2^-56 of a unit. An
+// infinite one would give NaN with a key that is flushed, where a softcap makes a finite score of infinity.
 constexpr int lowest_exponent = -76;
 constexpr int highest_exponent = 50;
 constexpr double lowest_scale = 0x1p-50;  // that leaves the lowest query normal
@@ -26,8 +27,8 @@ HEADWAY_INLINE bool scale_suits_pairs(double scale) {
 HEADWAY_INLINE bool suits_pairs(bfloat16 x) {
   const int exponent = (x.bits >> 7) & 0xff;
   const bool zero = (x.bits & 0x7fff) == 0;
-  const bool finite = exponent != 0xff;  // the others make their own row NaN in either kernel
-  return zero || !finite || (exponent >= 127 + lowest_exponent && exponent < 127 + highest_exponent);
+  const bool nan = (x.bits & 0x7fff) > 0x7f80;  // it makes its own row NaN in either kernel
+  return zero || nan || (exponent >= 127 + lowest_exponent && exponent < 127 + highest_exponent);
 }
 
 // Bit r: whether query row begin + r suits, for up to 64 rows.

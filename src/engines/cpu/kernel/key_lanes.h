@@ -25,9 +25,11 @@ HEADWAY_INLINE std::uint64_t every_fourth_bit(std::uint64_t bits) {
   return (bits | bits << 3) & 0x1111111111111111ULL;
 }
 
-// The pairs that dropout keeps. A Philox call decides about four keys, so its lanes are every fourth key.
+// The pairs that dropout keeps, of keys from a multiple of four on; both count over the whole call. A Philox call
+// decides about four keys, so its lanes are every fourth key.
 template <class S>
-HEADWAY_NOINLINE std::uint64_t kept_word(const DropoutRule& rule, std::int64_t row, std::int64_t key_begin, int keys) {
+HEADWAY_NOINLINE std::uint64_t kept_groups(const DropoutRule& rule, std::int64_t row, std::int64_t key_begin,
+                                           int keys) {
   std::uint64_t kept[4] = {};
   const PhiloxKeys round_keys(rule.seed);
   for (int call = 0; 4 * call < keys; call += S::word_lanes) {
@@ -45,6 +47,20 @@ HEADWAY_NOINLINE std::uint64_t kept_word(const DropoutRule& rule, std::int64_t r
     word |= every_fourth_bit(kept[k]) << k;
   }
   return word;
+}
+
+// The same for at most 64 keys of this call, from any one on.
+template <class S>
+HEADWAY_INLINE std::uint64_t kept_word(const DropoutRule& rule, std::int64_t row, std::int64_t key_begin, int keys) {
+  const std::int64_t first = rule.first_key + key_begin;
+  const auto inside = static_cast<int>(first & 3);
+  const std::uint64_t kept = kept_groups<S>(rule, rule.first_row + row, first - inside, keys);
+  if (inside == 0) {
+    return kept;
+  }
+  // A part of a longer call may begin inside a group of four.
+  const int whole = (keys + 3) & ~3;
+  return kept >> inside | kept_groups<S>(rule, rule.first_row + row, first - inside + whole, 4) << (whole - inside);
 }
 
 // Rows [row_begin, row_end) of a tile and the vectors [vector_begin, vector_end) of its panel.

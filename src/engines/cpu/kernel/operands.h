@@ -36,7 +36,7 @@ struct Packing {
   // panel[d][lane] = factor * query(row_begin + lane, d)
   static void queries(const Matrix& matrix, std::int64_t row_begin, int rows, std::int64_t dim, double factor,
                       Scalar* panel, std::int64_t width) {
-    pack_transposed<S, In>(matrix, row_begin, rows, dim, static_cast<Scalar>(factor), panel, width);
+    pack_scaled<S, In>(matrix, row_begin, rows, dim, static_cast<Scalar>(factor), panel, width);
   }
   // Of a Matrix, or of any source of rows.
   template <class Source>

@@ -81,22 +81,33 @@ HEADWAY_NOINLINE void pack_transposed(const Matrix& matrix, std::int64_t row_beg
   }
 }
 
-// panel[d][lane] = packed * key(row_begin + lane, d), for a power of two that the scores' factor leaves to keys. Where
-// that makes 0 of a number, the least one of its sign stays: a query may be infinite.
-template <class S, class In>
-HEADWAY_NOINLINE void pack_keys(const Matrix& matrix, std::int64_t row_begin, int rows, std::int64_t columns,
-                                typename S::Scalar packed, typename S::Scalar* panel, std::int64_t width) {
-  using Vector = typename S::Vector;
+// factor * x; where that makes 0 of a number, the least one of its sign, since what it meets may be infinite.
+template <class S>
+HEADWAY_INLINE typename S::Vector scaled_down(typename S::Vector x, typename S::Scalar factor) {
   using Scalar = typename S::Scalar;
-  const bool loses = packed != 0 && packed < static_cast<Scalar>(0x1p-8);
-  pack_transposed<S, In>(matrix, row_begin, rows, columns, loses ? 1 : packed, panel, width);
-  const Vector least = S::set(sizeof(Scalar) == 4 ? static_cast<Scalar>(0x1p-149) : static_cast<Scalar>(0x1p-1074));
-  for (std::int64_t c = 0; loses && c < columns; ++c) {
-    const Vector whole = S::load(panel + c * width);
-    const Vector product = whole * S::set(packed);
-    const Vector sign =
-        S::select(S::less(whole, S::zero()), S::zero() - least, S::select(S::less(S::zero(), whole), least, product));
-    S::store(panel + c * width, S::select(S::equal(product, S::zero()), sign, product));
+  using Vector = typename S::Vector;
+  constexpr auto least = static_cast<Scalar>(sizeof(Scalar) == 4 ? 0x1p-149 : 0x1p-1074);
+  const Vector with_sign = S::set(factor < 0 ? -least : least);
+  const Vector product = x * S::set(factor);
+  const Vector rest =
+      S::select(S::less(x, S::zero()), S::zero() - with_sign, S::select(S::less(S::zero(), x), with_sign, product));
+  return S::select(S::equal(product, S::zero()), rest, product);
+}
+
+// Whether a factor may make 0 of numbers that are not small.
+template <class Scalar>
+HEADWAY_INLINE bool scales_far_down(Scalar factor) {
+  return factor != 0 && factor < static_cast<Scalar>(0x1p-8) && factor > static_cast<Scalar>(-0x1p-8);
+}
+
+// panel[d][lane] = factor * row(row_begin + lane, d) of queries or keys, for their part of the scores' factor.
+template <class S, class In>
+HEADWAY_NOINLINE void pack_scaled(const Matrix& matrix, std::int64_t row_begin, int rows, std::int64_t columns,
+                                  typename S::Scalar factor, typename S::Scalar* panel, std::int64_t width) {
+  const bool far = scales_far_down(factor);
+  pack_transposed<S, In>(matrix, row_begin, rows, columns, far ? 1 : factor, panel, width);
+  for (std::int64_t c = 0; far && c < columns; ++c) {
+    S::store(panel + c * width, scaled_down<S>(S::load(panel + c * width), factor));
   }
 }
 

@@ -8,14 +8,10 @@
 // warp.
 //
 // A Feed brings the tiles: CopiedFeed here by copies of every thread, BoxedFeed (hopper_decode.cuh) by the copy engine
-// of Hopper.
+// of Hopper, each of keys in one tensor or in pages.
 #pragma once
 
-#include "engines/cuda/kernels/decode_arguments.h"
-#include "engines/cuda/kernels/mma_scores.cuh"
-#include "engines/cuda/kernels/plain_again.cuh"
-#include "engines/cuda/kernels/softmax.cuh"
-#include "engines/cuda/ptx/dependent_launch.cuh"
+#include "engines/cuda/kernels/decode_rows.cuh"
 
 namespace headway::cuda {
 
@@ -28,10 +24,11 @@ struct DecodeTiles {
 };
 
 // Every thread copies 16 bytes at a time. Any layout.
-template <class T, int Depth>
+template <class T, int Depth, bool Paged>
 class CopiedFeed {
  public:
-  static constexpr int stages = Depth == 256 ? 2 : 3;
+  static constexpr bool paged = Paged;
+  static constexpr int stages = Depth == 64 ? 3 : 2;
   static constexpr int columns = Depth;  // of a tile's panel
   static constexpr int shared_bytes = 0;
 
@@ -42,16 +39,16 @@ class CopiedFeed {
   __device__ static int chunk_at(int row, int chunk) { return cuda::chunk_at<Depth>(row, chunk); }
 
   __device__ void open(const Sequence& sequence, std::int64_t b, std::int64_t g) {
-    first_ = sequence.key_begin, count_ = sequence.key_count, b_ = b, g_ = g;
+    sequence_ = sequence, b_ = b, g_ = g;
   }
 
   // Begins to bring a tile, if the walk does not end before it.
   __device__ void fetch(std::int64_t key, std::int64_t end, int stage) {
     if (key < end) {
-      const HalfRows<T> keys(args_.key, b_, g_, first_, count_, args_.head_dim);
-      const HalfRows<T> values(args_.value, b_, g_, first_, count_, args_.value_dim);
-      fill_tile<Depth>(keys, key, tiles_.keys + stage * decode_tile_bytes<Depth>);
-      fill_tile<Depth>(values, key, tiles_.values + stage * decode_tile_bytes<Depth>);
+      fill_tile<Depth>(key_rows<T, Paged>(args_, args_.key, sequence_, b_, g_, args_.head_dim), key,
+                       tiles_.keys + stage * decode_tile_bytes<Depth>);
+      fill_tile<Depth>(key_rows<T, Paged>(args_, args_.value, sequence_, b_, g_, args_.value_dim), key,
+                       tiles_.values + stage * decode_tile_bytes<Depth>);
     }
     ptx::commit_copies();
   }
@@ -70,32 +67,34 @@ class CopiedFeed {
  private:
   const DecodeArguments& args_;
   DecodeTiles tiles_;
-  std::int64_t b_ = 0, g_ = 0, first_ = 0, count_ = 0;
+  Sequence sequence_;
+  std::int64_t b_ = 0, g_ = 0;
 };
 
 template <class T, int Depth, class Feed>
-class Decode {
+class Decode : DecodeRows<T> {
+  using Base = DecodeRows<T>;
+  using Base::args_, Base::b_, Base::g_, Base::begin_, Base::end_, Base::first_row_, Base::sequence_, Base::range_;
+  using Base::thread_, Base::row_of, Base::is_real, Base::query_of, Base::head_of_row;
+
  public:
+  using Base::rows;
   static constexpr int tile_bytes = decode_tile_bytes<Depth>;
   static constexpr int stages = Feed::stages;
-  static constexpr int rows = 16;
   static constexpr int tiles = Depth / 8;
   static constexpr float weight_scale = std::is_same_v<T, float16> ? 32768.0f : 1.0f;
 
   __host__ static std::size_t shared_bytes() { return 2 * stages * tile_bytes + rows * Depth * 2 + Feed::shared_bytes; }
 
   __device__ Decode(const DecodeArguments& args, unsigned char* shared)
-      : args_(args),
+      : Base(args),
         keys_(shared),
         values_(shared + stages * tile_bytes),
         queries_(values_ + stages * tile_bytes),
         feed_(args, {keys_, values_}, queries_ + rows * Depth * 2) {}
 
   __device__ void run(std::int64_t b, std::int64_t g, std::int64_t split, int row_tile) {
-    b_ = b, g_ = g, split_ = split, first_row_ = row_tile * rows;
-    sequence_ = sequence_of(args_, b);
-    range_ = tile_range(args_, sequence_, b, 0, sequence_.query_count);
-    find_split();
+    Base::start(b, g, split, row_tile);
     feed_.open(sequence_, b, g);
     Feed::written();
     __syncthreads();  // what shared memory held has been read
@@ -118,27 +117,6 @@ class Decode {
   }
 
  private:
-  // Row r of the kv head, row r - first_row_ of the tile, is query r / group of head g * group + r % group.
-  __device__ int row_of(int half) const { return thread_.lane / 4 + 8 * half; }
-  __device__ int group() const { return static_cast<int>(args_.group); }
-  __device__ bool is_real(int row) const { return first_row_ + row < args_.group * sequence_.query_count; }
-  __device__ std::int64_t query_of(int row) const { return (first_row_ + row) / group(); }
-  __device__ std::int64_t head_of_row(int row) const { return g_ * args_.group + (first_row_ + row) % group(); }
-
-  // This split's part of the keys that some row sees: whole tiles of 64.
-  __device__ void find_split() {
-    const std::int64_t first = range_.begin / mma_rows * mma_rows;
-    std::int64_t begin = split_ * args_.split_keys, length = args_.split_keys;
-    if (length == 0) {
-      const auto all = static_cast<std::uint32_t>((range_.end - first + mma_rows - 1) / mma_rows);
-      const auto splits = static_cast<std::uint32_t>(args_.split.splits);
-      length = std::int64_t{(all + splits - 1) / splits} * mma_rows;
-      begin = first + split_ * length;
-    }
-    begin_ = larger(begin, first);
-    end_ = smaller(begin + length, range_.end);
-  }
-
   __device__ void fill_queries() {
     constexpr int chunks = Depth / 8;
     for (int task = static_cast<int>(threadIdx.x); task < rows * chunks; task += mma_threads) {
@@ -187,7 +165,7 @@ class Decode {
     for (int t = 0; t < tiles; ++t) {
       out_[t][0] = out_[t][1] = out_[t][2] = out_[t][3] = 0;
     }
-    const HalfRows<T> values(args_.value, b_, g_, sequence_.key_begin, sequence_.key_count, args_.value_dim);
+    const auto values = key_rows<T, Feed::paged>(args_, args_.value, sequence_, b_, g_, args_.value_dim);
     const Modifiers<float> modifiers(args_, sequence_, b_, head_of_row(0));
     int stage = 0;
     for (std::int64_t key = begin_; key < end_; key += mma_rows) {
@@ -202,7 +180,7 @@ class Decode {
       multiply_values(tile, scores);
       found = found >> (16 * thread_.warp) & 0xFFFF;
       if (found != 0) {
-        add_nonfinite<Depth, T>(found, values, key + thread_.warp * 16, scores, weight_scale, forbidden, out_);
+        add_nonfinite<Depth>(found, values, key + thread_.warp * 16, scores, weight_scale, forbidden, out_);
       }
       if (careful) {
         Feed::written();
@@ -251,27 +229,8 @@ class Decode {
   // Scores become weights relative to the row's highest score so far; returns the forbidden ones. A thread's total is
   // that of its own columns until the end.
   __device__ std::uint32_t weigh(const Modifiers<float>& modifiers, std::int64_t key, float (&scores)[2][4]) {
-    std::uint32_t forbidden = 0;
-#pragma unroll
-    for (int slot = 0; slot < 8; ++slot) {
-      scores[slot / 4][slot % 4] = modifiers.scaled(scores[slot / 4][slot % 4]);
-    }
-    if (args_.softcap != 0) {
-#pragma unroll
-      for (int slot = 0; slot < 8; ++slot) {
-        scores[slot / 4][slot % 4] = modifiers.capped(scores[slot / 4][slot % 4]);
-      }
-    }
-    if (key < range_.full_begin || key + 16 > range_.full_end) {
-#pragma unroll
-      for (int slot = 0; slot < 8; ++slot) {
-        const std::int64_t j = key + slot / 4 * 8 + 2 * (thread_.lane % 4) + slot % 2;
-        const KeyRange& range = ranges_[slot / 2 % 2];
-        const bool inside = j >= range.begin && j < range.end;
-        scores[slot / 4][slot % 4] = inside ? scores[slot / 4][slot % 4] : -infinity<float>();
-        forbidden |= std::uint32_t{!inside} << slot;
-      }
-    }
+    const std::uint32_t forbidden =
+        has_matrix_or_slopes() ? modify_rows(key, scores) : modify_alike(modifiers, key, scores);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float highest = higher(higher(scores[0][2 * half], scores[0][2 * half + 1]),
@@ -290,6 +249,70 @@ class Decode {
           out_[t][2 * half] *= factor;
           out_[t][2 * half + 1] *= factor;
         }
+      }
+    }
+    return forbidden;
+  }
+
+  __device__ bool has_matrix_or_slopes() const {
+    return args_.mask.data != nullptr || args_.bias.data != nullptr || args_.slopes.data != nullptr;
+  }
+
+  __device__ std::int64_t key_of(std::int64_t first, int slot) const {
+    return first + slot / 4 * 8 + 2 * (thread_.lane % 4) + slot % 2;
+  }
+
+  // Products become scores, -inf where forbidden; returns those. What changes them is the same for all heads.
+  __device__ std::uint32_t modify_alike(const Modifiers<float>& modifiers, std::int64_t key, float (&scores)[2][4]) {
+    std::uint32_t forbidden = 0;
+#pragma unroll
+    for (int slot = 0; slot < 8; ++slot) {
+      scores[slot / 4][slot % 4] = modifiers.scaled(scores[slot / 4][slot % 4]);
+    }
+    if (args_.softcap != 0) {
+#pragma unroll
+      for (int slot = 0; slot < 8; ++slot) {
+        scores[slot / 4][slot % 4] = modifiers.capped(scores[slot / 4][slot % 4]);
+      }
+    }
+    if (key < range_.full_begin || key + 16 > range_.full_end) {
+#pragma unroll
+      for (int slot = 0; slot < 8; ++slot) {
+        const std::int64_t j = key_of(key, slot);
+        const KeyRange& range = ranges_[slot / 2 % 2];
+        const bool inside = j >= range.begin && j < range.end;
+        scores[slot / 4][slot % 4] = inside ? scores[slot / 4][slot % 4] : -infinity<float>();
+        forbidden |= std::uint32_t{!inside} << slot;
+      }
+    }
+    return forbidden;
+  }
+
+  // The same where each head has a mask, bias or slope of its own.
+  __device__ std::uint32_t modify_rows(std::int64_t key, float (&scores)[2][4]) {
+    std::uint32_t forbidden = 0;
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of(half);
+      float four[4] = {};
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        four[x] = half == 0 ? scores[x / 2][x % 2] : scores[x / 2][2 + x % 2];
+      }
+      if (is_real(row)) {
+        const KeyRange range = half == 0 ? ranges_[0] : ranges_[1];
+        const std::int64_t i = query_of(row);
+        Modifiers<float>(args_, sequence_, b_, head_of_row(row)).apply(four, [&](int x) {
+          const std::int64_t j = key_of(key, x / 2 * 4 + x % 2);
+          return Pair{i, j, j >= range.begin && j < range.end};
+        });
+      } else {
+        four[0] = four[1] = four[2] = four[3] = -infinity<float>();
+      }
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        (half == 0 ? scores[x / 2][x % 2] : scores[x / 2][2 + x % 2]) = four[x];
+        forbidden |= std::uint32_t{four[x] == -infinity<float>()} << (x / 2 * 4 + 2 * half + x % 2);
       }
     }
     return forbidden;
@@ -315,72 +338,11 @@ class Decode {
       }
     }
     __syncthreads();
-    for (int task = static_cast<int>(threadIdx.x); task < rows * Depth; task += mma_threads) {
-      const int r = task / Depth, d = task % Depth;
-      if (is_real(r)) {
-        RowSoftmax<float> row = statistics[r];
-        float sum = sums[r * Depth + d];
-#pragma unroll
-        for (int warp = 1; warp < 4; ++warp) {
-          const RowSoftmax<float> other = statistics[warp * rows + r];
-          sum *= row.raise(other.highest);
-          const float factor = exponential(other.highest - reference(row.highest));
-          sum += sums[(warp * rows + r) * Depth + d] * factor;
-          row.total += other.total * factor;
-        }
-        store(r, d, row, sum / weight_scale);
-        if (d == 0) {
-          again()[r] = args_.split.splits == 1 && needs_plain_row(args_, row, row_range(args_, sequence_, b_, query_of(r)));
-        }
-      }
-    }
-    __syncthreads();
-    for (int r = thread_.warp; r < rows; r += mma_threads / 32) {
-      if (is_real(r) && again()[r]) {
-        attend_plainly<T>(args_, b_, head_of_row(r), query_of(r), 0, args_.value_dim);
-      }
-    }
+    this->template close_rows<Depth>(sums, statistics, 1 / weight_scale);
   }
 
-  // Rows of which the sums say too little; of splits merge_splits knows it.
-  __device__ static bool* again() {
-    __shared__ bool again[rows];
-    return again;
-  }
-
-  __device__ void store(int r, int d, const RowSoftmax<float>& row, float sum) {
-    const SplitArguments& split = args_.split;
-    if (split.splits > 1) {
-      const std::int64_t at = ((b_ * args_.kv_heads + g_) * split.splits + split_) * split.rows + first_row_ + r;
-      if (d < args_.value_dim) {
-        split.sums[at * sum_width(args_.value_dim) + d] = sum;
-      }
-      if (d == 0) {
-        split.statistics[2 * at] = row.highest;
-        split.statistics[2 * at + 1] = row.total;
-      }
-      return;
-    }
-    const std::int64_t h = head_of_row(r), i = query_of(r);
-    const RowEnd<float> end = close_row(row, sink_of<float>(args_, h), i >= sequence_.real_queries);
-    const std::int64_t at = sequence_.query_begin + i;
-    if (d < args_.value_dim) {
-      head_of<T>(args_.out, b_, h)[at * args_.out.row + d * args_.out.feature] =
-          element<T>(row.empty() ? 0.0f : sum * end.factor);
-    }
-    if (d == 0 && args_.lse.data != nullptr) {
-      head_of<float>(args_.lse, b_, h)[at * args_.lse.row] = end.lse;
-    }
-  }
-
-  const DecodeArguments& args_;
   unsigned char *keys_, *values_, *queries_;
   Feed feed_;
-  MmaThread thread_;
-  std::int64_t b_ = 0, g_ = 0, split_ = 0, begin_ = 0, end_ = 0;
-  int first_row_ = 0;
-  Sequence sequence_;
-  TileRange range_;
   KeyRange ranges_[2];
   std::uint32_t query_[Depth / 16][4];
   RowSoftmax<float> rows_[2];
@@ -391,25 +353,11 @@ class Decode {
 template <int Depth>
 inline constexpr int decode_blocks = Depth == 256 ? 1 : 2;
 
-// A block for each tile of rows and split, kv head, and batch item, which lie along the grid's axes.
-template <class T, int Depth, class Feed>
-__device__ inline void decode_all(const DecodeArguments& arguments, unsigned char* shared) {
-  ptx::let_next_kernel_start();  // merge_splits
-  Decode<T, Depth, Feed> decode(arguments, shared);
-  const auto row_tiles = static_cast<unsigned>(arguments.split.rows / decode.rows);
-  const unsigned split = blockIdx.x / row_tiles, row_tile = blockIdx.x % row_tiles;
-  for (std::int64_t b = blockIdx.z; b < arguments.batch; b += gridDim.z) {
-    for (std::int64_t g = blockIdx.y; g < arguments.kv_heads; g += gridDim.y) {
-      decode.run(b, g, split, static_cast<int>(row_tile));
-    }
-  }
-}
-
-template <class T, int Depth>
+template <class T, int Depth, bool Paged>
 __global__ void __launch_bounds__(mma_threads, decode_blocks<Depth>)
     decode(const __grid_constant__ DecodeArguments arguments) {
   extern __shared__ __align__(16) unsigned char shared[];
-  decode_all<T, Depth, CopiedFeed<T, Depth>>(arguments, shared);
+  decode_all<Decode<T, Depth, CopiedFeed<T, Depth, Paged>>>(arguments, shared);
 }
 
 }  // namespace headway::cuda

@@ -12,6 +12,7 @@ struct DecodeArguments : ForwardArguments {
   // For the copy engine, where it can read keys and values: boxes of 64 columns and rows.
   CUtensorMap key_map, value_map;
   MapSteps key_steps, value_steps;
+  int box_rows;  // of pages: rows of a box, all in one page; else 64
 };
 
 // What merges the splits: of the call, the output and what ends a row.

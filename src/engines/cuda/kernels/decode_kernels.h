@@ -13,11 +13,16 @@ constexpr std::int64_t decode_keys = 64;  // of a tile
 Launch decode_launch(const ForwardArguments& arguments, DType dtype, std::int64_t splits);
 Launch hopper_decode_launch(const ForwardArguments& arguments, DType dtype, std::int64_t splits);
 
-// Either, and what merges the splits. `early_merge`: its blocks may be set up before the splits are done (sm_90).
-cudaError_t launch_decode(const Launch& launch, const DecodeArguments& arguments, DType dtype, bool early_merge,
+// Types of queries and output, and of keys and values.
+struct DecodeTypes {
+  DType dtype, stored;
+};
+
+// Any of them, and what merges the splits. `early_merge`: its blocks may be set up before the splits are done (sm_90).
+cudaError_t launch_decode(const Launch& launch, const DecodeArguments& arguments, DecodeTypes types, bool early_merge,
                           cudaStream_t stream);
 
 // What merges the splits of any kernel, for `group` heads to a kv head in its rows.
-cudaError_t launch_merge_splits(const MergeArguments& arguments, DType dtype, bool early, cudaStream_t stream);
+cudaError_t launch_merge_splits(const MergeArguments& arguments, DecodeTypes types, bool early, cudaStream_t stream);
 
 }  // namespace headway::cuda

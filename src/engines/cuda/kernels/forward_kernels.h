@@ -8,8 +8,8 @@ namespace headway::cuda {
 // f64 with sums that do not drift; kernels.h has the one for f32.
 Launch simt_compensated_f64_launch(const ForwardArguments& arguments);
 
-// For scales far from 1, of every type.
-Launch plain_forward_launch(const ForwardArguments& arguments, DType dtype);
+// For scales far from 1, of every type; keys and values of the same, or `stored` in 8-bit pages.
+Launch plain_forward_launch(const ForwardArguments& arguments, DType dtype, DType stored);
 cudaError_t launch_plain_forward(const Launch& launch, const ForwardArguments& arguments, DType dtype,
                                  cudaStream_t stream);
 

@@ -17,6 +17,7 @@ enum class HopperVariant : std::uint8_t {
   plain_short,   // the same in shorter key blocks and higher tiles, for short sequences
   ranged,        // each row has its range of keys; sinks
   ranged_short,  // the same in the blocks of plain_short
+  spanned,       // ranged, and of its range a row sees its spans alone
   split,         // ranged, but a tile has one part of the keys, and what it finds is merged with the others'
   modified,      // and scores change on the way: softcap, ALiBi, a scale that is not positive
   masked,        // and a mask or bias [B,H,Sq,Sk] is read
@@ -77,8 +78,13 @@ HEADWAY_HOST_DEVICE constexpr HopperTile hopper_tile(int head_dim, HopperVariant
                : HopperTile{128,      2,       128, is_masked(variant) ? 4 : 6, 1, true, true, HandOver::issued,
                             producer, consumer};
   }
-  return is_masked(variant) ? HopperTile{256, 2, 64, 4, 1, false, true, HandOver::scored, producer, consumer}
-                            : HopperTile{256, 2, 80, 4, 1, false, false, HandOver::scored, producer, consumer};
+  // Spans know tiles of 64 keys.
+  const bool in_tiles = is_masked(variant) || variant == spanned;
+  if (head_dim == 192) {
+    return {192, 2, in_tiles ? 64 : 96, 4, 1, false, true, HandOver::scored, producer, consumer};
+  }
+  return in_tiles ? HopperTile{256, 2, 64, 4, 1, false, true, HandOver::scored, producer, consumer}
+                  : HopperTile{256, 2, 80, 4, 1, false, false, HandOver::scored, producer, consumer};
 }
 
 // Where a tensor map has one head or batch item for all of them it is not stepped over: 0, else 1.
@@ -123,6 +129,7 @@ HEADWAY_HOST_DEVICE constexpr std::int64_t sum_width(std::int64_t value_dim) { r
 struct HopperArguments : ForwardArguments {
   CUtensorMap query_map, key_map, value_map;  // boxes of 64 columns: a query tile's or a key block's rows
   MapSteps query_steps, key_steps, value_steps;
+  int box_rows;  // of pages: rows of a box of keys or values, all in one page
   UnitArguments units;
   SplitArguments split;
   float unit;           // scale, or scale / softcap

@@ -13,6 +13,7 @@ enum class HopperBackwardVariant : std::uint8_t {
   capped,      // and scores a softcap
   sloped,      // or ALiBi
   dropped,     // or dropout takes weights
+  spanned,     // or rows see their spans alone: a walk skips tiles of which those leave nothing
   modified,    // or any of softcap, ALiBi and dropout together
   bit_masked,  // a mask [B,H,Sq,Sk] whose neighbouring keys are neighbours in memory
   biased,      // a bias [B,H,Sq,Sk] of the inputs' type, the same
@@ -55,7 +56,8 @@ HEADWAY_HOST_DEVICE constexpr HopperBackwardTile hopper_backward_tile(int head_d
     return {.head_dim = 256, .queries = 64, .keys = 64};
   }
   // All that read a matrix have the same tiles: a pair that a mask or a bias forbids leaves the same bits.
-  const int queries = head_dim == 64 && !has_matrix(variant) ? 128 : 64;
+  // Spans know tiles of 64 rows.
+  const int queries = head_dim == 64 && !has_matrix(variant) && variant != HopperBackwardVariant::spanned ? 128 : 64;
   const bool general = variant == HopperBackwardVariant::modified || variant == HopperBackwardVariant::masked;
   const bool room = head_dim == 64 ? queries == 64 : !general;
   return {head_dim, queries, room, head_dim == 128};
@@ -82,6 +84,7 @@ struct HopperBackwardArguments : HopperArguments {
   int left, right;    // of the range rule, cut to 2^29
   int members;        // of the largest team; head dims above 128: key tiles of a head
   int chunk;          // members that run at once
+  bool spread;        // the first chunks of all teams come first, then the second ones, ...
   int items;          // members of all teams, or all key tiles
   float weight_unit;  // weights are 2^(weight_unit * product - lse): scale * log2(e)
   float lse_unit;     // what lse is kept times: log2(e); 1 where scores are natural

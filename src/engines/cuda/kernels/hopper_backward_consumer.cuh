@@ -2,6 +2,7 @@
 #pragma once
 
 #include "engines/cuda/kernels/hopper_backward_single.cuh"
+#include "engines/cuda/kernels/hopper_backward_span_pairs.cuh"
 #include "engines/cuda/ptx/tma.cuh"
 #include "engines/cuda/ptx/wgmma.cuh"
 
@@ -18,6 +19,7 @@ class HopperBackwardConsumer {
   static constexpr int pairs = queries / 2;  // that a thread holds
   using Single = SingleModifier<Half, pairs, variant>;
   static constexpr bool single = Single::exists, ranged = !single && !modified;
+  static constexpr bool spanned = variant == HopperBackwardVariant::spanned;  // ranged too
   // dP begins when P is there, because masks and biases need its registers.
   static constexpr bool late_gradients = masked;
   // Where in a step the next one's modifier is loaded: as early as registers and shared memory allow, when weights are
@@ -111,6 +113,11 @@ class HopperBackwardConsumer {
     if constexpr (single) {
       single_.prepare(args_, post, own, (flags & BackwardStep::cut) != 0, allowed_);
     }
+    if constexpr (spanned) {
+      if (edge) {
+        find_allowed(args_, post.sequence, own_pairs(post, slot), lane(), allowed_);
+      }
+    }
     if (!grad_outs_there) {
       ptx::barrier_wait(grad_outs_full, parity);
     }
@@ -127,8 +134,12 @@ class HopperBackwardConsumer {
       single_.look(args_, scores_);
     }
     if (ranged && edge) {
-      forbid_products(
-          args_, post.sequence, own_pairs(post, slot), [&](int k) { return lse_of(slot, lse, k); }, scores_);
+      const auto lse_of_rows = [&](int k) { return lse_of(slot, lse, k); };
+      if constexpr (spanned) {
+        forbid_products(args_, allowed_, lse_of_rows, scores_);
+      } else {
+        forbid_products(args_, post.sequence, own_pairs(post, slot), lse_of_rows, scores_);
+      }
     }
     if (edge) {
       ptx::barrier_wait(shared_.of(offsetof(Memory, grad_outs_checked), slot), parity);
@@ -416,9 +427,13 @@ class HopperBackwardConsumer {
   // A forbidden pair's gradient is 0 whatever comes from upstream. Stored again: rather that than keep all the others
   // waiting.
   __device__ __forceinline__ void forbid_score_gradients(const BackwardPost& post, std::uint32_t slot) {
-    for_range<pairs>(post.sequence, own_pairs(post, slot), [&](int e, bool forbidden) {
-      score_gradients_[e / 2] &= forbidden ? (e % 2 == 0 ? 0xFFFF0000u : 0x0000FFFFu) : ~0u;
-    });
+    if constexpr (spanned) {
+      allowed_.template cut<pairs / 2>(0, score_gradients_);
+    } else {
+      for_range<pairs>(post.sequence, own_pairs(post, slot), [&](int e, bool forbidden) {
+        score_gradients_[e / 2] &= forbidden ? (e % 2 == 0 ? 0xFFFF0000u : 0x0000FFFFu) : ~0u;
+      });
+    }
 #pragma unroll
     for (int k = 0; k < queries / 16; ++k) {
       store_score_gradients(slot, k);
@@ -510,7 +525,7 @@ class HopperBackwardConsumer {
   std::uint32_t weights_[queries / 4];
   std::uint32_t score_gradients_[queries / 4];
   Single single_;
-  AllowedPairs<pairs> allowed_;  // of a single modifier
+  AllowedPairs<pairs> allowed_;  // of a single modifier, or of spans at an edge
   std::uint32_t steps_ = 0;      // so far
 };
 

@@ -15,6 +15,8 @@ struct HopperBackwardKernel {
 
 HopperBackwardKernel hopper_backward_kernel_64(DType dtype, HopperBackwardVariant variant);
 HopperBackwardKernel hopper_backward_kernel_128(DType dtype, HopperBackwardVariant variant);
+// Of calls with spans: head dims up to 64, or up to 128.
+HopperBackwardKernel hopper_backward_kernel_spans(DType dtype, bool wide);
 // Up to 256: one for dK and dV, one for dQ.
 HopperBackwardKernel hopper_key_gradients_kernel(DType dtype, HopperBackwardVariant variant);
 HopperBackwardKernel hopper_query_gradients_kernel(DType dtype, HopperBackwardVariant variant);

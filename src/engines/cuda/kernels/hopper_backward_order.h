@@ -97,6 +97,24 @@ struct BackwardSequence {
   }
 };
 
+// The work of a block of threads: one member of one kv head's team. `team` counts chunks of members of all heads.
+struct BackwardItem {
+  int head, member, team;
+};
+
+// Items in the order in which blocks take them. The items of a chunk follow each other, and the chunks of one head come
+// in their order: head by head, or, spread, the first chunks of all heads before the second ones.
+HEADWAY_HOST_DEVICE inline BackwardItem backward_item(int item, int items, int members, int chunk, bool spread) {
+  if (!spread) {
+    const int head = item / members, member = item - head * members;
+    return {head, member, head * ((members + chunk - 1) / chunk) + member / chunk};
+  }
+  const int heads = items / members, number = item / (heads * chunk), first = number * chunk;
+  const int size = members - first < chunk ? members - first : chunk, within = item - first * heads;
+  const int head = within / size;
+  return {head, first + within - head * size, number * heads + head};
+}
+
 // A step of a walk: the query head of the group and the query tile.
 struct BackwardPosition {
   int head = 0, tile = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "engines/cuda/kernels/hopper_backward_loader.cuh"
+#include "engines/cuda/kernels/hopper_backward_spans.cuh"
 
 namespace headway::cuda {
 
@@ -12,6 +13,7 @@ class HopperBackwardProducer {
  public:
   using Memory = HopperBackwardMemory<head_dim, variant>;
   static constexpr HopperBackwardTile tile = Memory::tile;
+  static constexpr bool spanned = variant == HopperBackwardVariant::spanned;
 
   __device__ __forceinline__ HopperBackwardProducer(const HopperBackwardArguments& args, Memory& memory, int lane)
       : args_(args), memory_(memory), shared_(memory), loader_(args, memory), lane_(lane) {}
@@ -19,8 +21,9 @@ class HopperBackwardProducer {
   __device__ __forceinline__ void run() {
 #pragma unroll 1
     for (int item = next_item(); item < args_.items; item = next_item()) {
-      team_ = team_of(item);
-      work_on(item / args_.members, item % args_.members);
+      const BackwardItem place = item_at(item);
+      team_ = place.team;
+      work_on(place.head, place.member);
     }
     if (loads()) {
       loader_.finish();
@@ -30,9 +33,8 @@ class HopperBackwardProducer {
  private:
   __device__ __forceinline__ bool loads() const { return lane_ == 0; }
 
-  __device__ __forceinline__ int team_of(int item) const {
-    const int head = item / args_.members;
-    return head * ((args_.members + args_.chunk - 1) / args_.chunk) + (item - head * args_.members) / args_.chunk;
+  __device__ __forceinline__ BackwardItem item_at(int item) const {
+    return backward_item(item, args_.items, args_.members, args_.chunk, args_.spread);
   }
 
   __device__ __forceinline__ int next_item() { return __shfl_sync(~0u, loads() ? take_item() : 0, 0); }
@@ -42,7 +44,7 @@ class HopperBackwardProducer {
   // taken in order, so that what is taken belongs to no earlier team than what is seen before.
   __device__ __forceinline__ int take_item() {
     const int next = *static_cast<volatile int*>(args_.next_item);
-    if (next < args_.items && team_of(next) == team_) {
+    if (!spanned && next < args_.items && item_at(next).team == team_) {
       loader_.wait_for_posts();
     }
     return next < args_.items ? atomicAdd(args_.next_item, 1) : args_.items;
@@ -64,7 +66,7 @@ class HopperBackwardProducer {
       if (n > 0 && loads()) {
         loader_.copy_post();
       }
-      load_tile(triangle && n == 0 ? seen - 1 - member : member, n == 1);
+      load_tile((triangle || spanned) && n == 0 ? seen - 1 - member : member, n == 1);
     }
     // Keys that nobody sees are shared out too: their gradients have to be written.
 #pragma unroll 1
@@ -85,6 +87,10 @@ class HopperBackwardProducer {
   // The post stays as it is until the next but one.
   __device__ __forceinline__ void load_tile(int key_tile, bool second) {
     const BackwardPost& post = next_post();
+    if constexpr (spanned) {
+      load_spans(post, key_tile);
+      return;
+    }
     const BackwardWalk walk(post.sequence, post.chunk, key_tile, second);
     const int steps = walk.steps();
     if (loads()) {
@@ -103,6 +109,33 @@ class HopperBackwardProducer {
       const int rank = walk.rank(own, [&](int n) { return memory_.starts[n - tiles.begin]; });
 #pragma unroll 1
       for (int n = 0; n < min(32, steps - begin); ++n) {
+        const auto of_step = [&](int value) { return __shfl_sync(~0u, value, n); };
+        const BackwardStep step = {of_step(found.head), of_step(found.row), of_step(found.flags), of_step(found.tile)};
+        const BackwardTurn turn = {step.tile, of_step(rank)};
+        if (loads()) {
+          load_step(post, step, turn);
+        }
+      }
+    }
+  }
+
+  // The same where rows have spans.
+  __device__ __forceinline__ void load_spans(const BackwardPost& post, int key_tile) {
+    SpanWalk walk(args_, post, key_tile);
+    const int steps = walk.steps(lane_);
+    if (loads()) {
+      loader_.post_tile(loader_.post(), key_tile, steps);
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int begin = 0; begin < steps; begin += 32) {
+      const int count = min(32, steps - begin), own = begin + min(lane_, count - 1);
+      const BackwardPosition at = walk.next(lane_, count);
+      BackwardStep found = loader_.step_at(post, key_tile, at, own == 0, own == steps - 1);
+      found.flags |= walk.has_holes(at) ? BackwardStep::edge : 0;
+      const int rank = walk.rank(at);
+#pragma unroll 1
+      for (int n = 0; n < count; ++n) {
         const auto of_step = [&](int value) { return __shfl_sync(~0u, value, n); };
         const BackwardStep step = {of_step(found.head), of_step(found.row), of_step(found.flags), of_step(found.tile)};
         const BackwardTurn turn = {step.tile, of_step(rank)};

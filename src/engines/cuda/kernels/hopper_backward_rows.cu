@@ -2,9 +2,11 @@
 #include "engines/cuda/elements.cuh"
 #include "engines/cuda/kernels/hopper_backward_kernels.h"
 #include "engines/cuda/kernels/hopper_backward_sequence.cuh"
+#include "engines/cuda/kernels/hopper_backward_spans.cuh"
 #include "engines/cuda/kernels/hopper_finish.cuh"
 #include "engines/cuda/kernels/launch.cuh"
 #include "engines/cuda/kernels/plain_rows.cuh"
+#include "engines/cuda/ptx/dependent_launch.cuh"
 
 namespace headway::cuda {
 namespace {
@@ -126,6 +128,15 @@ __global__ void __launch_bounds__(row_threads)
   }
 }
 
+// Whether spans leave the tile a tile of keys: else nothing was added to its sums.
+__device__ __forceinline__ bool sees_any(const HopperBackwardArguments& args, const RowTile& at,
+                                         const BackwardSequence& order) {
+  const std::int64_t line =
+      row_lines(args, at.sequence, at.batch, at.head, std::int64_t{at.tile} * order.query_rows(), order.query_rows())
+          .first;
+  return !SpanWalk::is_empty(args.spans, line, order.keys_of(at.tile));
+}
+
 // dQ: f32 sums in the order of the threads that made them (HopperBackwardConsumer::store_query_gradients) become rows.
 // Sums are read once and rows written once.
 template <class Half, int head_dim, int rows>
@@ -135,7 +146,8 @@ __device__ __forceinline__ void finish_queries(const HopperBackwardArguments& ar
   constexpr int chunks = tile.gradient_numbers() / 1024;
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128, quad_lane = threadIdx.x % 4;
   const float scale = static_cast<float>(args.scale);
-  const bool empty = at.tile >= order.query_tiles() || order.keys_of(at.tile).count() == 0;
+  const bool empty = at.tile >= order.query_tiles() || order.keys_of(at.tile).count() == 0 ||
+                     (args.spans.given && !sees_any(args, at, order));
   const auto* sums =
       reinterpret_cast<const float4*>(args.tile_sums + at.index * tile.gradient_numbers()) + group * chunks * 128;
 #pragma unroll
@@ -172,6 +184,9 @@ __device__ __forceinline__ bool is_allowed(const HopperBackwardArguments& args, 
                                            std::int64_t key) {
   const KeyRange range = row_range(args, at.sequence, at.batch, i);
   if (key < range.begin || key >= range.end) {
+    return false;
+  }
+  if (args.spans.given && !spans_of_row(args, at.sequence, at.batch, at.head, i).allows(key)) {
     return false;
   }
   const auto offset = [&](const Matrix& matrix) {
@@ -249,6 +264,7 @@ __device__ __forceinline__ void add_poison(const HopperBackwardArguments& args, 
 
 template <class Half, int head_dim, int rows>
 __global__ void __launch_bounds__(row_threads, 5) backward_finish(const __grid_constant__ HopperBackwardArguments args) {
+  ptx::wait_for_kernel_before();
   const RowTile at = row_tile<rows>(args, blockIdx.x);
   if (at.tile * rows >= at.sequence.query_count) {
     return;
@@ -297,8 +313,14 @@ cudaError_t launch_backward_rows(const HopperBackwardArguments& arguments, const
 cudaError_t launch_backward_finish(const HopperBackwardArguments& arguments, DType dtype, HopperBackwardTile tile,
                                    cudaStream_t stream) {
   return with_tile(dtype, tile, [&](auto type, auto head_dim, auto rows) {
-    return start(backward_finish<decltype(type), head_dim.value, rows.value>, grid(row_tiles(arguments, tile)),
-                 row_threads, stream, arguments);
+    cudaLaunchAttribute early = early_start();
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid(row_tiles(arguments, tile));
+    config.blockDim = dim3(row_threads);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, backward_finish<decltype(type), head_dim.value, rows.value>, arguments);
   });
 }
 

@@ -12,6 +12,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
   using Base::address;
   using Base::args_;
   using Base::begun_;
+  using Base::block_;
   using Base::blocks_;
   using Base::careful_;
   using Base::draw_kept;
@@ -23,6 +24,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
   using Base::keys_;
   using Base::lane_;
   using Base::load_mask_bits;
+  using Base::load_span_bits;
   using Base::masked;
   using Base::memory_;
   using Base::modified;
@@ -42,9 +44,12 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
   using Base::skipped_;
   using Base::slope_;
   using Base::softmax_;
+  using Base::spanned;
   using Base::tile;
   using Base::tile_row_;
   using Base::values_;
+  using Base::values_are_edge_;
+  using Base::wait_for_block;
   using Base::wait_for_query;
   using Base::wait_for_turn;
   using Base::wait_for_values;
@@ -176,8 +181,30 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
       } else {
         walk<Change::any, Edge::perhaps>(work);
       }
+    } else if constexpr (spanned) {
+      walk_spans(work);
     } else {
       walk<Change::none>(work);
+    }
+  }
+
+  // The blocks after the first, by steps: which they are the producer says.
+  __device__ __forceinline__ void walk_spans(const HopperWork& work) {
+    const auto edge_comes = [&] {
+      wait_for_block();
+      return block_.edge;
+    };
+    int n = blocks_.last - 2;
+#pragma unroll 1
+    while (n >= 0) {
+#pragma unroll 1
+      for (; n >= 0 && edge_comes(); --n) {
+        step<Edge::yes, Change::none>(work, n);
+      }
+#pragma unroll 1
+      for (; n >= 0 && !edge_comes(); --n) {
+        step<Edge::no, Change::none>(work, n);
+      }
     }
   }
 
@@ -219,7 +246,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
       __syncwarp();
       release(offsetof(Memory, query_empty), queries_.slot);
     }
-    ptx::barrier_wait(address(offsetof(Memory, full), keys_.slot), keys_.parity);
+    wait_for_block();
     ptx::wgmma_fence();
     multiply_keys();
   }
@@ -231,6 +258,7 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     values_ = keys_;
     values_.advance();
     skipped_ = false;
+    values_are_edge_ = spanned && block_.edge;
     this->template modify<Edge::perhaps, modified ? Change::any : Change::none>(work, blocks_.last - 1);
     constexpr Change change = modified ? Change::any : Change::none;
     float older[2] = {softmax_.raise(scores_, 0, this->template rest<change>(0)),
@@ -247,7 +275,9 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
   // Scores of block n, output of block n + 1, softmax of block n.
   template <Edge edge, Change change>
   __device__ __forceinline__ void step(const HopperWork& work, int n) {
-    ptx::barrier_wait(address(offsetof(Memory, full), keys_.slot), keys_.parity);
+    if constexpr (!spanned) {
+      wait_for_block();
+    }
     wait_for_turn();
     ptx::touch(out_);
     ptx::touch(weights_);
@@ -261,6 +291,12 @@ class HopperConsumer : private ConsumerParts<Half, head_dim, variant> {
     }
     if constexpr (change == Change::mask) {
       load_mask_bits();
+    }
+    if constexpr (spanned) {
+      values_are_edge_ = block_.edge;
+      if constexpr (edge == Edge::yes) {
+        load_span_bits(work);
+      }
     }
     ptx::wgmma_wait<1>();
     ptx::touch(scores_);

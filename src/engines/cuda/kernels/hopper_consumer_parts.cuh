@@ -6,6 +6,7 @@
 #include "engines/cuda/kernels/hopper_guard.cuh"
 #include "engines/cuda/kernels/hopper_modifiers.cuh"
 #include "engines/cuda/kernels/hopper_repair.cuh"
+#include "engines/cuda/kernels/hopper_spans.cuh"
 #include "engines/cuda/kernels/hopper_units.cuh"
 #include "engines/cuda/ptx/wgmma.cuh"
 
@@ -27,6 +28,7 @@ class ConsumerParts {
   static constexpr bool posted = !is_plain(variant);
   static constexpr bool masked = is_masked(variant);
   static constexpr bool drops = variant == HopperVariant::dropped;
+  static constexpr bool spanned = Memory::spanned;
   static constexpr bool modified = masked || variant == HopperVariant::modified;
 
   __device__ __forceinline__ ConsumerParts(const HopperArguments& args, Memory& memory, int group, int warp, int lane)
@@ -159,8 +161,26 @@ class ConsumerParts {
     }
   }
 
+  // The columns that spans leave, before their scores are there.
+  __device__ __forceinline__ void load_span_bits(const HopperWork& work) {
+    const int first_key = block_.number * tile.keys, column = first_key + 2 * quad_lane_;
+    const auto& post = memory_.posts[post_.slot];
+    const ColumnRange ranges[2] = {{post.begin[tile_row_] - column, post.end[tile_row_] - column},
+                                   {post.begin[tile_row_ + 8] - column, post.end[tile_row_ + 8] - column}};
+    find_span_bits<tile.keys / 4>(args_.spans, work, tile_row_, first_key, quad_lane_, ranges, mask_bits_);
+  }
+
   template <Edge edge, Change change>
   __device__ __forceinline__ void modify(const HopperWork& work, int n) {
+    if constexpr (spanned) {
+      if (edge == Edge::yes || (edge == Edge::perhaps && block_.edge)) {
+        if constexpr (edge == Edge::perhaps) {
+          load_span_bits(work);
+        }
+        apply_span_bits(mask_bits_, scores_);
+      }
+      return;
+    }
     const int column = n * tile.keys + 2 * quad_lane_;
     if constexpr (change != Change::none) {
       modify_scores<change>(work, n);
@@ -225,7 +245,12 @@ class ConsumerParts {
         memory_.posts[post_.slot].again = true;
       }
       if (poisoned_ != 0) {
-        repair<Half, Memory::splits>(args_, memory_.posts[post_.slot], tile_row_ - lane_ / 4, tile.keys, lane_);
+        if constexpr (spanned) {
+          repair_spans<Half, tile.keys>(args_, memory_.posts[post_.slot], memory_.spans.works[post_.slot],
+                                        tile_row_ - lane_ / 4, lane_);
+        } else {
+          repair<Half, Memory::splits>(args_, memory_.posts[post_.slot], tile_row_ - lane_ / 4, tile.keys, lane_);
+        }
       }
     }
   }
@@ -249,7 +274,7 @@ class ConsumerParts {
     values_.advance(2);
 #pragma unroll 1
     for (int k = 0; k < skipped; ++k) {
-      pass_over(keys_);
+      pass_keys();
       keys_.advance(k == 0 ? 1 : 2);
       pass_unit();
       wait_for_turn();
@@ -263,12 +288,20 @@ class ConsumerParts {
 
   // The one that is left, where the rows see no key at all.
   __device__ __forceinline__ void pass_last_block() {
-    pass_over(keys_);
+    pass_keys();
     keys_.advance(skipped_ ? 2 : 1);
     skipped_ = false;
     pass_unit();
     pass_values(blocks_.first, keys_);
     keys_.advance();
+  }
+
+  __device__ __forceinline__ void pass_keys() {
+    if constexpr (spanned) {
+      wait_for_block();
+      values_are_edge_ = block_.edge;
+    }
+    pass_over(keys_);
   }
 
   __device__ __forceinline__ void pass_over(Position position) {
@@ -277,7 +310,7 @@ class ConsumerParts {
   }
 
   __device__ __forceinline__ void pass_values(int n, Position position) {
-    if (posted && is_checked(args_, careful_, blocks_, n)) {
+    if (posted && (spanned ? careful_ && values_are_edge_ : is_checked(args_, careful_, blocks_, n))) {
       wait_for_check(position);
     }
     pass_over(position);
@@ -302,6 +335,15 @@ class ConsumerParts {
     ptx::barrier_wait(address(offsetof(Memory, query_full), queries_.slot), queries_.parity);
   }
 
+  // The next block's keys, and which block it is. Lane 0 lets go of the slot.
+  __device__ __forceinline__ void wait_for_block() {
+    ptx::barrier_wait(address(offsetof(Memory, full), keys_.slot), keys_.parity);
+    if constexpr (spanned) {
+      const int packed = lane_ == 0 ? memory_.spans.blocks[keys_.slot] : 0;
+      block_ = SpanBlock::unpacked(__shfl_sync(~0u, packed, 0));
+    }
+  }
+
   // The guard's barriers have phases of their own: few blocks are checked.
   __device__ __forceinline__ void wait_for_check(Position position) {
     ptx::barrier_wait(address(offsetof(Memory, checked), position.slot), checked_parities_ >> position.slot & 1);
@@ -310,7 +352,7 @@ class ConsumerParts {
 
   __device__ __forceinline__ void wait_for_values(int n, Position position) {
     if constexpr (posted) {
-      if (is_checked(args_, careful_, blocks_, n)) {
+      if (spanned ? careful_ && values_are_edge_ : is_checked(args_, careful_, blocks_, n)) {
         wait_for_check(position);
         const int* found = memory_.guard_found[position.slot];
         poisoned_ |= __shfl_sync(~0u, lane_ == 0 ? found[0] | found[1] : 0, 0);  // lane 0 lets go of the slot
@@ -380,6 +422,8 @@ class ConsumerParts {
   bool careful_ = false;
   std::uint32_t checked_parities_ = 0;  // by slot of the ring
   int poisoned_ = 0;                    // a value that is not finite was taken out of an edge block
+  SpanBlock block_;                     // of the scores at hand, where rows have spans
+  bool values_are_edge_ = false;        // those that come next
 };
 
 }  // namespace headway::cuda

@@ -75,7 +75,11 @@ class HopperGuard {
           ptx::barrier_wait(ptx::shared_address(&memory_.careful_begun), careful_parity_);
           careful_parity_ ^= 1;
         }
-        if (prepares_ || work.careful) {
+        if constexpr (Memory::spanned) {
+          if (work.careful) {
+            follow_spans(work, memory_.spans.works[post.slot]);
+          }
+        } else if (prepares_ || work.careful) {
           follow(work);
         }
         position_.skip(2 * (work.blocks.last - work.blocks.first));
@@ -107,8 +111,25 @@ class HopperGuard {
     check(work, work.blocks.first, position);
   }
 
+  // As HopperProducer::load_spans goes.
+  __device__ __forceinline__ void follow_spans(const HopperWork& work, const SpanWork& spans) {
+    Position position = position_;
+    SpanBlocks<Memory::tile.keys> blocks(args_.spans, spans);
+    position.advance();  // over the first keys
+#pragma unroll 1
+    for (int n = work.blocks.last - 1; n >= 0; --n) {
+      position.advance(n > 0 ? 1 : 0);  // over the next keys
+      check(blocks.next().edge, position);
+      position.advance();
+    }
+  }
+
   __device__ __forceinline__ void check(const HopperWork& work, int n, Position position) {
-    if (is_checked(args_, work.careful, work.blocks, n)) {
+    check(is_checked(args_, work.careful, work.blocks, n), position);
+  }
+
+  __device__ __forceinline__ void check(bool checked, Position position) {
+    if (checked) {
       ptx::barrier_wait(ptx::shared_address(&memory_.full[position.slot]), position.parity);
       check_slot<Half>(memory_, position.slot, warp_, lane_);
       arrive(memory_.checked[position.slot]);

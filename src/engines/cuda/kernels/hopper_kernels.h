@@ -14,7 +14,9 @@ struct HopperKernel {
 
 HopperKernel hopper_kernel_64(DType dtype, HopperVariant variant);
 HopperKernel hopper_kernel_128(DType dtype, HopperVariant variant);
+HopperKernel hopper_kernel_192(DType dtype, HopperVariant variant);
 HopperKernel hopper_kernel_256(DType dtype, HopperVariant variant);
+HopperKernel hopper_kernel_spans(DType dtype, std::int64_t widest);  // of head dims up to 256
 
 // As many blocks of threads as are given take all tiles.
 cudaError_t launch_hopper(const Launch& launch, int blocks, const HopperArguments& arguments, cudaStream_t stream);

@@ -3,6 +3,7 @@
 
 #include "engines/cuda/kernels/hopper_schedule.cuh"
 #include "engines/cuda/kernels/hopper_units.cuh"
+#include "engines/cuda/kernels/page_entry.cuh"
 #include "engines/cuda/ptx/tma.cuh"
 
 namespace headway::cuda {
@@ -42,7 +43,11 @@ class HopperProducer {
         return;
       }
       if (kind == PostKind::tile) {
-        load_tile(memory_.posts[post.slot].work);
+        if constexpr (Memory::spanned) {
+          load_spans(memory_.posts[post.slot].work, memory_.spans.works[post.slot]);
+        } else {
+          load_tile(memory_.posts[post.slot].work);
+        }
       }
       ptx::barrier_arrive(ptx::shared_address(&memory_.post_empty[post.slot]));
       post.advance();
@@ -63,6 +68,29 @@ class HopperProducer {
       load_units(work, n - 1);
     }
     load_values(work, work.blocks.first);
+  }
+
+  // The same for the blocks that spans leave.
+  __device__ __forceinline__ void load_spans(const HopperWork& work, const SpanWork& spans) {
+    load_query(work);
+    SpanBlocks<tile.keys> blocks(args_.spans, spans);
+    SpanBlock block = blocks.next();
+    load_keys(work, block);
+#pragma unroll 1
+    for (int n = work.blocks.last - 1; n > 0; --n) {
+      const SpanBlock next = blocks.next();
+      load_keys(work, next);
+      load_values(work, block.number);
+      block = next;
+    }
+    load_values(work, block.number);
+  }
+
+  // The consumers read the block's number when its keys are there.
+  __device__ __forceinline__ void load_keys(const HopperWork& work, const SpanBlock& block) {
+    ptx::barrier_wait(ptx::shared_address(&memory_.empty[position_.slot]), position_.parity ^ 1);
+    memory_.spans.blocks[position_.slot] = block.packed();
+    load_keys(work, block.number);
   }
 
   __device__ __forceinline__ void load_query(const HopperWork& work) {
@@ -110,11 +138,58 @@ class HopperProducer {
   }
 
   __device__ __forceinline__ void load_block(const CUtensorMap* map, MapSteps steps, const HopperWork& work, int n) {
+    if constexpr (!is_plain(variant)) {
+      if (args_.pages.table != nullptr) {
+        load_paged_block(map, steps, work, n);
+        return;
+      }
+    }
+    const std::uint32_t full = open_slot();
+    copy_panels<tile.keys>(memory_.ring[position_.slot], map, work.key_begin + n * tile.keys,
+                           work.head / group_ * steps.head, work.batch * steps.batch, full);
+    position_.advance();
+  }
+
+  // Waits for the next slot of the ring; the barrier that its copies report to.
+  __device__ __forceinline__ std::uint32_t open_slot() {
     const std::uint32_t full = ptx::shared_address(&memory_.full[position_.slot]);
     ptx::barrier_wait(ptx::shared_address(&memory_.empty[position_.slot]), position_.parity ^ 1);
     ptx::barrier_expect_bytes(full, tile.block_bytes());
-    copy_panels<tile.keys>(memory_.ring[position_.slot], map, work.key_begin + n * tile.keys,
-                           work.head / group_ * steps.head, work.batch * steps.batch, full);
+    return full;
+  }
+
+  // The same rows from pages, a few of one page at a time. The first pages are looked up together, before the wait for
+  // the slot. Rows behind the last key are masked: any that there are.
+  __device__ __forceinline__ void load_paged_block(const CUtensorMap* map, MapSteps steps, const HopperWork& work,
+                                                   int n) {
+    constexpr int together = 8;
+    const PageEntries entries(args_.pages, work.batch);
+    const int box_rows = args_.box_rows, first = n * tile.keys, head = work.head / group_ * steps.head;
+    const int last = max(work.key_count - 1, 0) / box_rows * box_rows;
+    int pages[together];
+#pragma unroll
+    for (int x = 0; x < together; ++x) {
+      pages[x] = entries.load(min(first + x * box_rows, last));
+    }
+    const std::uint32_t full = open_slot(), shared = ptx::shared_address(memory_.ring[position_.slot]);
+    const auto copy = [&](int row, int page) {
+      const int slot = entries.slot_of(min(first + row, last));
+#pragma unroll
+      for (int panel = 0; panel < tile.panels(); ++panel) {
+        ptx::copy_box(shared + (panel * tile.keys + row) * 128, map,
+                      {panel * 64, slot, head, entries.inside(page) * steps.batch}, full);
+      }
+    };
+#pragma unroll
+    for (int x = 0; x < together; ++x) {
+      if (x * box_rows < tile.keys) {
+        copy(x * box_rows, pages[x]);
+      }
+    }
+#pragma unroll 1
+    for (int row = together * box_rows; row < tile.keys; row += box_rows) {
+      copy(row, entries.load(min(first + row, last)));
+    }
     position_.advance();
   }
 

@@ -6,14 +6,20 @@
 #include "engines/cuda/kernels/hopper_guard.cuh"
 #include "engines/cuda/kernels/hopper_matrix.cuh"
 #include "engines/cuda/kernels/hopper_partial.cuh"
+#include "engines/cuda/kernels/hopper_spans.cuh"
+#include "engines/cuda/kernels/pages.cuh"
 
 namespace headway::cuda {
 
-template <int rows>
+template <bool spanned = false, int rows>
 __device__ __forceinline__ bool is_allowed(const HopperArguments& args, const HopperPost<rows>& post, int tile_row,
                                            int key) {
   if (key < post.begin[tile_row] || key >= post.end[tile_row]) {
     return false;
+  }
+  if constexpr (spanned) {
+    const HopperWork& work = post.work;
+    return RowSpans(args.spans, work.batch, work.head, work.query_begin + work.row + tile_row).allows(key);
   }
   if (args.mask.data != nullptr &&
       static_cast<const std::uint8_t*>(args.mask.data)[matrix_offset(args.mask, post.work, tile_row, key)] == 0) {
@@ -25,12 +31,12 @@ __device__ __forceinline__ bool is_allowed(const HopperArguments& args, const Ho
 
 // The 16 rows of a warp, from warp_row on. A lane owns columns lane, lane + 32, ... of the stored output, or of the
 // sums of a split.
-template <class Half, bool splits, int rows>
+template <class Half, bool splits, bool spanned = false, int rows>
 __device__ __forceinline__ void add_value(const HopperArguments& args, const HopperPost<rows>& post, int warp_row,
                                           int key, int column, float value) {
   const HopperWork& work = post.work;
   for (int row = warp_row; row < min(warp_row + 16, work.real_rows); ++row) {
-    if (!is_allowed(args, post, row, key)) {
+    if (!is_allowed<spanned>(args, post, row, key)) {
       continue;
     }
     if constexpr (splits) {
@@ -43,13 +49,22 @@ __device__ __forceinline__ void add_value(const HopperArguments& args, const Hop
   }
 }
 
+// Where a row of values begins.
+__device__ __forceinline__ std::int64_t value_offset(const HopperArguments& args, const HopperWork& work, int head,
+                                                     int key) {
+  if (args.pages.table == nullptr) {
+    return row_offset(args.value, work.batch, head, work.key_begin + key);
+  }
+  const PageSlot at = slot_of(args.pages, work.batch, key);
+  return row_offset(args.value, at.page, head, at.slot);
+}
+
 template <class Half, bool splits, int rows>
 __device__ __forceinline__ void repair(const HopperArguments& args, const HopperPost<rows>& post, int warp_row,
                                        int keys, int lane) {
   __syncwarp();  // the rows that the other lanes stored
   const HopperWork& work = post.work;
-  const Half* values = static_cast<const Half*>(args.value.data) +
-                       row_offset(args.value, work.batch, work.head / args.group, work.key_begin);
+  const int head = static_cast<int>(work.head / args.group);
 #pragma unroll 1
   for (int n = work.blocks.first; n < work.blocks.last; ++n) {
     if (!args.masks_anywhere() && !work.blocks.is_edge(n)) {
@@ -57,11 +72,37 @@ __device__ __forceinline__ void repair(const HopperArguments& args, const Hopper
     }
 #pragma unroll 1
     for (int key = n * keys; key < min((n + 1) * keys, work.key_count); ++key) {
+      const Half* values = static_cast<const Half*>(args.value.data) + value_offset(args, work, head, key);
+#pragma unroll 1
+      for (int column = lane; column < args.value_dim; column += 32) {
+        const float value = number<float>(values[column]);
+        if (!isfinite(value)) {
+          add_value<Half, splits>(args, post, warp_row, key, column, value);
+        }
+      }
+    }
+  }
+}
+
+// The same where rows have spans: of the blocks that they leave.
+template <class Half, int keys, int rows>
+__device__ __forceinline__ void repair_spans(const HopperArguments& args, const HopperPost<rows>& post,
+                                             const SpanWork& spans, int warp_row, int lane) {
+  __syncwarp();  // the rows that the other lanes stored
+  const HopperWork& work = post.work;
+  const Half* values = static_cast<const Half*>(args.value.data) +
+                       row_offset(args.value, work.batch, work.head / args.group, work.key_begin);
+  SpanBlocks<keys> blocks(args.spans, spans);
+#pragma unroll 1
+  for (int n = 0; n < work.blocks.last; ++n) {
+    const SpanBlock block = blocks.next();
+#pragma unroll 1
+    for (int key = block.number * keys; block.edge && key < min((block.number + 1) * keys, work.key_count); ++key) {
 #pragma unroll 1
       for (int column = lane; column < args.value_dim; column += 32) {
         const float value = number<float>(values[key * args.value.row + column]);
         if (!isfinite(value)) {
-          add_value<Half, splits>(args, post, warp_row, key, column, value);
+          add_value<Half, false, true>(args, post, warp_row, key, column, value);
         }
       }
     }

@@ -4,6 +4,7 @@
 #include <climits>
 
 #include "engines/cuda/kernels/hopper_shared.cuh"
+#include "engines/cuda/kernels/hopper_spans.cuh"
 #include "engines/cuda/key_range.cuh"
 #include "engines/cuda/ptx/dependent_launch.cuh"
 
@@ -197,7 +198,8 @@ class KnownSequence {
  public:
   __device__ __forceinline__ explicit KnownSequence(const HopperArguments& args)
       : args_(args),
-        alike_(args.cu_seqlens_q.data == nullptr && args.query_lens.data == nullptr && !args.valid_lens_per_batch),
+        alike_(args.cu_seqlens_q.data == nullptr && args.query_lens.data == nullptr && !args.valid_lens_per_batch &&
+               args.pages.table == nullptr),
         sequence_(args, 0) {}
 
   __device__ __forceinline__ const ShortSequence& of(int batch) {
@@ -216,9 +218,10 @@ class KnownSequence {
 };
 
 // Fills the post with the next tile that has work; false when there is none left.
-template <class Memory, class Post>
+template <class Memory>
 __device__ __forceinline__ bool post_next(const HopperArguments& args, TileSource& source, KnownSequence& sequences,
-                                          int lane, Post& post) {
+                                          int lane, Memory& memory, std::uint32_t slot) {
+  auto& post = memory.posts[slot];
   constexpr HopperTile shape = Memory::tile;
 #pragma unroll 1
   for (int index = source.next(lane); index < args.tiles; index = source.next(lane)) {
@@ -231,6 +234,9 @@ __device__ __forceinline__ bool post_next(const HopperArguments& args, TileSourc
     if (post_work<shape.rows(), shape.keys>(args, tile, sequences.of(tile.batch), lane, post)) {
       if constexpr (Memory::splits) {
         narrow_to_split(args, split, lane, post);
+      }
+      if constexpr (Memory::spanned) {
+        post_spans<shape.rows(), shape.keys>(args, lane, post, memory.spans.works[slot]);
       }
       return true;
     }
@@ -258,7 +264,7 @@ __device__ __forceinline__ void schedule(const HopperArguments& args, Memory& me
         post.again = false;
         post.work.careful = true;
       }
-    } else if (kind == PostKind::pause || !post_next<Memory>(args, source, sequences, lane, post)) {
+    } else if (kind == PostKind::pause || !post_next(args, source, sequences, lane, memory, position.slot)) {
       kind = pauses-- > 0 ? PostKind::pause : PostKind::finished;
     }
     if (lane == 0) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "engines/cuda/kernels/hopper_arguments.h"
 #include "engines/cuda/ptx/mbarrier.cuh"
@@ -54,6 +55,21 @@ struct HopperPost {
   int begin[rows], end[rows];  // the keys that each row may see
 };
 
+// What the scheduler says besides about a tile whose rows have spans (hopper_spans.cuh); its HopperWork counts steps.
+struct SpanWork {
+  std::int64_t line;  // of tile bits: those of the tile's rows
+  int lines;
+  HopperBlocks blocks;  // that the rows' ranges leave, by the numbers of the keys
+};
+template <int slots>
+struct SpanPosts {
+  SpanWork works[post_slots];
+  int blocks[slots];  // SpanBlock::packed, by slot of the ring
+};
+struct NoSpans {
+  int unused;
+};
+
 // Whether a block's values are looked through before they are used: see hopper_guard.cuh.
 __device__ __forceinline__ bool is_checked(const HopperArguments& args, bool careful, const HopperBlocks& blocks,
                                            int block) {
@@ -67,6 +83,7 @@ struct alignas(tile_alignment) HopperMemory {
   static constexpr HopperTile tile = hopper_tile(head_dim, variant);
   static constexpr bool masked = is_masked(variant);
   static constexpr bool splits = variant == HopperVariant::split;
+  static constexpr bool spanned = variant == HopperVariant::spanned;
   static constexpr int unit_slots = masked ? 4 * tile.consumers : 1;  // of bytes; of wider elements fewer fit
   static constexpr std::uint32_t unit_area = masked ? unit_slots * tile.unit_bytes(1) : 16;
 
@@ -81,6 +98,7 @@ struct alignas(tile_alignment) HopperMemory {
   int guard_found[tile.slots][2];  // by warp of the guard
   float never_written;
   HopperPost<is_plain(variant) ? 1 : tile.rows()> posts[post_slots];
+  std::conditional_t<spanned, SpanPosts<tile.slots>, NoSpans> spans;
 };
 
 // A position in the ring: the slot, and the parity of its phase.

@@ -1,7 +1,7 @@
-// The splits of a row (of decode.cuh, or of hopper_partial.cuh), merged: a block for each row. Its threads find the
-// highest score and the sum of weights, then each adds four features of every so many splits, and at last those sums
-// are added: the order depends on the number of splits and features alone. A few kilobytes a row, all loads of a step
-// under way together: latency bounds it.
+// The splits of a row (of decode.cuh, or of hopper_partial.cuh), merged: by a block for each row, or by a warp where
+// there are few splits. Threads find the highest score and the sum of weights, then each adds four features of every so
+// many splits, and at last those sums are added: in one order, whoever does it, that depends on the splits and features
+// alone. A few kilobytes a row, all loads of a step under way together: latency bounds it.
 #pragma once
 
 #include "engines/cuda/kernels/decode_arguments.h"
@@ -15,15 +15,21 @@ namespace headway::cuda {
 
 constexpr int merge_threads = 256;
 
-// Combines one number of every thread; all get the result. The order is fixed.
+// Combine one number of every lane, or thread; all get the result. The order is fixed.
 template <class Combine>
-__device__ inline float over_block(float value, const Combine& combine) {
-  constexpr int warps = merge_threads / 32;
-  __shared__ float values[warps];
+__device__ inline float over_warp(float value, const Combine& combine) {
 #pragma unroll
   for (int lanes = 16; lanes > 0; lanes /= 2) {
     value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
   }
+  return value;
+}
+
+template <class Combine>
+__device__ inline float over_block(float value, const Combine& combine) {
+  constexpr int warps = merge_threads / 32;
+  __shared__ float values[warps];
+  value = over_warp(value, combine);
   __syncthreads();
   if (threadIdx.x % 32 == 0) {
     values[threadIdx.x / 32] = value;
@@ -86,7 +92,15 @@ __device__ inline int add_splits(const SplitRow& row, float highest, float* sums
   return groups;
 }
 
-template <class T>
+__device__ inline SplitRow splits_of(const MergeArguments& args, std::int64_t b, std::int64_t h, std::int64_t i) {
+  const std::int64_t width = sum_width(args.value_dim);
+  const SplitArguments& split = args.split;
+  const std::int64_t head = (b * args.kv_heads + h / args.group) * split.splits;
+  const std::int64_t first = head * split.rows + i * args.group + h % args.group;
+  return {split.statistics + 2 * first, split.sums + first * width, split.splits, split.rows, width, split.unit};
+}
+
+template <class T, class Stored>
 __device__ inline void merge_row(const MergeArguments& args, std::int64_t b, std::int64_t h, std::int64_t i) {
   __shared__ __align__(16) float sums[merge_threads * 4];
   const Sequence sequence = sequence_of(args, b);
@@ -95,14 +109,11 @@ __device__ inline void merge_row(const MergeArguments& args, std::int64_t b, std
   if (i >= sequence.query_count) {
     return;
   }
-  const std::int64_t width = sum_width(args.value_dim), g = h / args.group;
-  const SplitArguments& split = args.split;
-  const std::int64_t first = (b * args.kv_heads + g) * split.splits * split.rows + i * args.group + h % args.group;
-  const SplitRow splits{
-      split.statistics + 2 * first, split.sums + first * width, split.splits, split.rows, width, split.unit};
+  const SplitRow splits = splits_of(args, b, h, i);
+  const std::int64_t width = splits.width;
   RowSoftmax<float> row = merged_statistics(splits);
   const float highest = row.highest;
-  row.highest *= split.unit;
+  row.highest *= splits.unit;
   const RowEnd<float> end = close_row(row, sink, i >= sequence.real_queries);
   const int groups = width == 0 ? 0 : add_splits(splits, highest, sums);
   const std::int64_t at = sequence.query_begin + i;
@@ -120,19 +131,99 @@ __device__ inline void merge_row(const MergeArguments& args, std::int64_t b, std
   if (needs_plain_row(args, row, row_range(args, sequence, b, i))) {
     __syncthreads();  // the row is stored
     if (threadIdx.x < 32) {
-      attend_plainly<T>(args, b, h, i, 0, args.value_dim);
+      attend_plainly<T, Stored>(args, b, h, i, 0, args.value_dim);
     }
   }
 }
 
 // A block for each query, head and batch item, which lie along the grid's axes.
-template <class T>
+template <class T, class Stored>
 __global__ void __launch_bounds__(merge_threads, 6) merge_splits(const __grid_constant__ MergeArguments args) {
   for (std::int64_t b = blockIdx.z; b < args.batch; b += gridDim.z) {
     for (std::int64_t h = blockIdx.y; h < args.heads; h += gridDim.y) {
       __syncthreads();  // the sums of the row before have been read
-      merge_row<T>(args, b, h, blockIdx.x);
+      merge_row<T, Stored>(args, b, h, blockIdx.x);
     }
+  }
+}
+
+// ---- Few splits ----
+
+// A block's groups of threads then have one split each at most, and their sums are added split by split.
+inline bool is_merged_by_warps(std::int64_t splits, std::int64_t value_dim) {
+  const std::int64_t quads = sum_width(value_dim) / 4;
+  return quads > 0 && splits <= 32 && splits <= merge_threads / quads;
+}
+
+template <class T>
+__device__ inline void store_four(const MergeArguments& args, T* to, std::int64_t first, const float (&values)[4]) {
+  T four[4] = {element<T>(values[0]), element<T>(values[1]), element<T>(values[2]), element<T>(values[3])};
+  if (args.out.chunks && first + 4 <= args.value_dim) {
+    *reinterpret_cast<uint2*>(to + first) = *reinterpret_cast<const uint2*>(four);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    if (first + e < args.value_dim) {
+      to[(first + e) * args.out.feature] = four[e];
+    }
+  }
+}
+
+template <class T, class Stored>
+__device__ inline void merge_row_by_warp(const MergeArguments& args, std::int64_t b, std::int64_t h, std::int64_t i) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const Sequence sequence = sequence_of(args, b);
+  if (i >= sequence.query_count) {
+    return;
+  }
+  const SplitRow splits = splits_of(args, b, h, i);
+  const auto count = static_cast<int>(splits.splits);
+  const bool has_split = lane < count;
+  const float highest =
+      over_warp(has_split ? splits.highest(lane) : -infinity<float>(), [](float x, float y) { return higher(x, y); });
+  const float own_factor = has_split ? splits.factor(lane, highest) : 0.0f;
+  const float own_total = has_split ? splits.total(lane) * own_factor : 0.0f;
+  RowSoftmax<float> row{highest, over_warp(own_total, [](float x, float y) { return x + y; })};
+  row.highest *= splits.unit;
+  const RowEnd<float> end = close_row(row, sink_of<float>(args, h), i >= sequence.real_queries);
+  const std::int64_t at = sequence.query_begin + i;
+  T* out = head_of<T>(args.out, b, h) + at * args.out.row;
+  for (int first = 0; first < splits.width; first += 128) {
+    const int quad = first / 4 + lane;
+    float sum[4] = {};
+    const bool has_quad = 4 * quad < splits.width;
+#pragma unroll 4
+    for (int split = 0; split < count; ++split) {
+      const float factor = __shfl_sync(~0u, own_factor, split);
+      const float4 four = has_quad ? splits.four(split, quad) : float4{};
+      sum[0] += four.x * factor, sum[1] += four.y * factor, sum[2] += four.z * factor, sum[3] += four.w * factor;
+    }
+    if (has_quad) {
+#pragma unroll
+      for (float& number : sum) {
+        number = row.empty() ? 0.0f : number * end.factor;
+      }
+      store_four(args, out, 4 * quad, sum);
+    }
+  }
+  if (lane == 0 && args.lse.data != nullptr) {
+    head_of<float>(args.lse, b, h)[at * args.lse.row] = end.lse;
+  }
+  if (needs_plain_row(args, row, row_range(args, sequence, b, i))) {
+    __syncwarp();  // the row is stored
+    attend_plainly<T, Stored>(args, b, h, i, 0, args.value_dim);
+  }
+}
+
+// A warp for each query and head, a batch item after the other.
+template <class T, class Stored>
+__global__ void __launch_bounds__(merge_threads) merge_few_splits(const __grid_constant__ MergeArguments args) {
+  const std::int64_t row = std::int64_t{blockIdx.x} * (merge_threads / 32) + threadIdx.x / 32;
+  const std::int64_t h = row / args.query_len, i = row % args.query_len;
+  ptx::wait_for_kernel_before();
+  for (std::int64_t b = blockIdx.z; h < args.heads && b < args.batch; b += gridDim.z) {
+    merge_row_by_warp<T, Stored>(args, b, h, i);
   }
 }
 

@@ -9,13 +9,14 @@
 // NaN: as in simt_forward.cuh the walk is repeated carefully only where its result holds one.
 #pragma once
 
+#include "engines/cuda/kernels/launch.cuh"
 #include "engines/cuda/kernels/mma_scores.cuh"
 #include "engines/cuda/kernels/plain_again.cuh"
 #include "engines/cuda/kernels/softmax.cuh"
 
 namespace headway::cuda {
 
-template <class T, int Depth>
+template <class T, int Depth, bool Paged = false>
 class MmaForward {
  public:
   static constexpr int tile_bytes = mma_rows * Depth * 2;
@@ -42,7 +43,7 @@ class MmaForward {
     const HalfRows<T> queries(args_.query, b, h, sequence_.query_begin, sequence_.query_count, args_.head_dim);
     __syncthreads();  // the tile before has been read
     if (static_cast<int>(threadIdx.x) < mma_rows) {
-      ranges()[threadIdx.x] = row_range(args_, sequence_, b, first_ + threadIdx.x);
+      ranges()[threadIdx.x] = row_keys(args_, sequence_, b, h, first_ + threadIdx.x);
     }
     fill_tile<Depth>(queries, first_, queries_);
     ptx::commit_copies();
@@ -78,6 +79,10 @@ class MmaForward {
     __shared__ KeyRange ranges[mma_rows];
     return ranges;
   }
+  __device__ static std::uint64_t* words() {
+    __shared__ std::uint64_t words[mma_rows];
+    return words;
+  }
 
   __device__ void walk(bool careful) {
     rows_[0] = rows_[1] = {};
@@ -86,10 +91,12 @@ class MmaForward {
       out_[t][0] = out_[t][1] = out_[t][2] = out_[t][3] = 0;
     }
     const std::int64_t g = h_ / args_.group;
-    const HalfRows<T> keys(args_.key, b_, g, sequence_.key_begin, sequence_.key_count, args_.head_dim);
-    const HalfRows<T> values(args_.value, b_, g, sequence_.key_begin, sequence_.key_count, args_.value_dim);
+    const auto keys = key_rows<T, Paged>(args_, args_.key, sequence_, b_, g, args_.head_dim);
+    const auto values = key_rows<T, Paged>(args_, args_.value, sequence_, b_, g, args_.value_dim);
     const Modifiers<float> modifiers(args_, sequence_, b_, h_);
-    const std::int64_t begin = range_.begin / mma_rows * mma_rows;
+    const auto next_from = [&](std::int64_t key) {
+      return next_key_tile(args_, sequence_, b_, h_, first_, mma_rows, key, range_.end, mma_rows);
+    };
     const auto fetch = [&](std::int64_t key, int stage) {
       if (key < range_.end) {
         fill_tile<Depth>(keys, key, keys_ + stage * tile_bytes);
@@ -98,14 +105,14 @@ class MmaForward {
       ptx::commit_copies();
     };
     int stage = 0;
+    std::int64_t key = next_from(range_.begin / mma_rows * mma_rows), next;
+    if (stages > 1) {
+      fetch(key, stage);
+    }
 #pragma unroll 1
-    for (std::int64_t key = begin - (stages - 1) * mma_rows; key < range_.end; key += mma_rows) {
-      // With two stages the step before the first one only fetches.
-      fetch(key + (stages - 1) * mma_rows, stage ^ (stages - 1));
-      if (key < begin) {
-        stage ^= 1;
-        continue;
-      }
+    for (; key < range_.end; key = next) {
+      next = next_from(key + mma_rows);
+      fetch(stages > 1 ? next : key, stage ^ (stages - 1));
       ptx::wait_for_copies<stages - 1>();
       __syncthreads();
       float scores[8][4];  // S = Q K^T  [16, 64] of this warp
@@ -116,12 +123,17 @@ class MmaForward {
       };
       const bool plain = modifiers.only_scale() && key >= range_.full_begin && key + mma_rows <= range_.full_end;
       modify_slots(thread_, modifiers, plain, where, scratch_, nullptr, scores);
+      if (has_holes(args_, sequence_, b_, h_, first_, mma_rows, key, mma_rows)) {
+        fill_span_words<mma_rows, mma_rows>(args_, sequence_, b_, h_, first_, key, words());
+        __syncthreads();
+        forbid_by_words<false>(thread_, words(), 0, scores);
+      }
       const std::uint32_t forbidden = weigh(key, scores);
       unsigned char* tile = values_ + stage * tile_bytes;
       const std::uint64_t found = careful ? take_out_nonfinite<Depth, T>(tile, mma_rows) : 0;
       multiply_coefficients<Depth, T>(thread_, scores, weight_scale, tile, out_);  // O += P V  [16, Dv]
       if (found != 0) {
-        add_nonfinite<Depth, T>(found, values, key, scores, weight_scale, forbidden, out_);
+        add_nonfinite<Depth>(found, values, key, scores, weight_scale, forbidden, out_);
       }
       __syncthreads();  // the stage may be filled again
       stage ^= stages - 1;
@@ -212,16 +224,30 @@ class MmaForward {
   float out_[Depth / 8][4];
 };
 
-template <class T, int Depth>
+template <class T, int Depth, bool Paged>
 __global__ void __launch_bounds__(mma_threads, Depth == 256 ? 1 : 2)
     mma_forward(const __grid_constant__ ForwardArguments arguments, std::int64_t row_tiles, std::int64_t) {
   extern __shared__ __align__(16) unsigned char shared[];
-  MmaForward<T, Depth> forward(arguments, shared);
+  MmaForward<T, Depth, Paged> forward(arguments, shared);
   const std::int64_t tasks = arguments.batch * arguments.heads * row_tiles;
   for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const std::int64_t head = task / row_tiles;
     forward.run(head / arguments.heads, head % arguments.heads, row_tiles - 1 - task % row_tiles);
   }
+}
+
+template <class T, int Depth, bool Paged>
+Launch mma_forward_launch_of(const ForwardArguments& arguments) {
+  Launch launch;
+  launch.name = Paged ? "tensor core tiles, keys in pages" : "tensor core tiles";
+  launch.kernel = reinterpret_cast<const void*>(mma_forward<T, Depth, Paged>);
+  launch.threads = mma_threads;
+  launch.shared_bytes = MmaForward<T, Depth, Paged>::shared_bytes();
+  launch.query_block = launch.key_block = mma_rows;
+  launch.stages = MmaForward<T, Depth, Paged>::stages;
+  launch.row_tiles = blocks(arguments.query_len, mma_rows);
+  launch.tasks = arguments.batch * arguments.heads * launch.row_tiles;
+  return launch;
 }
 
 }  // namespace headway::cuda

@@ -14,11 +14,11 @@
 
 namespace headway::cuda {
 
-template <class T, int Depth, bool KeysAreRows>
+template <class T, int Depth, bool KeysAreRows, int Stages>
 class MmaGradient {
  public:
   static constexpr int tile_bytes = mma_rows * Depth * 2;
-  static constexpr int stages = Depth == 256 ? 1 : 2;
+  static constexpr int stages = Stages;
   static constexpr int part = 32;  // columns of the scores in registers at a time
   static constexpr int tiles = part / 8, slots = part / 2;
   static constexpr bool both = KeysAreRows && Depth <= 128;  // dk and dv in one walk
@@ -74,6 +74,10 @@ class MmaGradient {
   __device__ static KeyRange* ranges() {
     __shared__ KeyRange ranges[mma_rows];
     return ranges;
+  }
+  __device__ static std::uint64_t* words() {
+    __shared__ std::uint64_t words[mma_rows];
+    return words;
   }
 
   // Whether this walk is for dv alone.
@@ -133,27 +137,40 @@ class MmaGradient {
       }
       ptx::commit_copies();
     };
+    // The first tile from `at` on of which spans leave something.
+    const auto next_from = [&](std::int64_t at) {
+      return KeysAreRows ? next_query_tile(args_, sequence_, b_, h, first_, mma_rows, at, end, mma_rows)
+                         : next_key_tile(args_, sequence_, b_, h, first_, mma_rows, at, end, mma_rows);
+    };
     int stage = 0;
+    std::int64_t first = next_from(begin), next;
+    if (stages > 1) {
+      fetch(first, stage);
+    }
+    if (!KeysAreRows) {
+      fill_stats(h, first_);
+    }
 #pragma unroll 1
-    for (std::int64_t first = begin - (stages - 1) * mma_rows; first < end; first += mma_rows) {
-      // With two stages the step before the first one only fetches.
-      fetch(first + (stages - 1) * mma_rows, stage ^ (stages - 1));
-      if (first < begin) {
-        stage ^= 1;
-        continue;
-      }
+    for (; first < end; first = next) {
+      next = next_from(first + mma_rows);
+      fetch(stages > 1 ? next : first, stage ^ (stages - 1));
       ptx::wait_for_copies<stages - 1>();
-      if (KeysAreRows || first == begin) {
-        fill_stats(h, KeysAreRows ? first : first_);
+      if (KeysAreRows) {
+        fill_stats(h, first);
       }
       const std::int64_t first_query = KeysAreRows ? first : first_, first_key = KeysAreRows ? first_ : first;
       const TileRange range = tile_range(args_, sequence_, b_, first_query, mma_rows);
       const bool plain =
           modifiers.only_scale() && first_key >= range.full_begin && first_key + mma_rows <= range.full_end;
+      const bool holes = has_holes(args_, sequence_, b_, h, first_query, mma_rows, first_key, mma_rows);
+      if (holes) {
+        fill_span_words<mma_rows, mma_rows>(args_, sequence_, b_, h, first_query, first_key, words());
+      }
       __syncthreads();
 #pragma unroll 1
       for (int col = 0; col < mma_rows; col += part) {
-        add_part(modifiers, h, first, col, plain, careful, others_ + 2 * stage * tile_bytes + col * Depth * 2, a, b);
+        add_part(modifiers, h, first, col, plain, holes, careful, others_ + 2 * stage * tile_bytes + col * Depth * 2, a,
+                 b);
       }
       __syncthreads();  // the stage may be filled again
       stage ^= stages - 1;
@@ -179,11 +196,12 @@ class MmaGradient {
 
   // Rows first + col to first + col + 31 of the other side, which lie at `tile_a` and one tile further.
   __device__ void add_part(const Modifiers<float>& modifiers, std::int64_t h, std::int64_t first, int col, bool plain,
-                           bool careful, unsigned char* tile_a, const HalfRows<T>& a, const HalfRows<T>& b) {
+                           bool holes, bool careful, unsigned char* tile_a, const HalfRows<T>& a,
+                           const HalfRows<T>& b) {
     unsigned char* tile_b = tile_a + tile_bytes;
     float p[tiles][4], ds[tiles][4];
     multiply_rows<Depth, T>(thread_, own_, tile_a, p);
-    const std::uint32_t forbidden = make_weights(modifiers, first, col, plain, p);
+    const std::uint32_t forbidden = make_weights(modifiers, first, col, plain, holes, p);
     const std::int64_t first_query = KeysAreRows ? first + col : first_;
     const std::int64_t first_key = KeysAreRows ? first_ : first + col;
     const std::uint32_t kept = !args_.dropout.active ? ~0u
@@ -218,7 +236,7 @@ class MmaGradient {
     const std::uint64_t found = careful ? take_out_nonfinite<Depth, T>(tile, part) : 0;
     multiply_coefficients<Depth, T>(thread_, coefficients, 1.0f, tile, sums);
     if (found != 0) {
-      add_nonfinite<Depth, T>(found, rows, first, coefficients, 1.0f, forbidden, sums);
+      add_nonfinite<Depth>(found, rows, first, coefficients, 1.0f, forbidden, sums);
     }
   }
 
@@ -228,7 +246,7 @@ class MmaGradient {
 
   // Products become weights p, 0 in the slots returned as forbidden.
   __device__ std::uint32_t make_weights(const Modifiers<float>& modifiers, std::int64_t first, int col, bool plain,
-                                        float (&p)[tiles][4]) {
+                                        bool holes, float (&p)[tiles][4]) {
     const auto where = [&](int r, int c) {
       const int query = KeysAreRows ? col + c : r;
       const std::int64_t j = KeysAreRows ? first_ + r : first + col + c;
@@ -236,6 +254,9 @@ class MmaGradient {
       return Pair{(KeysAreRows ? first : first_) + query, j, j >= range.begin && j < range.end};
     };
     modify_slots(thread_, modifiers, plain, where, scratch_, slopes_, p);
+    if (holes) {
+      forbid_by_words<KeysAreRows>(thread_, words(), col, p);
+    }
     std::uint32_t forbidden = 0;
 #pragma unroll
     for (int slot = 0; slot < slots; ++slot) {
@@ -282,7 +303,8 @@ class MmaGradient {
         for (int x = 0; x < 2; ++x) {
           const std::int64_t d = t * 8 + 2 * (thread_.lane % 4) + x;
           if (d < width) {
-            target[d * gradient.feature] = element<T>(sums[t][2 * half + x] * scale);
+            // Tensor cores give a sum of zeros either sign.
+            target[d * gradient.feature] = element<T>((sums[t][2 * half + x] + 0.0f) * scale);
           }
         }
       }
@@ -299,11 +321,11 @@ class MmaGradient {
   float value_sums_[both ? Depth / 8 : 1][4];
 };
 
-template <class T, int Depth, bool KeysAreRows>
+template <class T, int Depth, bool KeysAreRows, int Stages>
 __global__ void __launch_bounds__(mma_threads, Depth == 256 ? 1 : 2)
     mma_gradient(const __grid_constant__ GradientArguments arguments, std::int64_t row_tiles, std::int64_t) {
   extern __shared__ __align__(16) unsigned char shared[];
-  MmaGradient<T, Depth, KeysAreRows> gradient(arguments, shared);
+  MmaGradient<T, Depth, KeysAreRows, Stages> gradient(arguments, shared);
   const std::int64_t heads = KeysAreRows ? arguments.kv_heads : arguments.heads;
   const std::int64_t tasks = arguments.batch * heads * row_tiles;
   for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {

@@ -35,7 +35,8 @@ class MmaMatrix : MmaWalk<T, Depth> {
       store_range(0, args_.key_len);
     } else {
       const std::int64_t begin = this->first_key();
-      store_nothing(0, begin);
+      // Tiles that the walk skips get nothing; of the others each thread writes the same places again.
+      store_nothing(0, args_.spans.given ? range_.end : begin);
       store_range(begin, range_.end);
       store_nothing(larger(blocks_end(range_.end), begin), args_.key_len);
     }

@@ -37,6 +37,7 @@ class MmaHeads : public MmaWalk<T, Depth> {
 #pragma unroll 1
     for (std::int64_t h = 0; h < this->args_.heads; ++h) {
       fetch(h + stages - 1);
+      this->h_ = h;
       prepare(h);
       ptx::wait_for_copies<stages - 1>();
       __syncthreads();

@@ -4,6 +4,7 @@
 #include "engines/cuda/dropout.cuh"
 #include "engines/cuda/kernels/mma_tile.cuh"
 #include "engines/cuda/modifiers.cuh"
+#include "engines/cuda/spans.cuh"
 
 namespace headway::cuda {
 
@@ -47,6 +48,19 @@ __device__ inline void modify_slots(const MmaThread& thread, const Modifiers<flo
 #pragma unroll
   for (int slot = 0; slot < slots; ++slot) {
     scores[slot / 4][slot % 4] = own[slot * mma_threads];
+  }
+}
+
+// Forbids the pairs of a warp's tile that the words of its queries leave out (spans.cuh). The tile's columns begin at
+// `col` of its block's.
+template <bool KeysAreRows, int Tiles>
+__device__ inline void forbid_by_words(const MmaThread& thread, const std::uint64_t* words, int col,
+                                       float (&scores)[Tiles][4]) {
+#pragma unroll
+  for (int slot = 0; slot < 4 * Tiles; ++slot) {
+    const int r = thread.row_of(slot), c = col + thread.col_of(slot);
+    const bool allowed = (words[KeysAreRows ? c : r] >> (KeysAreRows ? r : c) & 1) != 0;
+    scores[slot / 4][slot % 4] = allowed ? scores[slot / 4][slot % 4] : -infinity<float>();
   }
 }
 

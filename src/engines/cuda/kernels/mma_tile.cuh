@@ -6,6 +6,7 @@
 #pragma once
 
 #include "engines/cuda/elements.cuh"
+#include "engines/cuda/kernels/pages.cuh"
 #include "engines/cuda/key_range.cuh"
 #include "engines/cuda/ptx/copy_async.cuh"
 #include "engines/cuda/ptx/warp_matrix.cuh"
@@ -31,6 +32,7 @@ __device__ inline int chunk_at(int row, int chunk) {
 // The rows of one head's view, `end` of them; rows past it and features past `width` read as 0.
 template <class T>
 struct HalfRows {
+  using Element = T;
   const T* data;
   std::int64_t row, feature, end, width;
   bool chunks;
@@ -49,9 +51,52 @@ struct HalfRows {
   }
 };
 
+// The same of keys or values in pages.
+template <class T>
+struct PagedHalfRows {
+  using Element = T;
+  const T* data;  // of the head, in page 0
+  const PageArguments& pages;
+  std::int64_t page, row, feature, end, width, b;
+  bool chunks;
+
+  __device__ PagedHalfRows(const PageArguments& table, const Rows& view, std::int64_t sequence, std::int64_t h,
+                           std::int64_t count, std::int64_t features)
+      : data(head_of<T>(view, 0, h)),
+        pages(table),
+        page(view.batch),
+        row(view.row),
+        feature(view.feature),
+        end(count),
+        width(features),
+        b(sequence),
+        chunks(view.chunks) {}
+
+  __device__ const T* row_at(std::int64_t r) const {
+    const PageSlot at = slot_of(pages, b, r);
+    return data + at.page * page + at.slot * row;
+  }
+  __device__ T at(std::int64_t r, std::int64_t d) const { return r < end && d < width ? row_at(r)[d * feature] : T{}; }
+};
+
+// The keys or values of a sequence.
+template <class T, bool Paged>
+using KeyRows = std::conditional_t<Paged, PagedHalfRows<T>, HalfRows<T>>;
+
+template <class T, bool Paged>
+__device__ inline KeyRows<T, Paged> key_rows(const Arguments& args, const Rows& view, const Sequence& sequence,
+                                             std::int64_t b, std::int64_t g, std::int64_t features) {
+  if constexpr (Paged) {
+    return {args.pages, view, b, g, sequence.key_count, features};
+  } else {
+    return {view, b, g, sequence.key_begin, sequence.key_count, features};
+  }
+}
+
 // The same for layouts without whole chunks: element by element, at once. Rare, and not worth registers elsewhere.
-template <int Depth, class T>
-__device__ __noinline__ void fill_tile_by_element(const HalfRows<T> rows, std::int64_t first, unsigned char* tile) {
+template <int Depth, class Source>
+__device__ __noinline__ void fill_tile_by_element(const Source rows, std::int64_t first, unsigned char* tile) {
+  using T = typename Source::Element;
 #pragma unroll 1
   for (int task = static_cast<int>(threadIdx.x); task < mma_rows * (Depth / 8); task += mma_threads) {
     const int r = task / (Depth / 8), chunk = task % (Depth / 8);
@@ -94,6 +139,26 @@ __device__ inline void fill_tile(const HalfRows<T>& rows, std::int64_t first, un
     const bool any = r + x * step < count;
     ptx::copy_16(address + chunk_at<Depth>(r + x * step, chunk), any ? from : rows.data, any ? whole : 0);
     from += step * rows.row;
+  }
+}
+
+template <int Depth, class T>
+__device__ inline void fill_tile(const PagedHalfRows<T>& rows, std::int64_t first, unsigned char* tile) {
+  if (!rows.chunks) {
+    fill_tile_by_element<Depth>(rows, first, tile);
+    return;
+  }
+  constexpr int chunks = Depth / 8, step = mma_threads / chunks;
+  const int chunk = static_cast<int>(threadIdx.x) % chunks, r = static_cast<int>(threadIdx.x) / chunks;
+  const std::int64_t left = rows.width - chunk * 8;
+  const int whole = left <= 0 ? 0 : left < 8 ? static_cast<int>(left) * 2 : 16;
+  const std::uint32_t address = ptx::shared_address(tile);
+#pragma unroll
+  for (int x = 0; x < mma_rows / step; ++x) {
+    const std::int64_t key = first + r + x * step;
+    const bool any = whole > 0 && key < rows.end;
+    ptx::copy_16(address + chunk_at<Depth>(r + x * step, chunk), any ? rows.row_at(key) + chunk * 8 : rows.data,
+                 any ? whole : 0);
   }
 }
 
@@ -178,8 +243,8 @@ __device__ inline std::uint64_t take_out_nonfinite(unsigned char* tile, int rows
 
 // The sums of one lane, one pair of columns after another; on copies in local memory, to keep the walk's own in
 // registers.
-template <class T>
-__device__ __noinline__ void add_nonfinite_to(const HalfRows<T> rows, std::int64_t first, std::uint64_t found,
+template <class Source>
+__device__ __noinline__ void add_nonfinite_to(const Source rows, std::int64_t first, std::uint64_t found,
                                               const float* p, float scale, std::uint32_t forbidden, float* sums,
                                               int tiles) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -196,7 +261,7 @@ __device__ __noinline__ void add_nonfinite_to(const HalfRows<T> rows, std::int64
     for (int t = 0; t < tiles; ++t) {
 #pragma unroll 1
       for (int x = 0; x < 2; ++x) {
-        const T value = rows.at(first + k, t * 8 + 2 * (lane % 4) + x);
+        const auto value = rows.at(first + k, t * 8 + 2 * (lane % 4) + x);
         if (!is_finite(value)) {
           float* sum = sums + t * 4 + x;
           sum[0] += (bits & 1) != 0 ? 0.0f : low * ptx::to_float(value);
@@ -207,8 +272,8 @@ __device__ __noinline__ void add_nonfinite_to(const HalfRows<T> rows, std::int64
   }
 }
 
-template <int Depth, class T, int Tiles>
-__device__ inline void add_nonfinite(std::uint64_t found, const HalfRows<T>& rows, std::int64_t first,
+template <int Depth, class Source, int Tiles>
+__device__ inline void add_nonfinite(std::uint64_t found, const Source& rows, std::int64_t first,
                                      const float (&p)[Tiles][4], float scale, std::uint32_t forbidden,
                                      float (&c)[Depth / 8][4]) {
   float coefficients[Tiles * 4], sums[Depth / 2];
@@ -220,7 +285,7 @@ __device__ inline void add_nonfinite(std::uint64_t found, const HalfRows<T>& row
   for (int slot = 0; slot < Depth / 2; ++slot) {
     sums[slot] = c[slot / 4][slot % 4];
   }
-  add_nonfinite_to<T>(rows, first, found, coefficients, scale, forbidden, sums, Depth / 8);
+  add_nonfinite_to(rows, first, found, coefficients, scale, forbidden, sums, Depth / 8);
 #pragma unroll
   for (int slot = 0; slot < Depth / 2; ++slot) {
     c[slot / 4][slot % 4] = sums[slot];

@@ -51,7 +51,8 @@ class MmaWalk {
     }
   }
 
-  // visit(key, scores) for every tile of keys that begins in [begin, end). All threads may use the scratch between two
+  // visit(key, scores) for every tile of keys that begins in [begin, end), but for those that spans leave nothing of,
+  // where the stage heeds them. All threads may use the scratch between two
   // barriers of the visit's own.
   template <class Visit>
   __device__ void walk(const Stage& stage, std::int64_t begin, std::int64_t end, const Visit& visit) {
@@ -63,15 +64,18 @@ class MmaWalk {
       }
       ptx::commit_copies();
     };
+    const auto next_from = [&](std::int64_t key) {
+      return is_masked(stage) ? next_key_tile(args_, sequence_, b_, h_, first_, mma_rows, key, end, mma_rows) : key;
+    };
     int current = 0;
+    std::int64_t key = next_from(begin), next;
+    if (stages > 1) {
+      fetch(key, current);
+    }
 #pragma unroll 1
-    for (std::int64_t key = begin - (stages - 1) * mma_rows; key < end; key += mma_rows) {
-      // With two stages the step before the first one only fetches.
-      fetch(key + (stages - 1) * mma_rows, current ^ (stages - 1));
-      if (key < begin) {
-        current ^= 1;
-        continue;
-      }
+    for (; key < end; key = next) {
+      next = next_from(key + mma_rows);
+      fetch(stages > 1 ? next : key, current ^ (stages - 1));
       ptx::wait_for_copies<stages - 1>();
       __syncthreads();
       Scores scores;
@@ -132,6 +136,14 @@ class MmaWalk {
     return ranges;
   }
 
+  __device__ static std::uint64_t* words() {
+    __shared__ std::uint64_t words[mma_rows];
+    return words;
+  }
+
+  // Whether pairs may be forbidden in the matrix after a stage.
+  __device__ static bool is_masked(const Stage& stage) { return stage != Stage::scaled && stage != Stage::capped; }
+
   __device__ HalfRows<T> queries_of(std::int64_t h) const {
     return {args_.query, b_, h, sequence_.query_begin, sequence_.query_count, args_.head_dim};
   }
@@ -141,7 +153,7 @@ class MmaWalk {
 
   // Products become scores, as far as the stage says.
   __device__ void modify(const Stage& stage, const Modifiers<float>& modifiers, std::int64_t key, Scores& scores) {
-    if (stage == Stage::scaled || stage == Stage::capped) {
+    if (!is_masked(stage)) {
 #pragma unroll
       for (int slot = 0; slot < slots; ++slot) {
         float& score = at(scores, slot);
@@ -156,6 +168,11 @@ class MmaWalk {
     };
     const bool plain = modifiers.only_scale() && key >= range_.full_begin && key + mma_rows <= range_.full_end;
     modify_slots(thread_, modifiers, plain, where, scratch_, nullptr, scores);
+    if (has_holes(args_, sequence_, b_, h_, first_, mma_rows, key, mma_rows)) {
+      fill_span_words<mma_rows, mma_rows>(args_, sequence_, b_, h_, first_, key, words());
+      __syncthreads();
+      forbid_by_words<false>(thread_, words(), 0, scores);
+    }
   }
 
   __device__ void add_to_softmax(const Scores& scores) {

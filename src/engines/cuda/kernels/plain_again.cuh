@@ -18,12 +18,13 @@ __device__ __forceinline__ bool needs_plain_row(const ForwardArguments& args, co
 }
 
 // Value features [first, last) of row i, by all lanes of a warp; others may be written too, as they should be.
-template <class T>
+template <class T, class Stored = T>
 __device__ __forceinline__ void attend_plainly(const ForwardArguments& args, std::int64_t b, std::int64_t h,
                                                std::int64_t i, std::int64_t first, std::int64_t last, int power = 0) {
 #pragma unroll 1
   do {
-    PlainRow<T>(ptx::hidden(args), b, h, i, first, static_cast<int>(threadIdx.x % 32), power).attend();
+    PlainRow<T, Changes::any, Stored>(ptx::hidden(args), b, h, i, first, static_cast<int>(threadIdx.x % 32), power)
+        .attend();
     first += PlainRow<T>::features;
   } while (first < last);
 }

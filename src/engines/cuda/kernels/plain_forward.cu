@@ -12,7 +12,7 @@ namespace {
 
 constexpr int plain_threads = 128, plain_warps = plain_threads / 32;
 
-template <class T>
+template <class T, class Stored>
 __global__ void __launch_bounds__(plain_threads)
     plain_forward(const __grid_constant__ ForwardArguments args, std::int64_t row_tiles, std::int64_t power) {
   const std::int64_t tasks = args.batch * args.heads * row_tiles;
@@ -20,14 +20,18 @@ __global__ void __launch_bounds__(plain_threads)
     const std::int64_t head = task / row_tiles, b = head / args.heads;
     const std::int64_t i = task % row_tiles * plain_warps + threadIdx.x / 32;
     if (i < sequence_of(args, b).query_count) {
-      attend_plainly<T>(args, b, head % args.heads, i, 0, args.value_dim, static_cast<int>(power));
+      attend_plainly<T, Stored>(args, b, head % args.heads, i, 0, args.value_dim, static_cast<int>(power));
     }
   }
 }
 
 template <class T>
-const void* kernel() {
-  return reinterpret_cast<const void*>(plain_forward<T>);
+const void* kernel(DType stored) {
+  switch (stored) {
+    case DType::i8: return reinterpret_cast<const void*>(plain_forward<T, std::int8_t>);
+    case DType::f8e4m3: return reinterpret_cast<const void*>(plain_forward<T, float8_e4m3>);
+    default: return reinterpret_cast<const void*>(plain_forward<T, T>);
+  }
 }
 
 // A power of two of at most 1 for queries, so that products overflow only if scores do; or half of a large scale, so
@@ -52,13 +56,13 @@ cudaError_t launch_plain_forward(const Launch& launch, const ForwardArguments& a
   return launch_forward(with_power, rest, stream);
 }
 
-Launch plain_forward_launch(const ForwardArguments& arguments, DType dtype) {
+Launch plain_forward_launch(const ForwardArguments& arguments, DType dtype, DType stored) {
   Launch launch;
   launch.name = "plain rows, for extreme scales";
-  launch.kernel = dtype == DType::f64    ? kernel<double>()
-                  : dtype == DType::bf16 ? kernel<bfloat16>()
-                  : dtype == DType::f16  ? kernel<float16>()
-                                         : kernel<float>();
+  launch.kernel = dtype == DType::f64    ? reinterpret_cast<const void*>(plain_forward<double, double>)
+                  : dtype == DType::bf16 ? kernel<bfloat16>(stored)
+                  : dtype == DType::f16  ? kernel<float16>(stored)
+                                         : kernel<float>(stored);
   launch.threads = plain_threads;
   launch.query_block = plain_warps;
   launch.key_block = 32;

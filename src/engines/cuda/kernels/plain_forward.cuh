@@ -5,6 +5,7 @@
 
 #include "engines/cuda/dropout.cuh"
 #include "engines/cuda/kernels/compensated_sum.cuh"
+#include "engines/cuda/kernels/pages.cuh"
 #include "engines/cuda/kernels/plain_rows.cuh"
 #include "engines/cuda/ptx/hidden.cuh"
 
@@ -29,10 +30,12 @@ struct SplitScale {
 };
 
 // Row i of one head, and up to 256 of its value features from `first` on, by all lanes of a warp. `power`: queries are
-// multiplied by 2^power, which the caller has taken out of a scale far from 1 (plain_forward.cu).
-template <class T, Changes changes = Changes::any>
+// multiplied by 2^power, which the caller has taken out of a scale far from 1 (plain_forward.cu). `Stored`: elements of
+// keys and values, T or those of 8-bit pages.
+template <class T, Changes changes = Changes::any, class Stored = T>
 class PlainRow {
   using Real = RealOf<T>;
+  static constexpr bool scaled = !std::is_same_v<T, Stored>;
 
  public:
   static constexpr int features = 256;
@@ -51,10 +54,14 @@ class PlainRow {
         lane_(lane) {}
 
   __device__ __forceinline__ void attend() {
-    const KeyRange keys = row_range(args_, sequence_, b_, i_);
+    const KeyRange keys = row_keys(args_, sequence_, b_, h_, i_);
 #pragma unroll 1
     for (std::int64_t j = keys.begin; j < keys.end; j += 32) {
-      add_keys(j, static_cast<int>(smaller(keys.end - j, 32)));
+      const bool allowed = !args_.spans.given || spans_of_row(args_, sequence_, b_, h_, i_).allows(j + lane_);
+      if (__any_sync(~0u, allowed) == 0) {
+        continue;
+      }
+      add_keys(j, static_cast<int>(smaller(keys.end - j, 32)), allowed);
       if (__any_sync(~0u, total_.value != total_.value) != 0) {
         break;  // the row is NaN
       }
@@ -74,17 +81,20 @@ class PlainRow {
  private:
   static constexpr int each = features / 32;
 
-  __device__ __forceinline__ const T* row_of(const Rows& view, std::int64_t h, std::int64_t row) const {
-    return head_of<T>(view, b_, h) + row * view.row;
+  __device__ __forceinline__ const Stored* key_row(const Rows& view, std::int64_t j) const {
+    return static_cast<const Stored*>(view.data) + key_offset(args_, view, sequence_, b_, h_ / args_.group, j);
   }
-  __device__ __forceinline__ const T* value_row(std::int64_t j) const {
-    return row_of(args_.value, h_ / args_.group, sequence_.key_begin + j);
+  __device__ __forceinline__ Real scale_of(const PageScales& scales, std::int64_t j) const {
+    if constexpr (scaled) {
+      return scale_at(scales, h_ / args_.group, slot_of(args_.pages, b_, j));
+    } else {
+      return 1;
+    }
   }
 
   // This lane's of the products with keys j to j + count, whose features lie across the lanes.
   __device__ __forceinline__ Real product(std::int64_t j, int count, Real query_factor) const {
-    const T* query = row_of(args_.query, h_, sequence_.query_begin + i_);
-    const T* key = row_of(args_.key, h_ / args_.group, sequence_.key_begin + j);
+    const T* query = head_of<T>(args_.query, b_, h_) + (sequence_.query_begin + i_) * args_.query.row;
     Real own = 0;
 #pragma unroll 1
     for (std::int64_t from = lane_; from - lane_ < args_.head_dim; from += features) {
@@ -98,12 +108,14 @@ class PlainRow {
       }
 #pragma unroll 1
       for (int t = 0; t < count; ++t) {
+        const Stored* key = key_row(args_.key, j + t);
+        const Real key_scale = scale_of(args_.pages.key_scales, j + t);
         Real sum = 0;
 #pragma unroll
         for (int x = 0; x < each; ++x) {
           const std::int64_t d = from + 32 * x;
           if (d < args_.head_dim) {
-            sum = fma(factors[x], number<Real>(key[t * args_.key.row + d * args_.key.feature]), sum);
+            sum = fma(factors[x], key_scale * number<Real>(key[d * args_.key.feature]), sum);
           }
         }
 #pragma unroll
@@ -116,19 +128,19 @@ class PlainRow {
     return own;
   }
 
-  // This lane's score of keys j to j + count; -inf where there is none, or mask or bias forbid it.
-  __device__ __forceinline__ Real score(std::int64_t j, int count) const {
+  // This lane's score of keys j to j + count; -inf where there is none, or it is forbidden.
+  __device__ __forceinline__ Real score(std::int64_t j, int count, bool allowed) const {
     if (changes == Changes::scale || modifiers_.only_scale()) {
       const Real one = product(j, count, scale_.of_queries) * scale_.of_products;
-      return lane_ < count ? one : -infinity<Real>();
+      return lane_ < count && allowed ? one : -infinity<Real>();
     }
     Real one[1] = {product(j, count, 1)};
-    modifiers_.apply(one, [&](int) { return Pair{i_, j + lane_, lane_ < count}; });
+    modifiers_.apply(one, [&](int) { return Pair{i_, j + lane_, lane_ < count && allowed}; });
     return one[0];
   }
 
-  __device__ __forceinline__ void add_keys(std::int64_t j, int count) {
-    const Real one = score(j, count);
+  __device__ __forceinline__ void add_keys(std::int64_t j, int count, bool allowed) {
+    const Real one = score(j, count, allowed);
     Real highest = one;
 #pragma unroll 1
     for (int lanes = 16; lanes > 0; lanes /= 2) {
@@ -142,9 +154,10 @@ class PlainRow {
     total_.add(weight);
     const bool kept = !args_.dropout.active || is_kept(args_.dropout, b_, h_, i_, j + lane_);
     Real sums[each] = {};
-    add_plain_rows<T>(
-        one != -infinity<Real>(), kept ? weight : Real(0), args_.value.feature, first_, args_.value_dim, lane_,
-        [&](int t) { return value_row(j + t); }, sums);
+    const Real value_scale = lane_ < count ? scale_of(args_.pages.value_scales, j + lane_) : Real(0);
+    add_plain_rows<Stored>(
+        one != -infinity<Real>(), (kept ? weight : Real(0)) * value_scale, args_.value.feature, first_, args_.value_dim,
+        lane_, [&](int t) { return key_row(args_.value, j + t); }, sums);
 #pragma unroll
     for (int x = 0; x < each; ++x) {
       sums_[x].multiply(older);

@@ -11,6 +11,7 @@
 #include "engines/cuda/kernels/softmax.cuh"
 #include "engines/cuda/key_range.cuh"
 #include "engines/cuda/modifiers.cuh"
+#include "engines/cuda/spans.cuh"
 
 namespace headway::cuda {
 
@@ -82,7 +83,7 @@ class PlainHead {
       : args_(args), sequence_(sequence_of(args, b)), modifiers_(args, sequence_, b, h), b_(b), h_(h) {}
 
   __device__ const Sequence& sequence() const { return sequence_; }
-  __device__ KeyRange range(std::int64_t i) const { return row_range(args_, sequence_, b_, i); }
+  __device__ KeyRange range(std::int64_t i) const { return row_keys(args_, sequence_, b_, h_, i); }
 
   __device__ const T* query_row(const Rows& view, std::int64_t i) const {
     return head_of<T>(view, b_, h_) + (sequence_.query_begin + i) * view.row;
@@ -91,15 +92,16 @@ class PlainHead {
     return head_of<T>(view, b_, h_ / args_.group) + (sequence_.key_begin + j) * view.row;
   }
 
-  // The score of a key in the row's range, -inf where mask or bias forbid it; `slope` is d(capped) / d(scaled).
+  // The score of a key in the row's range, -inf where spans, mask or bias forbid it; `slope` is d(capped) / d(scaled).
   template <Summing summing = Summing::in_chains>
   __device__ Real score(std::int64_t i, std::int64_t j, Real& slope) const {
     Real one[1] = {plain_product<T, summing>(query_row(args_.query, i), args_.query.feature, key_row(args_.key, j),
                                              args_.key.feature, args_.head_dim)};
+    const bool allowed = !args_.spans.given || spans_of_row(args_, sequence_, b_, h_, i).allows(j);
     modifiers_.apply(
         one,
         [&](int) {
-          return Pair{i, j, true};
+          return Pair{i, j, allowed};
         },
         &slope);
     return one[0];

@@ -13,7 +13,7 @@ constexpr int rows_a_block = delta_rows_a_tile;
 template <class Real>
 __device__ bool is_keyless(const Arguments& args, const Sequence& sequence, std::int64_t b, std::int64_t h,
                            std::int64_t i, Real lse) {
-  const KeyRange keys = row_range(args, sequence, b, i);
+  const KeyRange keys = row_keys(args, sequence, b, h, i);
   const bool may_be_forbidden = args.mask.data != nullptr || args.bias.data != nullptr;
   return keys.begin >= keys.end || (may_be_forbidden && lse == sink_of<Real>(args, h));
 }

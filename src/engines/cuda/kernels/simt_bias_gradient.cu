@@ -1,21 +1,27 @@
 #include "engines/cuda/kernels/kernels.h"
-#include "engines/cuda/kernels/launch.cuh"
 #include "engines/cuda/kernels/simt_bias_gradient.cuh"
+#include "engines/cuda/kernels/simt_launch.cuh"
 
 namespace headway::cuda {
 namespace {
 
-template <class T>
-Launch chosen(const BiasGradientArguments& arguments) {
-  using Gradient = SimtBiasGradient<T>;
+template <class T, class Shape>
+Launch in_tiles(const BiasGradientArguments& arguments) {
+  using Gradient = SimtBiasGradient<T, Shape>;
   Launch launch;
   launch.name = "bias gradient";
-  launch.kernel = reinterpret_cast<const void*>(simt_bias_gradient<T>);
-  launch.threads = Gradient::Shape::threads;
+  launch.kernel = reinterpret_cast<const void*>(simt_bias_gradient<T, Shape>);
+  launch.threads = Shape::threads;
   launch.shared_bytes = Gradient::shared_bytes(arguments);
-  launch.query_block = Gradient::Shape::rows;
-  launch.key_block = Gradient::Shape::keys;
+  launch.query_block = Shape::rows;
+  launch.key_block = Shape::keys;
   return launch;
+}
+
+template <class T>
+Launch chosen(const BiasGradientArguments& arguments) {
+  const Launch usual = in_tiles<T, SimtShape<RealOf<T>, 4>>(arguments);
+  return has_shared(usual.shared_bytes) ? usual : in_tiles<T, SmallSimtShape<RealOf<T>>>(arguments);
 }
 
 }  // namespace

@@ -9,11 +9,11 @@
 
 namespace headway::cuda {
 
-template <class T>
+template <class T, class Tile>
 class SimtBiasGradient {
  public:
   using Real = RealOf<T>;
-  using Shape = SimtShape<Real, 4>;
+  using Shape = Tile;
   using Pairs = SimtPairs<T, false, Shape>;
   static constexpr int M = Pairs::M, N = Pairs::N;
 
@@ -41,7 +41,7 @@ class SimtBiasGradient {
         const Modifiers<Real> modifiers(args_, sequence, item, head);
         const std::int64_t query_end = args_.sums[2] ? sequence.real_queries : query + 1;
         for (std::int64_t i = query; i < query_end; i += Shape::rows) {
-          walk_keys(modifiers, sequence, item, i, key);
+          walk_keys(modifiers, sequence, item, head, i, key);
         }
       }
     }
@@ -49,17 +49,20 @@ class SimtBiasGradient {
   }
 
  private:
-  __device__ void walk_keys(const Modifiers<Real>& modifiers, const Sequence& sequence, std::int64_t b, std::int64_t i,
-                            std::int64_t key) {
+  __device__ void walk_keys(const Modifiers<Real>& modifiers, const Sequence& sequence, std::int64_t b, std::int64_t h,
+                            std::int64_t i, std::int64_t key) {
     const TileRange range = tile_range(args_, sequence, b, i, Shape::rows);
     const std::int64_t end = args_.sums[3] ? range.end : smaller(key + 1, range.end);
-    if (key >= end || (!args_.sums[3] && key + Shape::keys <= range.begin)) {
+    const auto next_from = [&](std::int64_t j) {
+      return next_key_tile(args_, sequence, b, h, i, Shape::rows, j, end, Shape::keys);
+    };
+    if (next_from(key) >= end || (!args_.sums[3] && key + Shape::keys <= range.begin)) {
       return;
     }
     __syncthreads();
     pairs_.fill_rows_of_tile(i);
     pairs_.fill_stats(i);
-    for (std::int64_t j = key; j < end; j += Shape::keys) {
+    for (std::int64_t j = next_from(key); j < end; j = next_from(j + Shape::keys)) {
       Real ds[M][N];
       std::uint64_t forbidden = 0;
       __syncthreads();
@@ -111,12 +114,12 @@ class SimtBiasGradient {
   Real sums_[M][N];
 };
 
-template <class T>
-__global__ void __launch_bounds__(SimtBiasGradient<T>::Shape::threads, 2)
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::threads, 2)
     simt_bias_gradient(const __grid_constant__ BiasGradientArguments arguments, std::int64_t heads,
                        std::int64_t row_tiles, std::int64_t key_tiles, std::int64_t tasks) {
   extern __shared__ __align__(16) unsigned char shared[];
-  using Gradient = SimtBiasGradient<T>;
+  using Gradient = SimtBiasGradient<T, Shape>;
   Gradient gradient(arguments, reinterpret_cast<typename Gradient::Real*>(shared));
   for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const std::int64_t key = task % key_tiles, query = task / key_tiles % row_tiles;

@@ -13,16 +13,39 @@
 // that carry what rounding took from them; its registers allow half the rows, which few queries don't fill anyway.
 #pragma once
 
+#include "engines/cuda/kernels/launch.cuh"
 #include "engines/cuda/kernels/plain_again.cuh"
+#include "engines/cuda/kernels/simt_pages.cuh"
 #include "engines/cuda/kernels/simt_scores.cuh"
 #include "engines/cuda/kernels/softmax.cuh"
+#include "engines/cuda/spans.cuh"
 
 namespace headway::cuda {
 
 enum class Sums : std::uint8_t { running, compensated };
 
+// Where keys and values lie: in one tensor, or in pages of T or of 8-bit elements.
+template <class T>
+struct InTensor {
+  using Stored = T;
+  __device__ static RowSource<T> rows(const Arguments& args, const Rows& view, const PageScales&,
+                                      const Sequence& sequence, std::int64_t b, std::int64_t g, std::int64_t first) {
+    return {view, b, g, sequence.key_begin, first, sequence.key_count};
+  }
+};
+
+template <class Element>
+struct InPages {
+  using Stored = Element;
+  __device__ static PagedSource<Element> rows(const Arguments& args, const Rows& view, const PageScales& scales,
+                                              const Sequence& sequence, std::int64_t b, std::int64_t g,
+                                              std::int64_t first) {
+    return {args.pages, scales, view, b, g, first, sequence.key_count};
+  }
+};
+
 // Width: value features of a block.
-template <class T, int Width, class Tile, Sums Kind>
+template <class T, int Width, class Tile, Sums Kind, class Keys = InTensor<T>>
 class SimtForward {
  public:
   using Real = RealOf<T>;
@@ -54,7 +77,7 @@ class SimtForward {
       return;
     }
     if (static_cast<int>(threadIdx.x) < Shape::rows) {
-      here().rows[threadIdx.x] = row_range(args_, here().sequence, b, first_ + threadIdx.x);
+      here().rows[threadIdx.x] = row_keys(args_, here().sequence, b, h, first_ + threadIdx.x);
     }
     product_.fill_own(queries(), args_.head_dim);
 #pragma unroll 1  // one copy of the code for both walks
@@ -75,6 +98,7 @@ class SimtForward {
     TileRange range;
     KeyRange rows[Shape::rows];
     bool again[Shape::rows];
+    std::uint64_t words[span_words<Shape::rows, Shape::keys>];
   };
   __device__ static Here& here() {
     __shared__ Here here;
@@ -96,19 +120,22 @@ class SimtForward {
       }
     }
     const Modifiers<Real> modifiers(args_, here().sequence, b_, h_);
-    const std::int64_t begin = here().range.begin / Shape::keys * Shape::keys;
+    const auto next_from = [&](std::int64_t key) {
+      return next_key_tile(args_, here().sequence, b_, h_, first_, Shape::rows, key, here().range.end, Shape::keys);
+    };
+    const std::int64_t begin = next_from(here().range.begin / Shape::keys * Shape::keys);
     const bool ahead = Shape::copies_ahead(args_.head_dim);
     const auto keys_at = [&](std::int64_t key) {
-      return RowSource<T>(args_.key, b_, g_, here().sequence.key_begin, key, here().sequence.key_count);
+      return Keys::rows(args_, args_.key, args_.pages.key_scales, here().sequence, b_, g_, key);
     };
     if (ahead && begin < here().range.end) {
       product_.start_others(keys_at(begin), args_.head_dim);
     }
 #pragma unroll 1
-    for (std::int64_t key = begin; key < here().range.end; key += Shape::keys) {
+    for (std::int64_t key = begin; key < here().range.end; key = next_from(key + Shape::keys)) {
       ptx::commit_copies();  // of K
       __syncthreads();       // weights and values of the step before have been read
-      const RowSource<T> values(args_.value, b_, g_, here().sequence.key_begin, key, here().sequence.key_count);
+      const auto values = Keys::rows(args_, args_.value, args_.pages.value_scales, here().sequence, b_, g_, key);
       start_rows<Shape::threads, Shape::keys, Width>(values, feature_, args_.value_dim, values_, value_stride);
       ptx::commit_copies();  // of V, under way while the scores are computed
       Real scores[M][N];     // S = Q K^T  [rows, keys]
@@ -128,11 +155,16 @@ class SimtForward {
       if (!plain) {
         __syncthreads();  // every thread has its scores out of what becomes weights_
       }
+      if (has_holes(args_, here().sequence, b_, h_, first_, Shape::rows, key, Shape::keys)) {
+        fill_span_words<Shape::rows, Shape::keys>(args_, here().sequence, b_, h_, first_, key, here().words);
+        __syncthreads();
+        forbid_by_words<false, Shape::keys>(thread_, here().words, scores);
+      }
       weigh(key, careful, scores);
       ptx::wait_for_copies<0>();
       __syncthreads();
-      if (ahead && key + Shape::keys < here().range.end) {
-        product_.start_others(keys_at(key + Shape::keys), args_.head_dim);  // under way while P V is computed
+      if (const std::int64_t next = ahead ? next_from(key + Shape::keys) : here().range.end; next < here().range.end) {
+        product_.start_others(keys_at(next), args_.head_dim);  // under way while P V is computed
       }
       // O += P V  [rows, features]
       if (careful) {
@@ -272,7 +304,8 @@ class SimtForward {
     }
     for (int r = static_cast<int>(threadIdx.x) / 32; r < Shape::rows; r += Shape::threads / 32) {
       if (here().again[r]) {
-        attend_plainly<T>(args_, b_, h_, first_ + r, feature_, smaller(feature_ + Width, args_.value_dim));
+        attend_plainly<T, typename Keys::Stored>(args_, b_, h_, first_ + r, feature_,
+                                                 smaller(feature_ + Width, args_.value_dim));
       }
     }
   }
@@ -288,11 +321,11 @@ class SimtForward {
   Real lost_[M][W], lost_total_[M];  // what rounding added to them; unused by running sums
 };
 
-template <class T, int Width, class Shape, Sums Kind>
+template <class T, int Width, class Shape, Sums Kind, class Keys>
 __global__ void __launch_bounds__(Shape::threads, 256 / Shape::threads)
     simt_forward(const __grid_constant__ ForwardArguments arguments, std::int64_t row_tiles, std::int64_t spans) {
   extern __shared__ __align__(16) unsigned char shared[];
-  using Forward = SimtForward<T, Width, Shape, Kind>;
+  using Forward = SimtForward<T, Width, Shape, Kind, Keys>;
   Forward forward(arguments, reinterpret_cast<typename Forward::Real*>(shared));
   const std::int64_t tasks = arguments.batch * arguments.heads * row_tiles * spans;
   for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
@@ -300,6 +333,22 @@ __global__ void __launch_bounds__(Shape::threads, 256 / Shape::threads)
     // Late rows see the most keys when causal: they start first.
     forward.run(head / arguments.heads, head % arguments.heads, row_tiles - 1 - tile, span * Width);
   }
+}
+
+template <class T, int Width, class Shape, Sums Kind, class Keys>
+Launch simt_forward_launch_of(const char* name, const ForwardArguments& arguments) {
+  using Forward = SimtForward<T, Width, Shape, Kind, Keys>;
+  Launch launch;
+  launch.name = name;
+  launch.kernel = reinterpret_cast<const void*>(simt_forward<T, Width, Shape, Kind, Keys>);
+  launch.threads = Shape::threads;
+  launch.shared_bytes = Forward::shared_bytes(arguments.head_dim);
+  launch.query_block = Shape::rows;
+  launch.key_block = Shape::keys;
+  launch.row_tiles = blocks(arguments.query_len, Shape::rows);
+  launch.spans = arguments.value_dim <= Width ? 1 : blocks(arguments.value_dim, Width);
+  launch.tasks = arguments.batch * arguments.heads * launch.row_tiles * launch.spans;
+  return launch;
 }
 
 }  // namespace headway::cuda

@@ -45,14 +45,20 @@ Launch of_teams(const GradientArguments& arguments) {
   return widest(arguments) <= 64 ? chosen_teams<KeysAreRows, 64>(arguments) : chosen_teams<KeysAreRows, 128>(arguments);
 }
 
+// Two blocks a multiprocessor.
+template <class T, bool KeysAreRows>
+Launch fitting(const GradientArguments& arguments) {
+  const Launch usual = chosen<T, KeysAreRows, 64, SimtShape<RealOf<T>, 4>>(arguments);
+  return has_shared(usual.shared_bytes) ? usual : chosen<T, KeysAreRows, 64, SmallSimtShape<RealOf<T>>>(arguments);
+}
+
 template <bool KeysAreRows>
 Launch of_type(const GradientArguments& arguments, DType dtype) {
-  using Small = SimtShape<float, 4>;  // two blocks a multiprocessor
   switch (dtype) {
-    case DType::f64: return chosen<double, KeysAreRows, 64, SimtShape<double, 4>>(arguments);
-    case DType::bf16: return chosen<bfloat16, KeysAreRows, 64, Small>(arguments);
-    case DType::f16: return chosen<float16, KeysAreRows, 64, Small>(arguments);
-    default: return chosen<float, KeysAreRows, 64, Small>(arguments);
+    case DType::f64: return fitting<double, KeysAreRows>(arguments);
+    case DType::bf16: return fitting<bfloat16, KeysAreRows>(arguments);
+    case DType::f16: return fitting<float16, KeysAreRows>(arguments);
+    default: return fitting<float, KeysAreRows>(arguments);
   }
 }
 

@@ -75,7 +75,11 @@ class SimtGradient {
     pairs_.fill_stats(first_);
     const TileRange range = tile_range(args_, sequence_, b_, first_, Shape::rows);
     const std::int64_t g = head_ / args_.group;
-    for (std::int64_t key = range.begin / Shape::keys * Shape::keys; key < range.end; key += Shape::keys) {
+    const auto next_from = [&](std::int64_t key) {
+      return next_key_tile(args_, sequence_, b_, head_, first_, Shape::rows, key, range.end, Shape::keys);
+    };
+    for (std::int64_t key = next_from(range.begin / Shape::keys * Shape::keys); key < range.end;
+         key = next_from(key + Shape::keys)) {
       const RowSource<T> others(args_.key, b_, g, sequence_.key_begin, key, sequence_.key_count);
       step(modifiers, key, is_plain(range, key, Shape::keys, modifiers.only_scale()), careful, others);
     }
@@ -84,7 +88,11 @@ class SimtGradient {
   __device__ void walk_queries(const Modifiers<Real>& modifiers, std::int64_t h, bool careful) {
     const QueryRange queries = query_range(args_, sequence_, b_, first_, Shape::rows);
     const Rows& view = args_.of == GradientOf::value ? args_.grad_out : args_.query;
-    for (std::int64_t i = queries.begin / Shape::keys * Shape::keys; i < queries.end; i += Shape::keys) {
+    const auto next_from = [&](std::int64_t i) {
+      return next_query_tile(args_, sequence_, b_, h, first_, Shape::rows, i, queries.end, Shape::keys);
+    };
+    for (std::int64_t i = next_from(queries.begin / Shape::keys * Shape::keys); i < queries.end;
+         i = next_from(i + Shape::keys)) {
       const TileRange range = tile_range(args_, sequence_, b_, i, Shape::keys);
       __syncthreads();  // the stats of the step before have been read
       pairs_.fill_stats(i);

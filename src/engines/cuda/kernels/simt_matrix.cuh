@@ -26,7 +26,7 @@ class SimtMatrix : SimtWalk<T> {
       this->walk_for_softmax(args_.stage);
     }
     for (std::int64_t key = 0; key < args_.key_len; key += Shape::keys) {
-      if (all_keys || (key >= begin && key < range_.end)) {
+      if (all_keys || (key >= begin && key < range_.end && this->next_from(key, range_.end) == key)) {
         Real scores[M][N];
         this->make_scores(args_.stage, key, scores);
         store(key, scores);

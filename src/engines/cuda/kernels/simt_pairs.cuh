@@ -22,6 +22,7 @@ class SimtPairs {
   using Real = RealOf<T>;
   static constexpr int M = Shape::M, N = Shape::N;
   static constexpr int queries = KeysAreRows ? Shape::keys : Shape::rows;
+  static constexpr int keys = KeysAreRows ? Shape::rows : Shape::keys;
 
   // Numbers of shared memory.
   __host__ __device__ static int size(const Arguments& args) {
@@ -60,7 +61,7 @@ class SimtPairs {
       const std::int64_t i = first_query + threadIdx.x, row = sequence_.query_begin + i;
       QueryStats<Real> one{{0, 0}, 0, 0, 0};
       if (i < sequence_.real_queries) {
-        one.range = row_range(args_, sequence_, b_, i);
+        one.range = row_keys(args_, sequence_, b_, h_, i);
         const Real lse = head_of<Real>(lse_, b_, h_)[row * lse_.row];
         const WeightBase<Real> weight =
             coarse_ != nullptr ? weight_base<Summing::in_order>(*coarse_, b_, h_, row, lse) : WeightBase<Real>{lse, 1};
@@ -90,6 +91,11 @@ class SimtPairs {
     };
     const bool capped = args_.softcap != 0 && to_scores;
     modify_tile(thread, modifiers, plain, where, weights, capped ? slopes_ : nullptr, result);
+    if (has_holes(args_, sequence_, b_, h_, first_query, queries, first_key, keys)) {
+      fill_span_words<queries, keys>(args_, sequence_, b_, h_, first_query, first_key, words());
+      __syncthreads();
+      forbid_by_words<KeysAreRows, keys>(thread, words(), result);
+    }
     Real* own = weights + threadIdx.x;
     forbidden = 0;
 #pragma unroll
@@ -142,6 +148,10 @@ class SimtPairs {
   __device__ static QueryStats<Real>* stats() {
     __shared__ QueryStats<Real> stats[queries];
     return stats;
+  }
+  __device__ static std::uint64_t* words() {
+    __shared__ std::uint64_t words[span_words<queries, keys>];
+    return words;
   }
   __device__ QueryStats<Real> stats_of(int m, int n) const {
     return stats()[KeysAreRows ? thread.col_of(n) : thread.row_of(m)];

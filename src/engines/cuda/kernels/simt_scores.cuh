@@ -10,7 +10,7 @@ namespace headway::cuda {
 
 // Register blocks of M x N: f32 has tiles of 128 (or 64) rows x 64 keys, f64 64 x 32. `depth`: features of the other
 // side in shared memory at a time.
-template <class Real, int Block, int Columns = 8, int Depth = 64>
+template <class Real, int Block, int Columns = 8, int Depth = 64, int Resident = 128>
 struct SimtShape {
   using Thread = SimtThread<Columns>;
   static constexpr int threads = Thread::threads;
@@ -19,7 +19,7 @@ struct SimtShape {
   static constexpr int rows = 16 * M;
   static constexpr int keys = Columns * N;
   static constexpr int depth = Depth;
-  static constexpr int resident = 128;  // up to here a tile's own rows stay in shared memory
+  static constexpr int resident = Resident;  // up to here a tile's own rows stay in shared memory
   static constexpr int row_stride = rows + simt_pad;
   static constexpr int key_stride = keys + simt_pad;
 
@@ -35,6 +35,10 @@ struct SimtShape {
   // Whether all features of the other side fit there, so that they can be copied ahead.
   __host__ __device__ static bool copies_ahead(std::int64_t width) { return width <= depth; }
 };
+
+// For blocks that may have no more than 99 KiB of shared memory.
+template <class Real>
+using SmallSimtShape = SimtShape<Real, 4, 8, 32, 32>;
 
 // One product tile over all features: `own` [rows] against `other` [keys], both read through shared memory. The own
 // side is filled once when it stays there. Every thread calls it; the shared memory may be reused after the next
@@ -54,17 +58,19 @@ struct SimtProduct {
   }
 
   // The two halves of run() where Shape::copies_ahead.
-  __device__ void start_others(const RowSource<T>& keys, std::int64_t width) const {
+  template <class Keys>
+  __device__ void start_others(const Keys& keys, std::int64_t width) const {
     start_columns<Shape::threads, Shape::keys, Shape::depth>(keys, Shape::padded(width), width, other,
                                                              Shape::key_stride);
   }
   __device__ void run_filled(const Thread& thread, std::int64_t width, Real (&c)[Shape::M][Shape::N]) const {
     clear(c);
-    multiply<false>(thread, own, Shape::row_stride, other, Shape::key_stride, Shape::padded(width), c);
+    add_products(thread, own, Shape::padded(width), c);
   }
 
   // c = own other^T. Begins with a barrier, so that what shared memory held before has been read.
-  __device__ void run(const Thread& thread, const RowSource<T>& rows, const RowSource<T>& keys, std::int64_t width,
+  template <class Keys>
+  __device__ void run(const Thread& thread, const RowSource<T>& rows, const Keys& keys, std::int64_t width,
                       Real (&c)[Shape::M][Shape::N]) const {
     clear(c);
     for (std::int64_t d = 0; d < width; d += Shape::depth) {
@@ -76,7 +82,31 @@ struct SimtProduct {
       fill_columns<Shape::threads, Shape::keys>(keys, d, depth, width, other, Shape::key_stride);
       __syncthreads();
       const Real* own_part = own + (Shape::stays(width) ? static_cast<int>(d) * Shape::row_stride : 0);
+      add_products(thread, own_part, depth, c);
+    }
+  }
+
+ private:
+  // f64 in short chains: equal products are then off by a few units in the last place, as f32's bound allows by itself.
+  __device__ void add_products(const Thread& thread, const Real* own_part, int depth,
+                               Real (&c)[Shape::M][Shape::N]) const {
+    if constexpr (sizeof(Real) == sizeof(float)) {
       multiply<false>(thread, own_part, Shape::row_stride, other, Shape::key_stride, depth, c);
+    } else {
+#pragma unroll 1
+      for (int d = 0; d < depth; d += simt_step) {
+        Real part[Shape::M][Shape::N];
+        clear(part);
+        multiply<false>(thread, own_part + d * Shape::row_stride, Shape::row_stride, other + d * Shape::key_stride,
+                        Shape::key_stride, simt_step, part);
+#pragma unroll
+        for (int m = 0; m < Shape::M; ++m) {
+#pragma unroll
+          for (int n = 0; n < Shape::N; ++n) {
+            c[m][n] += part[m][n];
+          }
+        }
+      }
     }
   }
 };

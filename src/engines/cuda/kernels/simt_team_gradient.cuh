@@ -15,6 +15,7 @@
 #include "engines/cuda/kernels/simt_team_tile.cuh"
 #include "engines/cuda/kernels/softmax.cuh"
 #include "engines/cuda/ptx/shared_size.cuh"
+#include "engines/cuda/spans.cuh"
 
 namespace headway::cuda {
 
@@ -75,7 +76,9 @@ class SimtTeamGradient {
 
  private:
   static constexpr int queries = KeysAreRows ? cols : rows, stats_stages = KeysAreRows ? 2 : 1;
+  static constexpr int keys = KeysAreRows ? rows : cols;
   static_assert(queries * sizeof(KeyRange) <= cols * rows * sizeof(float));
+  static_assert(span_words<queries, keys> * sizeof(std::uint64_t) <= cols * rows * sizeof(float));
   static constexpr int own_size = Width * rows, others_size = cols * Width, pairs_size = cols * rows;
   using Others = Swizzled<Width>;
   using Pairs = Swizzled<rows>;  // [cols][rows]
@@ -84,7 +87,7 @@ class SimtTeamGradient {
   struct alignas(16) Here {
     Sequence sequence;
     float stats[2][stats_stages][queries];  // lse, delta
-    bool plain[2];                          // of each stage's step
+    bool plain[2], holes[2];                // of each stage's step
   };
   // A step's rows of the other side: of query head h, from `first` on.
   struct Place {
@@ -153,6 +156,8 @@ class SimtTeamGradient {
     ptx::commit_copies();
     if (threadIdx.x == 0) {
       here_.plain[stage] = is_plain_at(place);
+      here_.holes[stage] = has_holes(args_, here_.sequence, b_, place.h, KeysAreRows ? place.first : first_, queries,
+                                     KeysAreRows ? first_ : place.first, keys);
     }
   }
 
@@ -166,8 +171,22 @@ class SimtTeamGradient {
       const TileRange range = tile_range(args_, here_.sequence, b_, first_, rows);
       begin = range.begin / cols * cols, end = range.end;
     }
-    Place place{KeysAreRows ? head_ * args_.group : head_, begin};
-    const std::int64_t h_end = begin >= end ? place.h : KeysAreRows ? place.h + args_.group : place.h + 1;
+    const std::int64_t first_head = KeysAreRows ? head_ * args_.group : head_;
+    const std::int64_t h_end = begin >= end ? first_head : KeysAreRows ? first_head + args_.group : first_head + 1;
+    // The first place from this one on of which spans leave something.
+    const auto next_from = [&](Place place) {
+      while (place.h < h_end) {
+        place.first = KeysAreRows
+                          ? next_query_tile(args_, here_.sequence, b_, place.h, first_, rows, place.first, end, cols)
+                          : next_key_tile(args_, here_.sequence, b_, place.h, first_, rows, place.first, end, cols);
+        if (place.first < end) {
+          break;
+        }
+        place = {place.h + 1, begin};
+      }
+      return place;
+    };
+    Place place = next_from({first_head, begin});
     if (place.h < h_end) {
       start_others(place, 0);
     }
@@ -176,10 +195,7 @@ class SimtTeamGradient {
     while (place.h < h_end) {
       ptx::wait_for_copies<0>();
       __syncthreads();  // everybody's copies have come, and the step before has been read
-      Place next{place.h, place.first + cols};
-      if (next.first >= end) {
-        next = {place.h + 1, begin};
-      }
+      const Place next = next_from({place.h, place.first + cols});
       if (stages_ == 2 && next.h < h_end) {
         start_others(next, stage ^ 1);
       }
@@ -237,12 +253,20 @@ class SimtTeamGradient {
     if (!plain) {
       __syncthreads();  // what was exchanged has been read
       if (static_cast<int>(threadIdx.x) < queries) {
-        ranges[threadIdx.x] = row_range(args_, here_.sequence, b_, first_query + threadIdx.x);
+        ranges[threadIdx.x] = row_range(args_, here_.sequence, b_, first_query + threadIdx.x);  // words have the spans
       }
       __syncthreads();
     }
     modify_tile(thread_, modifiers, plain, where, pairs(0), slopes_, scores);
     if (!plain) {
+      __syncthreads();
+    }
+    if (here_.holes[stage]) {
+      std::uint64_t* words = reinterpret_cast<std::uint64_t*>(pairs(1));
+      __syncthreads();  // what was exchanged has been read
+      fill_span_words<queries, keys>(args_, here_.sequence, b_, place.h, first_query, first_key, words);
+      __syncthreads();
+      forbid_by_words<KeysAreRows, keys>(thread_, words, scores);
       __syncthreads();
     }
     std::uint64_t kept = 0;

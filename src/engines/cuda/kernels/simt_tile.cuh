@@ -177,8 +177,8 @@ struct RowSource {
 
 // to[depth][stride] = features [d, d + depth) of Rows rows, transposed: neighbouring threads take neighbouring rows,
 // and store without bank conflicts. The loads of a few steps are under way before the first is stored.
-template <int Threads, int Rows, class T, class Real>
-__device__ inline void fill_columns(const RowSource<T>& source, std::int64_t d, int depth, std::int64_t width, Real* to,
+template <int Threads, int Rows, class Source, class Real>
+__device__ inline void fill_columns(const Source& source, std::int64_t d, int depth, std::int64_t width, Real* to,
                                     int stride) {
   static_assert(Threads % Rows == 0);
   constexpr int batch = 4, step = Threads / Rows;
@@ -206,8 +206,8 @@ __device__ inline void fill_columns(const RowSource<T>& source, std::int64_t d, 
 
 // Features [d, d + Cols) of Rows rows, copied by `Threads` threads of which this is number `thread`: to(r, k) is where
 // the four from d + k of row r go.
-template <int Threads, int Rows, int Cols, class T, class Place>
-__device__ inline void fill_rows(const RowSource<T>& source, std::int64_t d, std::int64_t width, int thread,
+template <int Threads, int Rows, int Cols, class Source, class Place>
+__device__ inline void fill_rows(const Source& source, std::int64_t d, std::int64_t width, int thread,
                                  const Place& to) {
   using Real = std::remove_pointer_t<decltype(to(0, 0))>;
   constexpr int batch = 4, step = Threads / (Cols / 4);

@@ -4,6 +4,7 @@
 
 #include "engines/cuda/kernels/simt_scores.cuh"
 #include "engines/cuda/kernels/softmax.cuh"
+#include "engines/cuda/spans.cuh"
 
 namespace headway::cuda {
 
@@ -11,7 +12,7 @@ template <class T>
 class SimtWalk {
  public:
   using Real = RealOf<T>;
-  using Shape = SimtShape<Real, 4>;
+  using Shape = SimtShape<Real, 4, 8, 64, sizeof(Real) == 4 ? 128 : 64>;  // 99 KiB of shared memory are enough
   static constexpr int M = Shape::M, N = Shape::N;
   using Scores = Real[M][N];
   static constexpr int threads = Shape::threads, rows = Shape::rows, keys = Shape::keys;
@@ -45,12 +46,13 @@ class SimtWalk {
     }
   }
 
-  // visit(key, scores) for every tile of keys that begins in [begin, end). All threads may use the scratch after a
+  // visit(key, scores) for every tile of keys that begins in [begin, end), but for those that spans leave nothing of;
+  // the stage says biased or weights. All threads may use the scratch after a
   // barrier of the visit's own.
   template <class Visit>
   __device__ void walk(const Stage& stage, std::int64_t begin, std::int64_t end, const Visit& visit) {
 #pragma unroll 1
-    for (std::int64_t key = begin; key < end; key += Shape::keys) {
+    for (std::int64_t key = next_from(begin, end); key < end; key = next_from(key + Shape::keys, end)) {
       Scores scores;
       make_scores(stage, key, scores);
       visit(key, scores);
@@ -96,6 +98,14 @@ class SimtWalk {
     __shared__ KeyRange ranges[Shape::rows];
     return ranges;
   }
+  __device__ static std::uint64_t* words() {
+    __shared__ std::uint64_t words[span_words<Shape::rows, Shape::keys>];
+    return words;
+  }
+  // The first tile from `key` on of which spans leave something.
+  __device__ std::int64_t next_from(std::int64_t key, std::int64_t end) const {
+    return next_key_tile(args_, sequence_, b_, h_, first_, Shape::rows, key, end, Shape::keys);
+  }
   __device__ RowSource<T> queries() const {
     return {args_.query, b_, h_, sequence_.query_begin, first_, sequence_.query_count};
   }
@@ -123,6 +133,11 @@ class SimtWalk {
     };
     modify_tile(thread_, modifiers, is_plain(range_, key, Shape::keys, modifiers.only_scale()), where, scratch_,
                 static_cast<Real*>(nullptr), scores);
+    if (has_holes(args_, sequence_, b_, h_, first_, Shape::rows, key, Shape::keys)) {
+      fill_span_words<Shape::rows, Shape::keys>(args_, sequence_, b_, h_, first_, key, words());
+      __syncthreads();
+      forbid_by_words<false, Shape::keys>(thread_, words(), scores);
+    }
   }
 
   __device__ void add_to_softmax(const Scores& scores) {

@@ -15,6 +15,14 @@ __device__ inline float to_float(float16 value) {
   return result;
 }
 
+// As the bits of a half it is 2^-8 of itself.
+__device__ inline float to_float(float8_e4m3 value) {
+  const std::uint32_t size = value.bits & 0x7Fu;
+  float16 half;
+  half.bits = static_cast<std::uint16_t>((value.bits & 0x80u) << 8 | size << 7);
+  return size == 0x7Fu ? __uint_as_float(0x7FC00000u) : to_float(half) * 256.0f;
+}
+
 __device__ inline void convert(float value, bfloat16& result) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
 }

@@ -78,8 +78,11 @@ struct Wgmma;
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83" \
   ", %84, %85, %86, %87"
 
-#define HEADWAY_D256 HEADWAY_D176 \
-  ", %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107" \
+#define HEADWAY_D192 HEADWAY_D176 \
+  ", %88, %89, %90, %91, %92, %93, %94, %95"
+
+#define HEADWAY_D256 HEADWAY_D192 \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107" \
   ", %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 #define HEADWAY_OUT8(d, i)                                                                                             \
@@ -91,8 +94,8 @@ struct Wgmma;
 #define HEADWAY_OUT96 HEADWAY_OUT80, HEADWAY_OUT8(d, 40)
 #define HEADWAY_OUT128 HEADWAY_OUT64, HEADWAY_OUT16(d, 32), HEADWAY_OUT16(d, 48)
 #define HEADWAY_OUT176 HEADWAY_OUT128, HEADWAY_OUT8(d, 64), HEADWAY_OUT8(d, 72), HEADWAY_OUT8(d, 80)
-#define HEADWAY_OUT256 \
-  HEADWAY_OUT128, HEADWAY_OUT16(d, 64), HEADWAY_OUT16(d, 80), HEADWAY_OUT16(d, 96), HEADWAY_OUT16(d, 112)
+#define HEADWAY_OUT192 HEADWAY_OUT128, HEADWAY_OUT16(d, 64), HEADWAY_OUT16(d, 80)
+#define HEADWAY_OUT256 HEADWAY_OUT192, HEADWAY_OUT16(d, 96), HEADWAY_OUT16(d, 112)
 
 #define HEADWAY_WGMMA(Half, TYPE, N, K0, K1, K2, K3, K4, K5, K6)                                                       \
   template <>                                                                                                          \
@@ -130,6 +133,7 @@ HEADWAY_WGMMA_BOTH(80, 40, 41, 42, 43, 44, 45, 46)
 HEADWAY_WGMMA_BOTH(96, 48, 49, 50, 51, 52, 53, 54)
 HEADWAY_WGMMA_BOTH(128, 64, 65, 66, 67, 68, 69, 70)
 HEADWAY_WGMMA_BOTH(176, 88, 89, 90, 91, 92, 93, 94)
+HEADWAY_WGMMA_BOTH(192, 96, 97, 98, 99, 100, 101, 102)
 HEADWAY_WGMMA_BOTH(256, 128, 129, 130, 131, 132, 133, 134)
 
 #undef HEADWAY_D32
@@ -144,6 +148,8 @@ HEADWAY_WGMMA_BOTH(256, 128, 129, 130, 131, 132, 133, 134)
 #undef HEADWAY_OUT128
 #undef HEADWAY_D176
 #undef HEADWAY_OUT176
+#undef HEADWAY_D192
+#undef HEADWAY_OUT192
 #undef HEADWAY_D256
 #undef HEADWAY_OUT256
 #undef HEADWAY_OUT8

@@ -1,9 +1,17 @@
-#include "engines/cuda/plan_text.h"
+#include "engines/cuda/kernel_choice.h"
 
 #include "core/text.h"
-#include "engines/cuda/device.h"
 
 namespace headway::cuda {
+
+Refusal shared_refusal(const Launch& launch, std::size_t own, const DeviceProperties& device) {
+  const std::size_t needed = launch.shared_bytes + own;
+  if (needed <= static_cast<std::size_t>(device.shared_bytes)) {
+    return std::nullopt;
+  }
+  return text("a block needs ", needed, " bytes of shared memory, and compute capability ", device.major, ".",
+              device.minor, " has ", device.shared_bytes);
+}
 
 void describe_launch(const Launch& launch, Plan& plan) {
   const KernelResources resources = kernel_resources(launch.kernel);
