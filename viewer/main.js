@@ -95,7 +95,7 @@ async function start() {
   addEventListener("hashchange", () => { readLink(); applyTheme(); chooseHead(state.head); });
   chooseHead(state.head);
   headButtons[state.head].button.scrollIntoView({block: "nearest"});
-  document.documentElement.dataset.ready = "true";
+  requestAnimationFrame(() => { document.documentElement.dataset.ready = "true"; });  // behind the first drawing
 }
 
 start();

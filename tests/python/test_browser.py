@@ -80,7 +80,13 @@ def wait_until(page, condition):
         page.wait_for_timeout(10)
 
 
+def drawn(page):
+    """Waits for the frame after an input: the page changes its state at once and draws it with the next frame."""
+    wait_until(page, "!waiting")
+
+
 def cursor(page):
+    drawn(page)
     return page.inner_text("#cursor")
 
 
@@ -100,6 +106,7 @@ def point_at(page, i, j):
 
 def colours(page, canvas):
     """How many pixels of a canvas are not empty."""
+    drawn(page)
     return page.evaluate(f"""(() => {{
         const canvas = document.getElementById("{canvas}");
         const image = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -171,7 +178,6 @@ def test_the_keyboard_does_everything_on_a_fresh_page(open_page, sentence):
     page, expected = open_page(sentence[0] + "#head=0&i=0&j=0"), sentence[1]
     for key in ["ArrowDown"] * 3 + ["ArrowRight"] * 2 + ["ArrowUp", "ArrowLeft"]:
         page.keyboard.press(key)
-    wait_until(page, "!waiting")
     assert weight_shown(page) == pytest.approx(expected[0, 2, 1], rel=2e-6)
     page.keyboard.press("Shift+ArrowDown")
     assert page.evaluate("state.cursor.i") == 10
@@ -184,6 +190,7 @@ def test_the_keyboard_does_everything_on_a_fresh_page(open_page, sentence):
     page.keyboard.press("[")
     assert page.inner_text("#head-name") == "head 0"
     page.keyboard.press("Enter")
+    drawn(page)
     assert page.get_attribute("#pin", "aria-pressed") == "true" and page.evaluate("state.pinned")
     page.keyboard.press("Escape")
     assert not page.evaluate("state.pinned")
@@ -290,6 +297,7 @@ def test_cells_are_square_unless_the_matrix_is_a_strip(open_page, tmp_path, size
 
 def pixel(page, i, j):
     """The colour in a corner of a cell, where no number is written."""
+    drawn(page)
     return page.evaluate(f"""(() => {{
         const area = plotArea(), density = matrix.width / matrix.getBoundingClientRect().width;
         const x = xOf(area, {j} + 0.15) * density, y = yOf(area, {i} + 0.85) * density;
