@@ -1,5 +1,4 @@
 // headway analyze: what attention does with queries and keys, head by head.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iomanip>
 #include <iostream>
@@ -42,17 +41,17 @@ std::string table(const Analysis& found) {
 class Analyze final : public Command {
  public:
   explicit Analyze(CLI::App& app) {
-    CLI::App& command = *app.add_subcommand("analyze", "What attention does with queries and keys, head by head");
+    CLI::App& command =
+        add_command(app, "analyze", "What attention does with queries and keys, head by head", examples);
     arguments_.add_files_to(command, true, Values::absent);
-    add_text(command, "-o,--output", output_, "A .npz or .safetensors file for all statistics")->group("Outputs");
-    command.add_flag("--force", force_, "Replace a file that exists")->group("Outputs");
+    add_text(command, "-o,--output", output_, "A .npz or .safetensors file for all statistics").group("Outputs");
+    add_flag(command, "--force", force_, "Replace a file that exists").group("Outputs");
     add_number<std::int64_t>(command, "--top", request_.top, "How many keys of each row to name [8]");
     add_parsed(command, "--near", "LEFT,RIGHT", "The part around the diagonal whose share is wanted [64,64]",
                [this](const std::string& found) { request_.near = parse_window(found); });
     add_number<std::int64_t>(command, "--cells", request_.cells,
                              "Cells along each side of the maps, at most 512 [256]");
     arguments_.add_options_to(command);
-    command.footer(examples);
   }
 
   void run() override {

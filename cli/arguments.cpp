@@ -1,6 +1,7 @@
 // Options with strict values.
 #include "arguments.h"
 
+#include <CLI/CLI.hpp>
 #include <charconv>
 #include <type_traits>
 
@@ -66,9 +67,49 @@ std::string alternatives(const std::vector<std::string>& names) {
   return result;
 }
 
-CLI::Option* add_text(CLI::App& app, const std::string& name, std::optional<std::string>& target,
-                      const std::string& help) {
+CLI::App& add_command(CLI::App& app, const std::string& name, const std::string& help, const std::string& examples) {
+  CLI::App& command = *app.add_subcommand(name, help);
+  command.footer(examples);
+  return command;
+}
+
+Option& Option::type_name(const std::string& name) {
+  option_->type_name(name);
+  return *this;
+}
+
+Option& Option::group(const std::string& name) {
+  option_->group(name);
+  return *this;
+}
+
+Option& Option::required(bool value) {
+  option_->required(value);
+  return *this;
+}
+
+Option add_parsed(CLI::App& app, const std::string& name, const std::string& type, const std::string& help,
+                  const std::function<void(const std::string& found)>& read) {
+  const auto guarded = [name, read](const std::string& found) {
+    try {
+      read(found);
+    } catch (const UsageError& error) {
+      throw CLI::ValidationError(name, error.what());
+    }
+  };
+  return Option(*app.add_option_function<std::string>(name, guarded, help)).type_name(type);
+}
+
+Option add_text(CLI::App& app, const std::string& name, std::optional<std::string>& target, const std::string& help) {
   return add_parsed(app, name, "FILE", help, [&target](const std::string& found) { target = found; });
+}
+
+Option add_string(CLI::App& app, const std::string& name, std::string& target, const std::string& help) {
+  return Option(*app.add_option(name, target, help));
+}
+
+Option add_flag(CLI::App& app, const std::string& name, bool& target, const std::string& help) {
+  return Option(*app.add_flag(name, target, help));
 }
 
 const Choices<DType>& float_types() {

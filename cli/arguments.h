@@ -1,9 +1,9 @@
 // Options with strict values. CLI11 would read 010 as 8 and -1 as a large unsigned number; here a number is decimal, in
-// range, and all of the text.
+// range, and all of the text. Commands call CLI11 through these functions: its header takes 5 s to compile.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,6 +12,11 @@
 
 #include "headway/dtype.h"
 #include "text.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace headway::cli {
 
@@ -27,27 +32,36 @@ std::vector<std::string> split_at_commas(std::string_view found);
 
 std::string alternatives(const std::vector<std::string>& names);  // a, b or c
 
+// `headway NAME`, with `help` in the list of commands and `examples` at the end of its own help.
+CLI::App& add_command(CLI::App& app, const std::string& name, const std::string& help, const std::string& examples);
+
+// What else may be said of an option that was added.
+class Option {
+ public:
+  explicit Option(CLI::Option& option) : option_(&option) {}
+  Option& type_name(const std::string& name);  // of its value, in the help
+  Option& group(const std::string& name);      // its heading in the help
+  Option& required(bool value = true);
+
+ private:
+  CLI::Option* option_;
+};
+
 // An option whose text is parsed by `read`; a UsageError from it becomes CLI11's, prefixed with the option's name.
-template <class Read>
-CLI::Option* add_parsed(CLI::App& app, const std::string& name, const std::string& type, const std::string& help,
-                        const Read& read) {
-  const auto guarded = [name, read](const std::string& found) {
-    try {
-      read(found);
-    } catch (const UsageError& error) {
-      throw CLI::ValidationError(name, error.what());
-    }
-  };
-  return app.add_option_function<std::string>(name, guarded, help)->type_name(type);
-}
+Option add_parsed(CLI::App& app, const std::string& name, const std::string& type, const std::string& help,
+                  const std::function<void(const std::string& found)>& read);
 
 // Takes the text unchanged, even if empty: CLI11 would treat an empty one as an option that was not given.
-CLI::Option* add_text(CLI::App& app, const std::string& name, std::optional<std::string>& target,
-                      const std::string& help);
+Option add_text(CLI::App& app, const std::string& name, std::optional<std::string>& target, const std::string& help);
+
+// Takes the text as CLI11 reads it.
+Option add_string(CLI::App& app, const std::string& name, std::string& target, const std::string& help);
+
+Option add_flag(CLI::App& app, const std::string& name, bool& target, const std::string& help);
 
 // `target` is a Number, or an optional one.
 template <class Number, class Target>
-CLI::Option* add_number(CLI::App& app, const std::string& name, Target& target, const std::string& help) {
+Option add_number(CLI::App& app, const std::string& name, Target& target, const std::string& help) {
   return add_parsed(app, name, "N", help,
                     [&target](const std::string& found) { target = parse_number<Number>(found); });
 }
@@ -57,22 +71,23 @@ using Choices = std::vector<std::pair<std::string, Choice>>;
 
 // `target` is a Choice, or an optional one.
 template <class Choice, class Target>
-CLI::Option* add_choice(CLI::App& app, const std::string& name, Target& target, const Choices<Choice>& choices,
-                        const std::string& help) {
+Option add_choice(CLI::App& app, const std::string& name, Target& target, const Choices<Choice>& choices,
+                  const std::string& help) {
   std::vector<std::string> names;
+  std::string type;
   for (const auto& choice : choices) {
     names.push_back(choice.first);
+    type += (type.empty() ? "" : "|") + choice.first;
   }
-  return add_parsed(app, name, CLI::detail::join(names, "|"), help,
-                    [&target, choices, names](const std::string& found) {
-                      for (const auto& [spelling, choice] : choices) {
-                        if (found == spelling) {
-                          target = choice;
-                          return;
-                        }
-                      }
-                      throw UsageError(text("expected ", alternatives(names), ", found ", found));
-                    });
+  return add_parsed(app, name, type, help, [&target, choices, names](const std::string& found) {
+    for (const auto& [spelling, choice] : choices) {
+      if (found == spelling) {
+        target = choice;
+        return;
+      }
+    }
+    throw UsageError(text("expected ", alternatives(names), ", found ", found));
+  });
 }
 
 const Choices<DType>& float_types();

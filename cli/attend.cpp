@@ -1,9 +1,9 @@
 // headway attend: attention over three arrays.
 #include "attend.h"
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 
+#include "arguments.h"
 #include "command.h"
 #include "headway/headway.h"
 #include "interrupt.h"
@@ -33,13 +33,12 @@ Dims without_last(const Dims& sizes) { return Dims(std::span(sizes.begin(), size
 class Attend final : public Command {
  public:
   explicit Attend(CLI::App& app) {
-    CLI::App& command = *app.add_subcommand("attend", "Attention over three arrays");
+    CLI::App& command = add_command(app, "attend", "Attention over three arrays", examples);
     arguments_.add_files_to(command, true);
     outputs_.add_to(command, "out", "The result, in the query's type and axes");
     outputs_.add_optional(command, "--weights", "weights", "The attention weights, (B,H,Sq,Sk), before dropout");
     outputs_.add_optional(command, "--lse", "lse", "The logarithm of each row's sum, (B,H,Sq)");
     arguments_.add_options_to(command);
-    command.footer(examples);
   }
 
   void run() override {

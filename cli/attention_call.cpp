@@ -36,7 +36,7 @@ void add_head_count(CLI::App& app, const std::string& option, std::optional<std:
 
 void AttentionCallArguments::add_files_to(CLI::App& app, bool required, Values values) {
   const auto add = [&](const std::string& name, std::string& target, const std::string& help) {
-    app.add_option(name, target, help)->type_name("FILE")->required(required);
+    add_string(app, name, target, help).type_name("FILE").required(required);
   };
   add("query", query_, "(B,H,Sq,D), (B,Sq,D) or (Sq,D); with --heads (B,Sq,N*D) or (Sq,N*D)");
   add("key", key_, "(B,Hkv,Sk,D), with the same axes left out");

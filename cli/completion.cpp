@@ -29,10 +29,10 @@ std::string options_of(const CLI::App& command) {
 class Completion final : public Command {
  public:
   explicit Completion(CLI::App& app) : app_(app) {
-    CLI::App& command = *app.add_subcommand("completion", "A script that lets a shell complete commands and options");
+    CLI::App& command =
+        add_command(app, "completion", "A script that lets a shell complete commands and options", examples);
     add_choice(command, "shell", shell_, Choices<Shell>{{"bash", Shell::bash}, {"zsh", Shell::zsh}}, "bash or zsh")
-        ->required();
-    command.footer(examples);
+        .required();
   }
 
   void run() override {

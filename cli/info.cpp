@@ -1,5 +1,4 @@
 // headway info: what a file holds, or what this build and this machine offer.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <iomanip>
 #include <iostream>
@@ -123,10 +122,9 @@ class Info final : public Command {
  public:
   explicit Info(CLI::App& app) {
     CLI::App& command =
-        *app.add_subcommand("info", "What a file holds; without one, what this build and machine offer");
+        add_command(app, "info", "What a file holds; without one, what this build and machine offer", examples);
     add_text(command, "file", file_, "A .npy, .npz or .safetensors file");
-    command.add_flag("--json", as_json_, "As JSON, for programs");
-    command.footer(examples);
+    add_flag(command, "--json", as_json_, "As JSON, for programs");
   }
 
   void run() override {

@@ -48,18 +48,17 @@ Engine engine_of(const MultiHeadAttentionConfig& config, const LayerCall& call, 
 class Layer final : public Command {
  public:
   explicit Layer(CLI::App& app) {
-    CLI::App& command = *app.add_subcommand("layer", "A stored multi-head attention layer over arrays");
-    command.add_option("layer", layer_, "The layer, as layer-init and MultiHeadAttention::save write it")
-        ->type_name("FILE")
-        ->required();
-    command.add_option("queries", queries_, "(B,Sq,model_dim) or (Sq,model_dim)")->type_name("FILE")->required();
+    CLI::App& command = add_command(app, "layer", "A stored multi-head attention layer over arrays", examples);
+    add_string(command, "layer", layer_, "The layer, as layer-init and MultiHeadAttention::save write it")
+        .type_name("FILE")
+        .required();
+    add_string(command, "queries", queries_, "(B,Sq,model_dim) or (Sq,model_dim)").type_name("FILE").required();
     add_text(command, "--keys", keys_, "(B,Sk,key_dim) [the queries]");
     add_text(command, "--values", values_, "(B,Sk,value_dim) [the keys]");
     outputs_.add_to(command, "out", "The result, (B,Sq,model_dim)");
     outputs_.add_optional(command, "--weights", "weights", "The attention weights, (B,H,Sq,Sk), before dropout");
     outputs_.add_optional(command, "--lse", "lse", "The logarithm of each row's sum, (B,H,Sq)");
     attention_.add_to(command);
-    command.footer(examples);
   }
 
   void run() override {

@@ -26,19 +26,20 @@ std::int64_t count_parameters(const MultiHeadAttention& layer) {
 class LayerInit final : public Command {
  public:
   explicit LayerInit(CLI::App& app) {
-    CLI::App& command = *app.add_subcommand("layer-init", "A new multi-head attention layer, its parameters drawn");
-    command.add_option("-o,--output", path_, "The layer, a .safetensors file")->type_name("FILE")->required();
-    command.add_flag("--force", force_, "Replace a file that exists");
+    CLI::App& command =
+        add_command(app, "layer-init", "A new multi-head attention layer, its parameters drawn", examples);
+    add_string(command, "-o,--output", path_, "The layer, a .safetensors file").type_name("FILE").required();
+    add_flag(command, "--force", force_, "Replace a file that exists");
     const auto integer = [&](const char* option, std::int64_t& target, const char* help) {
       return add_number<std::int64_t>(command, option, target, help);
     };
-    integer("--model-dim", config_.model_dim, "Width of the queries and of the output")->required();
-    integer("--heads", config_.heads, "Attention heads")->required();
+    integer("--model-dim", config_.model_dim, "Width of the queries and of the output").required();
+    integer("--heads", config_.heads, "Attention heads").required();
     integer("--kv-heads", config_.kv_heads, "Heads of keys and values [as many as --heads]");
     integer("--head-dim", config_.head_dim, "Width of a head [model_dim / heads]");
     integer("--key-dim", config_.key_dim, "Width of the keys [model_dim]");
     integer("--value-dim", config_.value_dim, "Width of the values [model_dim]");
-    command.add_flag("--bias", config_.bias, "Give each projection a bias");
+    add_flag(command, "--bias", config_.bias, "Give each projection a bias");
     add_choice(command, "--dtype", config_.dtype, float_types(), "Type of the parameters [f32]");
     Choices<Initializer> initializers;
     for (const auto initializer : {Initializer::xavier_uniform, Initializer::torch_linear, Initializer::uniform_01}) {
@@ -46,7 +47,6 @@ class LayerInit final : public Command {
     }
     add_choice(command, "--initializer", config_.initializer, initializers, "Their distribution [xavier_uniform]");
     add_number<std::uint64_t>(command, "--seed", config_.seed, "The same seed gives the same parameters [0]");
-    command.footer(examples);
   }
 
   void run() override {

@@ -72,14 +72,14 @@ void check_target(const fs::path& path, bool overwrite) {
 
 void OutputFiles::add_to(CLI::App& app, const std::string& name, const std::string& help) {
   File& file = files_.emplace_back(File{"-o", name, {}});
-  add_text(app, "-o,--output", file.path, help)->required()->group(output_group);
-  app.add_flag("--force", force_, "Replace files that exist")->group(output_group);
+  add_text(app, "-o,--output", file.path, help).required().group(output_group);
+  add_flag(app, "--force", force_, "Replace files that exist").group(output_group);
 }
 
 void OutputFiles::add_optional(CLI::App& app, const std::string& option, const std::string& name,
                                const std::string& help) {
   File& file = files_.emplace_back(File{option, name, {}});
-  add_text(app, option, file.path, help)->group(output_group);
+  add_text(app, option, file.path, help).group(output_group);
 }
 
 std::vector<const OutputFiles::File*> OutputFiles::asked_for() const {

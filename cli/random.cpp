@@ -28,14 +28,14 @@ Tensor draw(const Dims& sizes, DType dtype, std::uint64_t seed) {
 class Random final : public Command {
  public:
   explicit Random(CLI::App& app) {
-    CLI::App& command = *app.add_subcommand("random", "An array of random numbers from -1 to 1, to try things with");
+    CLI::App& command =
+        add_command(app, "random", "An array of random numbers from -1 to 1, to try things with", examples);
     add_parsed(command, "shape", "N,N,...", "The array's sizes", [this](const std::string& found) {
       sizes_ = parse_numbers<std::int64_t>(found);
-    })->required();
+    }).required();
     outputs_.add_to(command, "out", "The array");
     add_choice(command, "--dtype", dtype_, float_types(), "Element type [f32]");
     add_number<std::uint64_t>(command, "--seed", seed_, "The same seed gives the same numbers [0]");
-    command.footer(examples);
   }
 
   void run() override {

@@ -1,7 +1,6 @@
 // headway trace: every step of attention, with its numbers.
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdlib>
 #include <iostream>
 #include <optional>
@@ -28,18 +27,18 @@ For small inputs: a step with more than 16384 numbers is refused. The page is on
 class TraceCommand final : public Command {
  public:
   explicit TraceCommand(CLI::App& app) {
-    CLI::App& command = *app.add_subcommand("trace", "Every step of attention with its numbers, for small inputs");
+    CLI::App& command =
+        add_command(app, "trace", "Every step of attention with its numbers, for small inputs", examples);
     arguments_.add_files_to(command, false);
     add_text(command, "--layer", layer_,
              "A stored layer: query, key and value are then its inputs; a key that is not named is the query, a value "
              "the key");
     add_text(command, "-o,--output", output_, "A page to step through, a .html file, instead of the text")
-        ->group("Outputs");
-    command.add_flag("--force", force_, "Replace a file that exists")->group("Outputs");
+        .group("Outputs");
+    add_flag(command, "--force", force_, "Replace a file that exists").group("Outputs");
     tokens_.add_to(command);
-    command.add_option("--title", request_.title, "The title [Attention, step by step]")->type_name("TEXT");
+    add_string(command, "--title", request_.title, "The title [Attention, step by step]").type_name("TEXT");
     arguments_.add_options_to(command);
-    command.footer(examples);
   }
 
   void run() override {

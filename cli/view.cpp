@@ -1,5 +1,4 @@
 // headway view: a page that shows attention.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
 #include <fstream>
@@ -41,11 +40,11 @@ bool is_page(const char* path) {
 class View final : public Command {
  public:
   explicit View(CLI::App& app) {
-    CLI::App& command = *app.add_subcommand("view", "A page that shows attention, in one HTML file");
+    CLI::App& command = add_command(app, "view", "A page that shows attention, in one HTML file", examples);
     arguments_.add_files_to(command, true, Values::absent);
-    add_text(command, "-o,--output", output_, "The page, a .html file [attention.html]")->group("Outputs");
-    command.add_flag("--serve", serve_, "Show the page from this machine until Ctrl-C: every zoom level is then exact")
-        ->group("Outputs");
+    add_text(command, "-o,--output", output_, "The page, a .html file [attention.html]").group("Outputs");
+    add_flag(command, "--serve", serve_, "Show the page from this machine until Ctrl-C: every zoom level is then exact")
+        .group("Outputs");
     add_parsed(command, "--port", "N", "With --serve: the port to listen on [any free one]",
                [this](const std::string& found) {
                  port_ = static_cast<int>(std::min<std::int64_t>(parse_number<std::int64_t>(found), 65'536));
@@ -53,12 +52,11 @@ class View final : public Command {
                    throw UsageError(text("expected a port, 1 to 65535, found ", found));
                  }
                })
-        ->group("Outputs");
-    command.add_flag("--force", request_.overwrite, "Replace a file that exists")->group("Outputs");
+        .group("Outputs");
+    add_flag(command, "--force", request_.overwrite, "Replace a file that exists").group("Outputs");
     tokens_.add_to(command);
-    command.add_option("--title", request_.title, "The page's title [Attention]")->type_name("TEXT");
+    add_string(command, "--title", request_.title, "The page's title [Attention]").type_name("TEXT");
     arguments_.add_options_to(command);
-    command.footer(examples);
   }
 
   void run() override {
