@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 
-from script import arguments, fail, run, skip
+from script import arguments, fail, run, same_kernels, skip
 
 STEPS = {}
 
@@ -89,6 +89,7 @@ def subdirectory(args, folder):
         f"-DCMAKE_CXX_COMPILER={args.cxx}",
         "-DCMAKE_BUILD_TYPE=Release",  # with the same commands as everywhere: ccache has its objects
         "-DHEADWAY_WARNINGS_AS_ERRORS=ON",
+        same_kernels(args),
         f"-DHEADWAY_SOURCE={args.source}",
     )
     run(args.cmake, "--build", build, "--parallel", "2")

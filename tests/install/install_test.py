@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 
-from script import arguments, fail, run, skip
+from script import arguments, fail, run, same_kernels, skip
 
 EXPECTED = """\
 mean 2
@@ -49,6 +49,7 @@ def install(args, prefix):
             "-DHEADWAY_BUILD_CLI=OFF",
             "-DHEADWAY_BUILD_TESTS=ON",
             "-DHEADWAY_CUDA=OFF",
+            same_kernels(args),
             f"-DCMAKE_INSTALL_LIBDIR={UNUSUAL_LIBDIR}",
         )
         targets = run(args.cmake, "--build", build, "--target", "help")

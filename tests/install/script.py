@@ -37,3 +37,11 @@ def fail(text):
 def skip(reason):
     print("skipped:", reason)
     sys.exit(SKIPPED)
+
+
+def same_kernels(args):
+    """The setting with which a build has the CPU kernels of args.build, and so takes their objects from ccache."""
+    for line in (args.build / "CMakeCache.txt").read_text().splitlines():
+        if line.startswith("HEADWAY_CPU_KERNELS:STRING="):
+            return f"-DHEADWAY_CPU_KERNELS={line.split('=')[1]}"
+    return fail("HEADWAY_CPU_KERNELS is not in the build's cache")

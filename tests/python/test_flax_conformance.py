@@ -85,7 +85,7 @@ def outcome(layer, variables, inputs, mask, call, grad):
     return output, sown, pull(grad)
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", ["two batch axes, other widths", pytest.param("a batch", marks=pytest.mark.slow)])
 def test_the_grid(profile):
     sizes, batch, queries, keys = PROFILES[profile]
     rng = np.random.default_rng(0)

@@ -312,6 +312,7 @@ def test_typed_programs_and_the_package_itself_pass_pyright(tmp_path):
     assert result.returncode == 0, result.stdout
 
 
+@pytest.mark.slow  # pyright reads the same
 def test_typed_programs_and_the_package_itself_pass_the_strictest_checks(tmp_path):
     pytest.importorskip("mypy", reason="mypy is not installed")
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache")]

@@ -34,6 +34,7 @@ def test_every_function_of_python_is_in_the_stable_abi_of_3_12():
     assert {name: where for name, where in used.items() if name not in stable | macros} == {}
 
 
+@pytest.mark.slow  # most of what it could find is a function that the test above finds
 def test_every_source_that_calls_python_compiles_for_the_stable_abi_of_3_12(tmp_path):
     """As nanobind's STABLE_ABI has it for Python 3.12, with the headers of the Python that is here."""
     nanobind = pytest.importorskip("nanobind", reason="nanobind is not installed")

@@ -203,6 +203,8 @@ def test_continuous_batching_writes_the_same_tokens(one_thread, transformers, na
     model = causal_model(transformers, name).eval()
     prompts = [torch.randint(3, 96, (length,)).tolist() for length in (5, 12, 3)]
     settings = transformers.GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    # Unless told, batches are made for 8192 tokens, and the cache fills the machine's memory.
+    sizes = transformers.ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=32)
     theirs, calls = AttentionInterface._global_mapping["paged|eager"], []
 
     def counted(*arguments, **options):
@@ -213,7 +215,7 @@ def test_continuous_batching_writes_the_same_tokens(one_thread, transformers, na
     try:
         for implementation in (theirs, counted):
             AttentionInterface.register("paged|eager", implementation)
-            found = model.generate_batch(inputs=prompts, generation_config=settings)
+            found = model.generate_batch(prompts, settings, sizes)
             tokens.append([found[key].generated_tokens for key in sorted(found)])
     finally:
         AttentionInterface.register("paged|eager", theirs)

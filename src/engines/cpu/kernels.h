@@ -78,6 +78,7 @@ struct Kernels {
 const Kernels& scalar_kernels();
 const Kernels& neon_kernels();
 const Kernels& avx2_kernels();
+bool avx512_is_built();  // false where it and all that follow are left out
 const Kernels& avx512_kernels();
 const Kernels& avx512_bf16_kernels();
 const Kernels& amx_kernels();

@@ -5,6 +5,8 @@
 
 namespace headway::cpu {
 
+bool avx512_is_built() { return true; }
+
 const Kernels& avx512_kernels() {
   static constexpr Kernels kernels = make_kernels("avx512");
   return kernels;
