@@ -24,8 +24,16 @@ def run(*command, timeout=120):
     return done.stdout
 
 
-def test_one_to_four_ranks_compute_what_one_process_does_name_what_differs_and_notice_a_killed_rank():
-    run("torch_ranks.py", "all=1", "all=2", "all=3", "all=4", "mesh=4", "killed=3", "stopped=3")  # one import of torch
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("all=2", "all=3", "mesh=4", "killed=3", "stopped=3"),  # one import of torch
+        pytest.param(("all=1", "all=4"), marks=pytest.mark.slow),
+    ],
+    ids=["some", "the others"],
+)
+def test_one_to_four_ranks_compute_what_one_process_does_name_what_differs_and_notice_a_killed_rank(parts):
+    run("torch_ranks.py", *parts)
 
 
 def test_torchrun_trains_on_a_split_sequence_with_the_losses_of_one_process():
