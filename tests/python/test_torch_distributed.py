@@ -36,6 +36,7 @@ def test_one_to_four_ranks_compute_what_one_process_does_name_what_differs_and_n
     run("torch_ranks.py", *parts)
 
 
+@pytest.mark.slow  # three imports of torch; the ranks above compute the same gradients
 def test_torchrun_trains_on_a_split_sequence_with_the_losses_of_one_process():
     launcher = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
     printed = run(*launcher, str(FOLDER.parents[1] / "examples/python/train_gpt_split.py"), "--steps", "5")
