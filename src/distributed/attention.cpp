@@ -33,7 +33,8 @@ void attention(ConstTensorView query, ConstTensorView key, ConstTensorView value
   const ForwardRun run{
       {transport, call.schedule, call.whole, call.query, call.key, call.value}, problem.out, *problem.lse};
   switch (call.schedule.scheme) {
-    case Scheme::heads: forward_over_heads(run); break;
+    case Scheme::heads:
+    case Scheme::hybrid: forward_over_heads(run); break;
     case Scheme::pass_query: forward_over_queries(run); break;
     default: forward_over_keys(run);
   }
@@ -76,7 +77,11 @@ void attention_backward(ConstTensorView grad_out, ConstTensorView query, ConstTe
                         problem.dk,
                         problem.dv,
                         bias_sums ? std::optional(bias_sums->view()) : std::nullopt};
-  call.schedule.scheme == Scheme::heads ? backward_over_heads(run) : backward_over_keys(run);
+  switch (call.schedule.scheme) {
+    case Scheme::heads:
+    case Scheme::hybrid: backward_over_heads(run); break;
+    default: backward_over_keys(run);
+  }
   if (call.dbias) {
     store_bias_gradient(transport, *bias_sums, call.bias_is_shared, *call.dbias);
   }

@@ -13,7 +13,8 @@ namespace {
 using distributed::MpiTransport;
 using distributed::Scheme;
 
-constexpr Scheme schemes[] = {Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query};
+constexpr Scheme schemes[] = {Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query,
+                              Scheme::hybrid};
 
 TEST(DistributedMpi, computes_what_one_process_does) {
   MpiTransport transport(MPI_COMM_WORLD);
@@ -22,7 +23,7 @@ TEST(DistributedMpi, computes_what_one_process_does) {
     const Shape shape{.batch = 2, .heads = 4, .kv_heads = 4, .queries = queries, .keys = keys};
     for (OptionSet& kind : all_kinds(shape)) {
       const bool has_matrix = kind.options.mask || kind.options.bias;
-      const Scheme scheme = schemes[turn % (has_matrix ? 2 : 4)];
+      const Scheme scheme = schemes[turn % (has_matrix ? 2 : transport.ranks() == 4 ? 5 : 4)];
       const distributed::Sharding sharding = turn % 2 == 0 ? distributed::zigzag(queries, keys, transport.ranks())
                                                            : distributed::contiguous(queries, keys, transport.ranks());
       const Inputs inputs = random_inputs(shape, float_types[static_cast<std::size_t>(turn) % 4]);

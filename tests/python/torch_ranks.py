@@ -230,6 +230,62 @@ def check_bits(rank: int, ranks: int) -> None:
     assert len(seen) == 1
 
 
+def check_on_device(rank: int, ranks: int) -> None:
+    """What runs on a GPU, on the CPU: torch moves the rows, and parts are merged and summed in torch."""
+    from headway.torch import _on_device
+
+    slopes = torch.tensor([0.1, 0.2, 0.3, 0.4])
+    turn = 0
+    for options, queries, keys, dtype in (
+        ({}, LENGTH, KEYS, torch.float32),
+        ({"causal": True}, LENGTH, LENGTH, torch.float64),
+        ({"causal": True, "softcap": 3.0}, LENGTH, LENGTH, torch.bfloat16),
+        ({"causal": "bottom_right", "window": (9, 0), "alibi_slopes": slopes}, LENGTH, KEYS, torch.float32),
+        ({"window": (3, 5), "scale": 0.7}, LENGTH, LENGTH, torch.float32),
+        ({"valid_lens": [20, 0], "causal": "top_left"}, LENGTH, KEYS, torch.float32),
+    ):
+        query, key, value, grad_out = inputs(queries, keys, dtype)
+        numbers = {name: plain(x) for name, x in options.items()}
+        expected = oracle.attention(*map(plain, (query, key, value)), **numbers)
+        gradients = oracle.gradients(*map(plain, (grad_out, query, key, value)), **numbers)
+        tolerance = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 4e-2}[dtype]
+        for scheme in ("ring", "all_gather", "automatic"):
+            sharding = list(shardings(queries, keys, ranks))[turn % 3]
+            turn += 1
+            held = sharding or shards.contiguous(queries, keys, ranks=ranks)
+            call = _on_device.make_call(dist.group.WORLD, 20, {"sharding": sharding, "scheme": scheme, **options})
+            mine = [shards.take(x, held[side][rank]) for x, side in ((query, 0), (key, 1), (value, 1))]
+            out, lse = _on_device.forward(call, *mine)
+            found = _on_device.backward(call, shards.take(grad_out, held.queries[rank]), *mine, out, lse)
+            what = f"{options}, {scheme}, {sharding}, rank {rank} of {ranks}"
+            for one, exact, side in (
+                (out, expected.out, 0), (lse, expected.lse, 0), (found[0], gradients["query"], 0),
+                (found[1], gradients["key"], 1), (found[2], gradients["value"], 1),
+            ):  # fmt: skip
+                exact = shards.take(exact, held[side][rank], axis=2)
+                np.testing.assert_allclose(plain(one), exact, rtol=tolerance, atol=tolerance, err_msg=what)
+
+    def refused(x, **keywords):
+        call = _on_device.make_call(dist.group.WORLD, 20, {"scheme": "automatic", **keywords})
+        return text_of(lambda: _on_device.forward(call, x, x, x))
+
+    last = rank == ranks - 1
+    x = torch.zeros(1, 2, 4, 8)
+    found = refused(torch.zeros(1, 2, 4, 16) if last else x)
+    assert ranks == 1 or found.startswith("ValueError: attention: head_dim is 8 on rank 0 and 16 on rank "), found
+    found = refused(x, causal=last)
+    assert ranks == 1 or found.startswith("ValueError: attention: causal is None on rank 0 and True on rank "), found
+    found = refused(torch.zeros(4, 8) if last else x)
+    assert found == f"ValueError: attention: rank {ranks - 1}: query has 2 axes, expected (B, H, S, D)", found
+    found = refused(x, sharding=shards.contiguous(4 * ranks + 1, ranks=ranks))
+    assert "brings 4 queries and 4 keys, its shard has 5 and 5" in found, found
+    for options in ({"sinks": x}, {"dropout": 0.5}, {"scheme": "heads"}):
+        found = text_of(
+            lambda options=options: _on_device.make_call(dist.group.WORLD, 20, {"scheme": "ring", **options})
+        )
+        assert found.startswith("NotImplementedError: attention: "), found
+
+
 def check_killed(rank: int, ranks: int) -> None:
     x = torch.randn(1, 2, 64, 16)
     context_parallel.attention(x, x, x)
@@ -266,7 +322,7 @@ def check_stopped(rank: int, ranks: int) -> None:
 
 
 CHECKS = {
-    "all": (check_numbers, check_packed, check_dtensors, check_bits, check_errors),
+    "all": (check_numbers, check_packed, check_dtensors, check_bits, check_on_device, check_errors),
     "mesh": (check_mesh_of_two_axes,),
     "killed": (check_killed,),
     "stopped": (check_stopped,),
