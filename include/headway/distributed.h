@@ -187,8 +187,8 @@ struct Estimate {
 };
 Estimate simulate(const Schedule& schedule, const Cluster& cluster = {});
 
-// The schedule with the least estimated time: of the schemes that the sizes allow for Scheme::automatic, of the sizes of
-// groups for Scheme::hybrid.
+// The schedule with the least estimated time: of the schemes that the sizes allow for Scheme::automatic, of the sizes
+// of groups for Scheme::hybrid.
 Schedule plan(Scheme scheme, const Sizes& sizes, const Seen& seen, const Sharding& sharding,
               const Cluster& cluster = {}, bool backward = false);
 // Its scheme, for Scheme::automatic.

@@ -75,8 +75,8 @@ Scheme read_scheme(const Argument& argument) {
   if (!nb::try_cast(argument.object, found)) {
     refuse<TypeMismatch>(argument, "is a ", class_name(argument.object), ", expected a string");
   }
-  for (const Scheme scheme : {Scheme::automatic, Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query,
-                              Scheme::hybrid}) {
+  for (const Scheme scheme :
+       {Scheme::automatic, Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query, Scheme::hybrid}) {
     if (found == name(scheme)) {
       return scheme;
     }
@@ -167,14 +167,16 @@ nb::object call_explain_distributed(const Arguments& arguments) {
 }
 
 // What one rank does: (steps, [(step, from, to, begin, end, is a result)] of the transfers that it takes part in,
-// [(step, (query begin, query end), (key begin, key end))] of its tiles). For programs that run the schedule themselves.
+// [(step, (query begin, query end), (key begin, key end))] of its tiles). For programs that run the schedule
+// themselves.
 nb::object call_schedule(const Arguments& arguments) {
   const Options options(arguments);
   const Sizes sizes = read_sizes(arguments.leading(0));
   const Sharding sharding = read_sharding(arguments.leading(1));
   const int rank = nb::cast<int>(arguments.leading(2).object);
-  const distributed::Schedule schedule = distributed::schedule(
-      read_scheme(arguments.own(0)), sizes, distributed::seen(sizes, options.values), sharding, is_true(arguments.own(1)));
+  const distributed::Schedule schedule =
+      distributed::schedule(read_scheme(arguments.own(0)), sizes, distributed::seen(sizes, options.values), sharding,
+                            is_true(arguments.own(1)));
   nb::list transfers, tiles;
   for (const distributed::Transfer& one : schedule.transfers) {
     if (one.from == rank || one.to == rank) {
@@ -376,9 +378,7 @@ void add_distributed(nb::module_& module) {
                         "For headway.torch.distributed.");
   add_method<call_part_backward>(
       module,
-      {"distributed_part_backward",
-       {{"grad_out"}, {"query"}, {"key"}, {"value"}, {"out"}, {"lse"}, {"offset"}},
-       {}},
+      {"distributed_part_backward", {{"grad_out"}, {"query"}, {"key"}, {"value"}, {"out"}, {"lse"}, {"offset"}}, {}},
       "For headway.torch.distributed.");
   add_method<call_attention>(module,
                              {"distributed_attention",

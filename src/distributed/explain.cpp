@@ -67,9 +67,9 @@ void print_links(std::ostream& stream, const Schedule& schedule) {
 
 // hybrid with the size of its groups.
 std::string title(const Schedule& plan) {
-  return plan.scheme == Scheme::hybrid ? text("hybrid, heads in groups of ", plan.group, " and a ring of ",
-                                              plan.ranks() / plan.group, " groups")
-                                       : name(plan.scheme);
+  return plan.scheme == Scheme::hybrid
+             ? text("hybrid, heads in groups of ", plan.group, " and a ring of ", plan.ranks() / plan.group, " groups")
+             : name(plan.scheme);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Heads move (all-to-all) inside a group of ranks: every rank receives its heads of the group's rows, computes them, and
-// sends rows of the result home. In scheme heads all ranks are one group, nothing is merged, and the result has the bits
-// of a single process; in hybrid a ring of the ranks with the same heads computes what the groups have together.
+// Heads move (all-to-all) inside a group of ranks: every rank receives its heads of the group's rows, computes them,
+// and sends rows of the result home. In scheme heads all ranks are one group, nothing is merged, and the result has the
+// bits of a single process; in hybrid a ring of the ranks with the same heads computes what the groups have together.
 #include <vector>
 
 #include "distributed/row_math.h"

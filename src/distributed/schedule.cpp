@@ -63,7 +63,8 @@ int checked_group(const Sizes& sizes, int ranks, int group) {
   }
   if (std::find(possible.begin(), possible.end(), group) == possible.end()) {
     throw InvalidArgument(text("distributed: expected groups of a size that divides ", ranks,
-                               " ranks, with a kv head for each rank of a group and more than one group, found ", group));
+                               " ranks, with a kv head for each rank of a group and more than one group, found ",
+                               group));
   }
   return group;
 }
@@ -315,9 +316,7 @@ RowBytes row_bytes(const Sizes& sizes) {
           .lse = queries * accumulator};
 }
 
-RankGroup group_of(const Schedule& schedule, int rank) {
-  return {rank - rank % schedule.group, schedule.group};
-}
+RankGroup group_of(const Schedule& schedule, int rank) { return {rank - rank % schedule.group, schedule.group}; }
 
 HeadShare heads_of(const Schedule& schedule, int rank) {
   const Sizes& sizes = schedule.sizes;

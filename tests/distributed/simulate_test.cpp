@@ -95,7 +95,8 @@ TEST(DistributedExplain, says_scheme_links_and_time) {
       "  not all_gather  181 ms, 131 kB\n"
       "  not heads       needs a kv head for each rank, found 1 for 2 ranks\n"
       "  not pass_query  167 ms, 133 kB\n"
-      "  not hybrid      needs groups of 2 ranks or more, as many in each, and a kv head for each rank of a group, found "
+      "  not hybrid      needs groups of 2 ranks or more, as many in each, and a kv head for each rank of a group, "
+      "found "
       "2 ranks and 1 kv heads\n");
 }
 
@@ -150,9 +151,10 @@ TEST(DistributedHybrid, is_chosen_where_blocks_of_a_ring_are_too_small) {
   const double ring = simulate(schedule(Scheme::ring, sizes, visible, sharding), cluster).seconds;
   EXPECT_LT(simulate(chosen, cluster).seconds, 0.7 * ring);
   const std::string text = explain(Scheme::automatic, sizes, visible, sharding, cluster);
-  EXPECT_EQ(text.find("distributed attention: hybrid, heads in groups of 8 and a ring of 16 groups (chosen by estimated "
-                      "time), 128 ranks, 18 steps\n"),
-            0U)
+  EXPECT_EQ(
+      text.find("distributed attention: hybrid, heads in groups of 8 and a ring of 16 groups (chosen by estimated "
+                "time), 128 ranks, 18 steps\n"),
+      0U)
       << text;
   EXPECT_NE(explain(Scheme::ring, sizes, visible, sharding, cluster).find("heads in groups of 8\n"), std::string::npos);
 }
@@ -170,9 +172,10 @@ TEST(DistributedHybrid, refuses_groups_that_cannot_be) {
   EXPECT_EQ(text_of(4, 4),
             "distributed: expected groups of a size that divides 4 ranks, with a kv head for each rank of a group and "
             "more than one group, found 4");
-  EXPECT_EQ(text_of(3, 0),
-            "distributed: scheme hybrid needs groups of 2 ranks or more, as many in each, and a kv head for each rank of "
-            "a group, found 3 ranks and 2 kv heads");
+  EXPECT_EQ(
+      text_of(3, 0),
+      "distributed: scheme hybrid needs groups of 2 ranks or more, as many in each, and a kv head for each rank of "
+      "a group, found 3 ranks and 2 kv heads");
 }
 
 }  // namespace

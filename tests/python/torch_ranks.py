@@ -5,6 +5,7 @@ python torch_ranks.py CHECKS=RANKS ... forks that many ranks for each argument, 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
@@ -17,6 +18,7 @@ import torch.distributed as dist
 
 import headway.distributed as shards
 import headway.masks
+import headway.torch
 import headway.torch.distributed as context_parallel
 import oracle
 
@@ -153,11 +155,58 @@ def check_dtensors(rank: int, ranks: int) -> None:
         np.testing.assert_allclose(plain(out.full_tensor()), expected, atol=2e-5)
         out.to_local().sum().backward()
         assert tensors[0].grad.placements == (placement,)
+    # The library's own function finds the shards too.
+    tensors = [distribute_tensor(x, mesh, [Shard(2)]) for x in (query, key, value)]
+    out, lse = headway.torch.attention(*tensors, causal=True, return_lse=True)
+    assert out.placements == lse.placements == (Shard(2),)
+    np.testing.assert_allclose(plain(out.full_tensor()), expected, atol=2e-5)
+    found = text_of(lambda: headway.torch.attention(*tensors, return_weights=True))
+    assert found.startswith("NotImplementedError: attention: weights of DTensors"), found
     # A mesh in place of a group, through the module.
     held = shards.contiguous(LENGTH, ranks=ranks)
     mine = [shards.take(x, held.queries[rank]) for x in (query, key, value)]
     out = context_parallel.Attention(mesh, causal=True)(*mine)
     np.testing.assert_allclose(plain(out), shards.take(expected, held.queries[rank]), atol=2e-5)
+
+
+class Projected(torch.nn.Module):
+    """Attention over a split sequence between two linear layers."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+        self.inputs, self.outputs = torch.nn.Linear(16, 48), torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        parts = self.inputs(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return self.outputs(self.attention(*parts).transpose(1, 2).flatten(2))
+
+
+def check_wrapped(rank: int, ranks: int) -> None:
+    """Under DDP and FSDP2 parameters get the gradients of one process, which both divide by the number of ranks."""
+    if ranks != 2:
+        return
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    x = inputs(LENGTH, LENGTH)[0].flatten(1, 2)[:, :LENGTH]  # (2, S, 16)
+    held = shards.zigzag(LENGTH, ranks=ranks)
+    split = context_parallel.Attention(causal=True, sharding=held)
+
+    def gradients(attention, rows, wrap=None):
+        torch.manual_seed(0)
+        model = Projected(attention)
+        model = wrap(model) if wrap else model
+        model(rows).square().sum().backward()
+        found = [p.grad for p in model.parameters()]
+        return [ranks * g.full_tensor() if hasattr(g, "full_tensor") else ranks * g if wrap else g for g in found]
+
+    whole = gradients(functools.partial(headway.torch.attention, causal=True), x)
+    mine = shards.take(x, held.queries[rank])
+    mesh = init_device_mesh("cpu", (ranks,))
+    for wrap in (torch.nn.parallel.DistributedDataParallel, lambda model: fully_shard(model, mesh=mesh)):
+        for found, expected in zip(gradients(split, mine, wrap), whole, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def check_mesh_of_two_axes(rank: int, ranks: int) -> None:
@@ -322,7 +371,7 @@ def check_stopped(rank: int, ranks: int) -> None:
 
 
 CHECKS = {
-    "all": (check_numbers, check_packed, check_dtensors, check_bits, check_on_device, check_errors),
+    "all": (check_numbers, check_packed, check_dtensors, check_wrapped, check_bits, check_on_device, check_errors),
     "mesh": (check_mesh_of_two_axes,),
     "killed": (check_killed,),
     "stopped": (check_stopped,),
