@@ -1,8 +1,7 @@
 """The tables and the plots of docs/distributed.md: the simulator's, and what benchmarks/distributed.py measured.
 
 python docs/site/distributed_tables.py           prints the simulator's tables
-python docs/site/distributed_tables.py --plot    also draws docs/distributed.png and docs/distributed-measured.png (needs
-                                                 matplotlib)
+python docs/site/distributed_tables.py --plot    also draws distributed.png and distributed-measured.png (matplotlib)
 """
 
 from __future__ import annotations
