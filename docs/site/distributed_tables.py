@@ -58,7 +58,8 @@ def main() -> None:
             print(f"| {name} | " + " | ".join("" if n is None else f"{100 * n:.0f} %" for n in numbers) + " |")
     if arguments.plot:
         plot(tables)
-        plot_measured(json.loads(MEASURED.read_text())["rows"])
+        if MEASURED.exists():
+            plot_measured(json.loads(MEASURED.read_text())["rows"])
 
 
 def plot(tables: dict[int, list[tuple[str, list[float | None]]]]) -> None:
