@@ -150,17 +150,17 @@ def why_no_context_parallel(ranks: int) -> str:
     return ""
 
 
-def seconds(run) -> float:
-    start = time.perf_counter()
+def seconds(run, clock=time.perf_counter) -> float:
+    start = clock()
     run()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def on_all(run) -> float:
-    """The slowest rank's time."""
+def on_all(run, clock) -> float:
+    """The slowest rank's time, or the CPU time of all ranks."""
     dist.barrier()
-    found = torch.tensor(seconds(run))
-    dist.all_reduce(found, dist.ReduceOp.MAX)
+    found = torch.tensor(seconds(run, clock))
+    dist.all_reduce(found, dist.ReduceOp.MAX if clock is time.perf_counter else dist.ReduceOp.SUM)
     return found.item()
 
 
@@ -184,18 +184,19 @@ def measured(kind: str, backward: bool, rank: int, ranks: int, given: argparse.N
         parts["gathered"] = gathered(tensors, backward, rank, ranks, ours)
         parts["torch"] = gathered(tensors, backward, rank, ranks, causal_of_torch)
     threads = min(ranks, os.cpu_count() or 1)
+    clock = time.process_time if given.cpu_time else time.perf_counter
     found: dict[str, list[float]] = {}
     for turn in range(given.repeats + 1):
         for name, count in (("threads", threads), ("one", 1)):
             if name == "one" and turn > 1:
                 continue  # for the simulator, which needs no more than its speed
             set_threads(count)
-            took = seconds(single) if rank == 0 else 0.0
+            took = seconds(single, clock) if rank == 0 else 0.0
             dist.barrier()
             found.setdefault(name, []).append(took)
         set_threads(1)
         for name, run in parts.items():
-            found.setdefault(name, []).append(on_all(run))
+            found.setdefault(name, []).append(on_all(run, clock))
     return {name: min(times[1:]) for name, times in found.items()}
 
 
@@ -279,8 +280,8 @@ def run_all(given: argparse.Namespace) -> list[dict]:
                 first = plans[given.schemes[0]]
                 rows.append({
                     "kind": kind, "pass": name, "ranks": ranks, "length": given.length, "heads": given.heads,
-                    "repeats": given.repeats, "seconds": times, "imbalance": first[1],
-                    "bytes": first[2], "least_bytes": first[3], "bandwidth": found["bandwidth"],
+                    "repeats": given.repeats, "clock": "cpu" if given.cpu_time else "wall",
+                    "seconds": times, "imbalance": first[1], "bytes": first[2], "least_bytes": first[3], "bandwidth": found["bandwidth"],
                     "simulated": {scheme: plan[0] for scheme, plan in plans.items()},
                     **({"torch_context_parallel": found["torch's context parallel"]} if given.peers else {}),
                 })  # fmt: skip
@@ -289,7 +290,7 @@ def run_all(given: argparse.Namespace) -> list[dict]:
 
 def keep(rows: list[dict], path: pathlib.Path) -> None:
     """Adds rows to the file; those of the same call are replaced."""
-    key = lambda row: [row[name] for name in ("length", "heads", "kind", "pass", "ranks")]  # noqa: E731
+    key = lambda row: [row[name] for name in ("clock", "length", "heads", "kind", "pass", "ranks")]  # noqa: E731
     before = json.loads(path.read_text())["rows"] if path.exists() else []
     new = [key(row) for row in rows]
     kept = sorted([*(row for row in before if key(row) not in new), *rows], key=key)
@@ -313,12 +314,13 @@ def print_table(rows: list[dict]) -> None:
     for row in rows:
         took = row["seconds"]
         times = " | ".join(f"{took[name]:.3f}" if name in took else "" for name in names)
+        guess = f"{row['simulated'][names[0]] / took[names[0]]:.2f}" if row["clock"] == "wall" else ""
         title = "forward" if row["pass"] == "forward" else "forward and backward"
         ratio = row["bytes"] / row["least_bytes"] if row["least_bytes"] else 1.0
         print(
             f"| {row['kind']}, {title} | {row['length']:,} | "
             f"{row['ranks']} | {took['threads']:.3f} | {times} | {took['threads'] / took[names[0]]:.3f} | "
-            f"{100 * row['imbalance']:.1f} % | {ratio:.3f} | {row['simulated'][names[0]] / took[names[0]]:.2f} |"
+            f"{100 * row['imbalance']:.1f} % | {ratio:.3f} | {guess} |"
         )
     for reason in {row["torch_context_parallel"] for row in rows if row.get("torch_context_parallel")}:
         print(f"torch's own context parallel on the CPU: {reason}")
@@ -335,6 +337,9 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--passes", nargs="+", default=list(PASSES), choices=PASSES)
     parser.add_argument("--peers", action="store_true", help="time plain all-gathers too, and ask torch's own")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="CPU seconds of all threads and ranks, on a busy machine"
+    )
     parser.add_argument("--json", type=pathlib.Path, help="keep the rows in this file")
     parser.add_argument("--table", type=pathlib.Path, help="print the table of such a file, and time nothing")
     given = parser.parse_args()

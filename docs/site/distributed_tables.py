@@ -58,8 +58,10 @@ def main() -> None:
             print(f"| {name} | " + " | ".join("" if n is None else f"{100 * n:.0f} %" for n in numbers) + " |")
     if arguments.plot:
         plot(tables)
-        if MEASURED.exists():
-            plot_measured(json.loads(MEASURED.read_text())["rows"])
+        runs = json.loads(MEASURED.read_text())["rows"] if MEASURED.exists() else []
+        timed = [run for run in runs if run["clock"] == "wall"]
+        if timed:
+            plot_measured(timed)
 
 
 def plot(tables: dict[int, list[tuple[str, list[float | None]]]]) -> None:
@@ -86,7 +88,7 @@ def plot_measured(runs: list[dict[str, Any]]) -> None:
     """Measured and simulated seconds of every scheme, one picture for each call."""
     import matplotlib.pyplot as plt
 
-    kinds = list(dict.fromkeys((run["kind"], run["pass"], run["length"]) for run in runs if len(run["simulated"]) > 1))
+    kinds = list(dict.fromkeys((run["kind"], run["pass"], run["length"]) for run in runs))
     _, pictures = plt.subplots(1, len(kinds), figsize=(3.6 * len(kinds), 3.4), squeeze=False)
     for axes, (kind, of_pass, length) in zip(pictures[0], kinds, strict=True):
         mine = [run for run in runs if (run["kind"], run["pass"], run["length"]) == (kind, of_pass, length)]
