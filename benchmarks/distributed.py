@@ -281,7 +281,8 @@ def run_all(given: argparse.Namespace) -> list[dict]:
                 rows.append({
                     "kind": kind, "pass": name, "ranks": ranks, "length": given.length, "heads": given.heads,
                     "repeats": given.repeats, "clock": "cpu" if given.cpu_time else "wall",
-                    "seconds": times, "imbalance": first[1], "bytes": first[2], "least_bytes": first[3], "bandwidth": found["bandwidth"],
+                    "seconds": times, "imbalance": first[1], "bytes": first[2], "least_bytes": first[3],
+                    "bandwidth": found["bandwidth"],
                     "simulated": {scheme: plan[0] for scheme, plan in plans.items()},
                     **({"torch_context_parallel": found["torch's context parallel"]} if given.peers else {}),
                 })  # fmt: skip
