@@ -1,26 +1,36 @@
 """Times attention over ranks of one thread each beside one process with as many threads, counts bytes, and asks the
 simulator.
 
-    python benchmarks/distributed.py    # 2 ranks, ring, 16,384 tokens: the table of docs/distributed.md
-    python benchmarks/distributed.py --ranks 1 2 4 --schemes ring all_gather heads --length 8192
+    python benchmarks/distributed.py    # 2 ranks, ring, 16,384 tokens
+    python benchmarks/distributed.py --ranks 1 2 4 --schemes ring all_gather heads --length 8192 --peers
+    python benchmarks/distributed.py --json benchmarks/results/distributed.json --kinds causal --passes forward
+    python benchmarks/distributed.py --table benchmarks/results/distributed.json    # the tables of docs/distributed.md
 
 Ranks are processes of this machine under gloo: with more ranks than cores they share cores. Runs of the one process and
 of the ranks alternate, so that a disturbance meets both; each time is the fastest of several. The simulator gets the
-FLOP/s that the one process reached with one thread, and the bandwidth measured between two ranks.
+FLOP/s that the one process reached with one thread, and the bandwidth measured between two ranks; where ranks outnumber
+cores, their share of them. --json keeps what was measured in a file, call by call: a later run replaces its own rows.
+
+--peers adds what is done without a schedule (all keys gathered everywhere, then one call of this library's or torch's
+attention) and torch's own context parallel, which has no kernel for the CPU as of torch 2.13: the table says so.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
+import functools
 import json
 import os
 import pathlib
+import platform
 import tempfile
 import time
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 import headway
 import headway.distributed as shards
@@ -29,6 +39,12 @@ import headway.torch.distributed as context_parallel
 
 WIDTH = 64
 KINDS = ("causal", "documents")
+PASSES = {"forward": False, "both": True}
+TITLES = {
+    "threads": "one process, as many threads",
+    "gathered": "plain all-gather",
+    "torch": "plain all-gather, torch's",
+}
 
 
 def documents(length: int, seed: int = 0) -> list[int]:
@@ -87,7 +103,16 @@ def split(tensors: list[torch.Tensor], sharding, options: dict, backward: bool, 
     return run
 
 
-def gathered(tensors: list[torch.Tensor], backward: bool, rank: int, ranks: int):
+def causal_of_torch(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """torch's attention of the last queries to all keys; its is_causal aligns the first ones."""
+    queries, keys = query.shape[2], key.shape[2]
+    if queries == keys:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+def gathered(tensors: list[torch.Tensor], backward: bool, rank: int, ranks: int, attention):
     """What is done without a schedule: contiguous shards, all keys gathered everywhere, causal."""
     length = tensors[0].shape[2]
     rows = shards.contiguous(length, ranks=ranks).queries
@@ -100,7 +125,7 @@ def gathered(tensors: list[torch.Tensor], backward: bool, rank: int, ranks: int)
             parts = [torch.empty_like(x) for _ in range(ranks)]
             dist.all_gather(parts, x.contiguous())
             whole.append(torch.cat(parts, dim=2)[:, :, :seen].requires_grad_(backward))
-        out = headway.torch.attention(query.requires_grad_(backward), *whole, causal="bottom_right")
+        out = attention(query.requires_grad_(backward), *whole)
         if backward:
             out.backward(out.detach())
             for x in whole:
@@ -111,17 +136,31 @@ def gathered(tensors: list[torch.Tensor], backward: bool, rank: int, ranks: int)
     return run
 
 
-def seconds(run) -> float:
-    start = time.perf_counter()
+def why_no_context_parallel(ranks: int) -> str:
+    """What torch's own context parallel says on CPU tensors; empty where it runs, and would be timed."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel as of_torch
+
+    tensors = [torch.randn(1, 2, 16 * ranks, WIDTH) for _ in range(3)]
+    try:
+        with of_torch(init_device_mesh("cpu", (ranks,)), buffers=tensors, buffer_seq_dims=[2, 2, 2]):
+            F.scaled_dot_product_attention(*tensors, is_causal=True)
+    except (NotImplementedError, RuntimeError) as error:
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return ""
+
+
+def seconds(run, clock=time.perf_counter) -> float:
+    start = clock()
     run()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def on_all(run) -> float:
-    """The slowest rank's time."""
+def on_all(run, clock) -> float:
+    """The slowest rank's time, or the CPU time of all ranks."""
     dist.barrier()
-    found = torch.tensor(seconds(run))
-    dist.all_reduce(found, dist.ReduceOp.MAX)
+    found = torch.tensor(seconds(run, clock))
+    dist.all_reduce(found, dist.ReduceOp.MAX if clock is time.perf_counter else dist.ReduceOp.SUM)
     return found.item()
 
 
@@ -135,26 +174,29 @@ def bandwidth(rank: int) -> float:
 
 
 def measured(kind: str, backward: bool, rank: int, ranks: int, given: argparse.Namespace) -> dict[str, float]:
-    """The fastest times: "one" thread, "threads", each scheme, and "gathered"."""
+    """The fastest times: "one" thread, "threads", each scheme, and plain all-gathers of this library and torch."""
     tensors = inputs(given.length, given.heads, kind)
     sharding, options = calls(given.length, ranks, kind)
     single = alone(tensors, options, backward)
     parts = {scheme: split(tensors, sharding, options, backward, scheme, rank) for scheme in given.schemes}
-    if kind == "causal" and given.gathered:
-        parts["gathered"] = gathered(tensors, backward, rank, ranks)
+    if kind == "causal" and given.peers:
+        ours = functools.partial(headway.torch.attention, causal="bottom_right")
+        parts["gathered"] = gathered(tensors, backward, rank, ranks, ours)
+        parts["torch"] = gathered(tensors, backward, rank, ranks, causal_of_torch)
     threads = min(ranks, os.cpu_count() or 1)
+    clock = time.process_time if given.cpu_time else time.perf_counter
     found: dict[str, list[float]] = {}
     for turn in range(given.repeats + 1):
         for name, count in (("threads", threads), ("one", 1)):
             if name == "one" and turn > 1:
                 continue  # for the simulator, which needs no more than its speed
             set_threads(count)
-            took = seconds(single) if rank == 0 else 0.0
+            took = seconds(single, clock) if rank == 0 else 0.0
             dist.barrier()
             found.setdefault(name, []).append(took)
         set_threads(1)
         for name, run in parts.items():
-            found.setdefault(name, []).append(on_all(run))
+            found.setdefault(name, []).append(on_all(run, clock))
     return {name: min(times[1:]) for name, times in found.items()}
 
 
@@ -178,18 +220,19 @@ def fork_ranks(ranks: int, work) -> dict:
         return json.loads(pathlib.Path(folder, "found.json").read_text())
 
 
-def planned(kind: str, backward: bool, ranks: int, single: float, rate: float, given: argparse.Namespace):
-    """The simulator's time of the ring on ranks that are each as fast as the one thread; imbalance; bytes over the
-    least that the sharding needs, forward."""
+def planned(kind: str, backward: bool, ranks: int, scheme: str, one: float, rate: float, given: argparse.Namespace):
+    """The simulator's time of a scheme on ranks that are each as fast as one thread, or its share of the cores;
+    imbalance; bytes, and the least that the sharding needs, forward."""
     sharding, options = calls(given.length, ranks, kind)
-    one, _ = calls(given.length, 1, kind)
-    sizes = {"heads": given.heads, "head_dim": WIDTH, "text": False, "scheme": "ring", **options}
+    whole, _ = calls(given.length, 1, kind)
+    sizes = {"heads": given.heads, "head_dim": WIDTH, "text": False, **options}
     passes = (False, True) if backward else (False,)
     unit = shards.Cluster(flops=1.0, bandwidth=1e30, node_bandwidth=1e30, latency=0.0, node_latency=0.0, call=0.0)
-    flops = sum(shards.explain(one, backward=b, cluster=unit, **sizes).seconds for b in passes) / single
+    flops = sum(shards.explain(whole, backward=b, cluster=unit, scheme="ring", **sizes).seconds for b in passes) / one
+    flops *= min(1.0, (os.cpu_count() or 1) / ranks)
     cluster = shards.Cluster(ranks_per_node=ranks, flops=flops, bandwidth=rate, node_bandwidth=rate)
-    time_of = sum(shards.explain(sharding, backward=b, cluster=cluster, **sizes).seconds for b in passes)
-    plan = shards.explain(sharding, cluster=cluster, **sizes)
+    time_of = sum(shards.explain(sharding, backward=b, cluster=cluster, scheme=scheme, **sizes).seconds for b in passes)
+    plan = shards.explain(sharding, cluster=cluster, scheme="ring", **sizes)
     return time_of, plan.imbalance, plan.bytes, least_bytes(sharding, kind, given)
 
 
@@ -212,6 +255,78 @@ def least_bytes(sharding, kind: str, given: argparse.Namespace) -> float:
     return total * given.heads * 2 * WIDTH * 4.0
 
 
+def run_all(given: argparse.Namespace) -> list[dict]:
+    """A row for each kind, pass and number of ranks."""
+
+    def work(rank: int, ranks: int) -> dict:
+        found: dict = {"bandwidth": bandwidth(rank) if ranks > 1 else 5e9}
+        if given.peers:
+            found["torch's context parallel"] = why_no_context_parallel(ranks)
+        for kind in given.kinds:
+            for name in given.passes:
+                found[f"{kind} {name}"] = measured(kind, PASSES[name], rank, ranks, given)
+        return found
+
+    rows = []
+    for ranks in given.ranks:
+        found = fork_ranks(ranks, lambda rank, ranks=ranks: work(rank, ranks))
+        for kind in given.kinds:
+            for name in given.passes:
+                times = found[f"{kind} {name}"]
+                plans = {
+                    scheme: planned(kind, PASSES[name], ranks, scheme, times["one"], found["bandwidth"], given)
+                    for scheme in given.schemes
+                }
+                first = plans[given.schemes[0]]
+                rows.append({
+                    "kind": kind, "pass": name, "ranks": ranks, "length": given.length, "heads": given.heads,
+                    "repeats": given.repeats, "clock": "cpu" if given.cpu_time else "wall",
+                    "seconds": times, "imbalance": first[1], "bytes": first[2], "least_bytes": first[3],
+                    "bandwidth": found["bandwidth"],
+                    "simulated": {scheme: plan[0] for scheme, plan in plans.items()},
+                    **({"torch_context_parallel": found["torch's context parallel"]} if given.peers else {}),
+                })  # fmt: skip
+    return rows
+
+
+def keep(rows: list[dict], path: pathlib.Path) -> None:
+    """Adds rows to the file; those of the same call are replaced."""
+    key = lambda row: [row[name] for name in ("clock", "length", "heads", "kind", "pass", "ranks")]  # noqa: E731
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    new = [key(row) for row in rows]
+    kept = sorted([*(row for row in before if key(row) not in new), *rows], key=key)
+    about = {"date": datetime.date.today().isoformat(), "cpu": cpu_name(), "cores": os.cpu_count(),
+             "torch": torch.__version__, "headway": headway.__version__}  # fmt: skip
+    path.write_text(json.dumps({"about": about, "rows": kept}, indent=1) + "\n")
+
+
+def cpu_name() -> str:
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def print_table(rows: list[dict]) -> None:
+    """Seconds, and the ratios that matter."""
+    names = list(dict.fromkeys(name for row in rows for name in row["seconds"] if name not in ("one", "threads")))
+    columns = " | ".join(TITLES.get(name, name) for name in names)
+    print(f"| what | tokens | ranks | {TITLES['threads']} | {columns} | one / {names[0]} | imbalance | bytes / least | "
+          f"simulated / measured {names[0]} |")  # fmt: skip
+    print("|---" * (8 + len(names)) + "|")
+    for row in rows:
+        took = row["seconds"]
+        times = " | ".join(f"{took[name]:.3f}" if name in took else "" for name in names)
+        guess = f"{row['simulated'][names[0]] / took[names[0]]:.2f}" if row["clock"] == "wall" else ""
+        title = "forward" if row["pass"] == "forward" else "forward and backward"
+        ratio = row["bytes"] / row["least_bytes"] if row["least_bytes"] else 1.0
+        print(
+            f"| {row['kind']}, {title} | {row['length']:,} | "
+            f"{row['ranks']} | {took['threads']:.3f} | {times} | {took['threads'] / took[names[0]]:.3f} | "
+            f"{100 * row['imbalance']:.1f} % | {ratio:.3f} | {guess} |"
+        )
+    for reason in {row["torch_context_parallel"] for row in rows if row.get("torch_context_parallel")}:
+        print(f"torch's own context parallel on the CPU: {reason}")
+
+
 def main() -> None:
     """Prints one table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -220,39 +335,22 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--schemes", nargs="+", default=["ring"])
-    parser.add_argument("--gathered", action="store_true", help="time a plain all-gather too")
-    given = parser.parse_args()
-
-    def work(rank: int, ranks: int) -> dict:
-        found: dict = {"bandwidth": bandwidth(rank) if ranks > 1 else 5e9}
-        for kind in KINDS:
-            for backward in (False, True):
-                found[f"{kind} {backward}"] = measured(kind, backward, rank, ranks, given)
-        return found
-
-    times = {ranks: fork_ranks(ranks, lambda rank, ranks=ranks: work(rank, ranks)) for ranks in given.ranks}
-    others = [*given.schemes, *(["gathered"] if given.gathered else [])]
-    print(
-        f"{given.length} tokens, {given.heads} heads of {WIDTH}, f32, {os.cpu_count()} cores; "
-        f"seconds, the fastest of {given.repeats}"
+    parser.add_argument("--kinds", nargs="+", default=KINDS, choices=KINDS)
+    parser.add_argument("--passes", nargs="+", default=list(PASSES), choices=PASSES)
+    parser.add_argument("--peers", action="store_true", help="time plain all-gathers too, and ask torch's own")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="CPU seconds of all threads and ranks, on a busy machine"
     )
-    names = " | ".join({"gathered": "plain all-gather"}.get(name, name) for name in others)
-    print(f"| what | ranks | one process, as many threads | {names} | one / {others[0]} | imbalance | bytes / least | "
-          "simulated ring | simulated / measured |")  # fmt: skip
-    print("|---" * (8 + len(others)) + "|")
-    for kind in KINDS:
-        for backward in (False, True):
-            for ranks, found in times.items():
-                took = found[f"{kind} {backward}"]
-                guess, imbalance, sent, least = planned(kind, backward, ranks, took["one"], found["bandwidth"], given)
-                columns = " | ".join(f"{took[name]:.3f}" if name in took else "" for name in others)
-                title = f"{kind}, {'forward and backward' if backward else 'forward'}"
-                ratio = took["threads"] / took[others[0]]
-                print(
-                    f"| {title} | {ranks} | {took['threads']:.3f} | {columns} | {ratio:.2f} "
-                    f"| {100 * imbalance:.1f} % | {sent / least if least else 1:.3f} | {guess:.3f} "
-                    f"| {guess / took['ring'] if 'ring' in took else 0:.2f} |"
-                )
+    parser.add_argument("--json", type=pathlib.Path, help="keep the rows in this file")
+    parser.add_argument("--table", type=pathlib.Path, help="print the table of such a file, and time nothing")
+    given = parser.parse_args()
+    if given.table:
+        print_table(json.loads(given.table.read_text())["rows"])
+        return
+    rows = run_all(given)
+    if given.json:
+        keep(rows, given.json)
+    print_table(rows)
 
 
 if __name__ == "__main__":

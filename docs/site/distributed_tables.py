@@ -1,13 +1,15 @@
-"""The tables and the plot of docs/distributed.md, from the simulator.
+"""The tables and the plots of docs/distributed.md: the simulator's, and what benchmarks/distributed.py measured.
 
-python docs/site/distributed_tables.py           prints the tables
-python docs/site/distributed_tables.py --plot    also draws docs/distributed.png (needs matplotlib)
+python docs/site/distributed_tables.py           prints the simulator's tables
+python docs/site/distributed_tables.py --plot    also draws distributed.png and distributed-measured.png (matplotlib)
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import pathlib
+from typing import Any
 
 import headway.distributed as distributed
 
@@ -17,6 +19,8 @@ CLUSTER = distributed.Cluster(
 )
 MODEL = {"heads": 32, "kv_heads": 8, "head_dim": 128, "element_bytes": 2}
 RANKS = (2, 8, 32, 128, 512, 1024)
+DOCS = pathlib.Path(__file__).parents[1]
+MEASURED = DOCS.parent / "benchmarks/results/distributed.json"
 
 
 def efficiency(scheme: str, tokens: int, ranks: int, sharding: str = "zigzag") -> float | None:
@@ -33,7 +37,8 @@ def efficiency(scheme: str, tokens: int, ranks: int, sharding: str = "zigzag") -
 
 def rows(tokens: int) -> list[tuple[str, list[float | None]]]:
     """A line of the table for each scheme."""
-    found = [(f"{scheme}, zigzag", [efficiency(scheme, tokens, r) for r in RANKS]) for scheme in ("ring", "all_gather")]
+    schemes = ("ring", "hybrid", "all_gather")
+    found = [(f"{scheme}, zigzag", [efficiency(scheme, tokens, r) for r in RANKS]) for scheme in schemes]
     found.append(("heads", [efficiency("heads", tokens, r) for r in RANKS]))
     found.append(("ring, contiguous", [efficiency("ring", tokens, r, "contiguous") for r in RANKS]))
     return found
@@ -53,6 +58,10 @@ def main() -> None:
             print(f"| {name} | " + " | ".join("" if n is None else f"{100 * n:.0f} %" for n in numbers) + " |")
     if arguments.plot:
         plot(tables)
+        runs = json.loads(MEASURED.read_text())["rows"] if MEASURED.exists() else []
+        timed = [run for run in runs if run["clock"] == "wall"]
+        if timed:
+            plot_measured(timed)
 
 
 def plot(tables: dict[int, list[tuple[str, list[float | None]]]]) -> None:
@@ -72,7 +81,30 @@ def plot(tables: dict[int, list[tuple[str, list[float | None]]]]) -> None:
         axes.minorticks_off()
     pictures[0].set_ylabel("efficiency (%)")
     pictures[0].legend(fontsize=8)
-    plt.savefig(pathlib.Path(__file__).parents[1] / "distributed.png", dpi=110, bbox_inches="tight")
+    plt.savefig(DOCS / "distributed.png", dpi=110, bbox_inches="tight")
+
+
+def plot_measured(runs: list[dict[str, Any]]) -> None:
+    """Measured and simulated seconds of every scheme, one picture for each call."""
+    import matplotlib.pyplot as plt
+
+    kinds = list(dict.fromkeys((run["kind"], run["pass"], run["length"]) for run in runs))
+    _, pictures = plt.subplots(1, len(kinds), figsize=(3.6 * len(kinds), 3.4), squeeze=False)
+    for axes, (kind, of_pass, length) in zip(pictures[0], kinds, strict=True):
+        mine = [run for run in runs if (run["kind"], run["pass"], run["length"]) == (kind, of_pass, length)]
+        for scheme in dict.fromkeys(name for run in mine for name in run["simulated"]):
+            points = [
+                (r["ranks"], r["seconds"][scheme], r["simulated"][scheme]) for r in mine if scheme in r["simulated"]
+            ]
+            ranks, measured, simulated = zip(*points, strict=True)
+            [line] = axes.plot(ranks, measured, marker="o", markersize=4, label=scheme)
+            axes.plot(ranks, simulated, linestyle=":", marker="x", markersize=4, color=line.get_color())
+        title = f"{kind}, {'forward' if of_pass == 'forward' else 'both passes'}, {length:,}"
+        axes.set(xlabel="ranks", title=title, ylim=(0, None))
+        axes.set_xticks(sorted({run["ranks"] for run in mine}))
+    pictures[0][0].set_ylabel("seconds (dotted: simulated)")
+    pictures[0][0].legend(fontsize=8)
+    plt.savefig(DOCS / "distributed-measured.png", dpi=110, bbox_inches="tight")
 
 
 if __name__ == "__main__":

@@ -107,6 +107,14 @@ void example_choose() {
   std::cout << distributed::name(scheme) << '\n';  // pass_query
 }
 
+void example_plan() {
+  const distributed::Sizes sizes{.heads = 8, .kv_heads = 2, .queries = 1 << 16, .keys = 1 << 16};
+  const distributed::Schedule schedule =
+      distributed::plan(distributed::Scheme::hybrid, sizes, distributed::seen(sizes, {.causal = Causal::square}),
+                        distributed::zigzag(1 << 16, 1 << 16, 8), {.ranks_per_node = 4});
+  std::cout << "heads in groups of " << schedule.group << '\n';  // heads in groups of 2
+}
+
 void example_explain() {
   const distributed::Sizes sizes{.queries = 1024, .keys = 1024};
   const std::string text = distributed::explain(distributed::Scheme::ring, sizes, distributed::seen(sizes),
@@ -170,6 +178,7 @@ void distributed_examples() {
   example_least_bytes();
   example_simulate();
   example_choose();
+  example_plan();
   example_explain();
   example_Transport();
   example_attention();

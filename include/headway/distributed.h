@@ -114,10 +114,12 @@ enum class Scheme : std::uint8_t {
   all_gather,  // every rank receives the K/V rows that it sees, then computes them in one call
   heads,       // all-to-all: every rank computes some heads of the whole sequence
   pass_query,  // queries go to the keys, partial results come back: few queries over many keys
+  hybrid,      // heads inside groups of neighbouring ranks, a ring across the groups
 };
 const char* name(Scheme scheme);
 
-// Rows [begin, end) of keys and values (pass_query: of queries; heads: a share of the heads of all rows of `from`).
+// Rows [begin, end) of keys and values (pass_query: of queries; heads, and inside the groups of hybrid: without rows, a
+// share of the heads of all rows of `from`).
 struct Transfer {
   int step = 0;  // done before the work of this step begins
   int from = 0;
@@ -141,18 +143,22 @@ struct Schedule {
   Sizes sizes;
   Sharding sharding;
   Seen seen;
+  int group = 1;                              // hybrid: ranks [g * group, (g + 1) * group) split the heads
+  std::shared_ptr<const Schedule> ring = {};  // hybrid: of the groups, with all heads; its step n is step n + 1 here
   int steps = 1;                              // 0 .. steps - 1; no transfer belongs to step 0
   std::vector<Transfer> transfers = {};       // by receiver, then by step
   std::vector<std::size_t> received_at = {};  // where each receiver's begin; [ranks + 1]
 
   int ranks() const { return static_cast<int>(sharding.queries.size()); }
   std::span<const Transfer> received_by(int rank) const;
-  // What a rank computes, by step. (heads: every pair once, of the rank's share of the heads.)
+  // What a rank computes, by step. (heads and hybrid: of the rank's share of the heads.)
   std::vector<Tile> tiles(int rank) const;
 };
 
-// InvalidArgument where the shards do not hold every row once, or the scheme needs more kv heads than there are.
-Schedule schedule(Scheme scheme, const Sizes& sizes, const Seen& seen, const Sharding& sharding, bool backward = false);
+// InvalidArgument where the shards do not hold every row once, or the scheme needs more kv heads than there are. hybrid
+// takes the largest groups that the ranks and kv heads allow, unless their size is given: a divisor of the ranks.
+Schedule schedule(Scheme scheme, const Sizes& sizes, const Seen& seen, const Sharding& sharding, bool backward = false,
+                  int group = 0);
 
 // The bytes of K and V (each row once to every other rank with a query that sees it) that any ring or all-gather needs.
 double least_bytes(const Schedule& schedule);
@@ -181,7 +187,11 @@ struct Estimate {
 };
 Estimate simulate(const Schedule& schedule, const Cluster& cluster = {});
 
-// The scheme with the least estimated time among those that the sizes allow.
+// The schedule with the least estimated time: of the schemes that the sizes allow for Scheme::automatic, of the sizes
+// of groups for Scheme::hybrid.
+Schedule plan(Scheme scheme, const Sizes& sizes, const Seen& seen, const Sharding& sharding,
+              const Cluster& cluster = {}, bool backward = false);
+// Its scheme, for Scheme::automatic.
 Scheme choose(const Sizes& sizes, const Seen& seen, const Sharding& sharding, const Cluster& cluster = {},
               bool backward = false);
 

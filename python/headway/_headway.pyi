@@ -211,6 +211,19 @@ def distributed_explain(
     with_text: bool = False,
     **options: Unpack[Options],
 ) -> tuple[str, str, float, float, float, float, float, float]: ...
+def distributed_schedule(
+    sizes: tuple[int, ...],
+    sharding: tuple[_Ranges, _Ranges],
+    rank: int,
+    *,
+    scheme: str | None = None,
+    backward: bool = False,
+    **options: Unpack[Options],
+) -> tuple[int, list[tuple[int, int, int, int, int, bool]], list[tuple[int, tuple[int, int], tuple[int, int]]]]: ...
+def distributed_part(query: Any, key: Any, value: Any, offset: int, **options: Unpack[Options]) -> Any: ...
+def distributed_part_backward(
+    grad_out: Any, query: Any, key: Any, value: Any, out: Any, lse: Any, offset: int, **options: Unpack[Options]
+) -> Any: ...
 def distributed_attention(
     transport: Any,
     query: Any,

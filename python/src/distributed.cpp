@@ -12,6 +12,7 @@
 #include "options.h"
 #include "output.h"
 #include "released.h"
+#include "shapes.h"
 
 namespace headway::python {
 namespace {
@@ -74,13 +75,14 @@ Scheme read_scheme(const Argument& argument) {
   if (!nb::try_cast(argument.object, found)) {
     refuse<TypeMismatch>(argument, "is a ", class_name(argument.object), ", expected a string");
   }
-  for (const Scheme scheme : {Scheme::automatic, Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query}) {
+  for (const Scheme scheme :
+       {Scheme::automatic, Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query, Scheme::hybrid}) {
     if (found == name(scheme)) {
       return scheme;
     }
   }
   refuse<InvalidArgument>(argument, "is '", found,
-                          "', expected 'automatic', 'ring', 'all_gather', 'heads' or 'pass_query'");
+                          "', expected 'automatic', 'ring', 'all_gather', 'heads', 'pass_query' or 'hybrid'");
 }
 
 // A tuple of the numbers of headway.distributed.Cluster, in its order.
@@ -156,13 +158,73 @@ nb::object call_explain_distributed(const Arguments& arguments) {
     if (with_text) {
       explained = distributed::explain(scheme, sizes, seen, sharding, cluster, backward);
     }
-    if (scheme == Scheme::automatic) {
-      scheme = distributed::choose(sizes, seen, sharding, cluster, backward);
-    }
-    estimate = distributed::simulate(distributed::schedule(scheme, sizes, seen, sharding, backward), cluster);
+    const distributed::Schedule plan = distributed::plan(scheme, sizes, seen, sharding, cluster, backward);
+    scheme = plan.scheme;
+    estimate = distributed::simulate(plan, cluster);
   }
   return nb::make_tuple(explained, name(scheme), estimate.seconds, estimate.efficiency, estimate.imbalance,
                         estimate.bytes, estimate.most_bytes, estimate.waiting);
+}
+
+// What one rank does: (steps, [(step, from, to, begin, end, is a result)] of the transfers that it takes part in,
+// [(step, (query begin, query end), (key begin, key end))] of its tiles). For programs that run the schedule
+// themselves.
+nb::object call_schedule(const Arguments& arguments) {
+  const Options options(arguments);
+  const Sizes sizes = read_sizes(arguments.leading(0));
+  const Sharding sharding = read_sharding(arguments.leading(1));
+  const int rank = nb::cast<int>(arguments.leading(2).object);
+  const distributed::Schedule schedule =
+      distributed::schedule(read_scheme(arguments.own(0)), sizes, distributed::seen(sizes, options.values), sharding,
+                            is_true(arguments.own(1)));
+  nb::list transfers, tiles;
+  for (const distributed::Transfer& one : schedule.transfers) {
+    if (one.from == rank || one.to == rank) {
+      transfers.append(nb::make_tuple(one.step, one.from, one.to, one.rows.begin, one.rows.end, one.result));
+    }
+  }
+  for (const distributed::Tile& tile : schedule.tiles(rank)) {
+    tiles.append(nb::make_tuple(tile.step, nb::make_tuple(tile.queries.begin, tile.queries.end),
+                                nb::make_tuple(tile.keys.begin, tile.keys.end)));
+  }
+  return nb::make_tuple(schedule.steps, transfers, tiles);
+}
+
+// ---- One part ----
+
+// query, key, value, offset -> (out, lse) of these keys alone
+nb::object call_part(const Arguments& arguments) {
+  const Array query(arguments.leading(0)), key(arguments.leading(1)), value(arguments.leading(2));
+  const std::int64_t offset = nb::cast<std::int64_t>(arguments.leading(3).object);
+  Options options(arguments);
+  const ConstTensorView views[] = {query.view(), key.view(), value.view()};
+  Output out(arguments.made("out"), query, views[0].dtype(), out_sizes(views[0].sizes(), views[2].sizes()));
+  Output lse(arguments.made("lse"), query, statistics_type(views[0].dtype()), lse_sizes(views[0].sizes(), false));
+  {
+    const Released released(options.values);
+    distributed::attention_part(views[0], views[1], views[2], out.view(), offset, options.values, {.lse = lse.view()});
+  }
+  return nb::make_tuple(out.finish(), lse.finish());
+}
+
+// grad_out, query, key, value, out, lse, offset -> (dq, dk, dv): what these pairs add
+nb::object call_part_backward(const Arguments& arguments) {
+  const Array grad_out(arguments.leading(0)), query(arguments.leading(1)), key(arguments.leading(2)),
+      value(arguments.leading(3)), out(arguments.leading(4)), lse(arguments.leading(5));
+  const std::int64_t offset = nb::cast<std::int64_t>(arguments.leading(6).object);
+  Options options(arguments);
+  Output dq(arguments.made("dq"), query, query.view().dtype(), query.view().sizes());
+  Output dk(arguments.made("dk"), key, key.view().dtype(), key.view().sizes());
+  Output dv(arguments.made("dv"), value, value.view().dtype(), value.view().sizes());
+  {
+    const ConstTensorView views[] = {grad_out.view(), query.view(), key.view(), value.view(), out.view()};
+    const ConstTensorView of_rows = lse.view("f32 or f64");
+    const AttentionGradients gradients{.dq = dq.view(), .dk = dk.view(), .dv = dv.view()};
+    const Released released(options.values);
+    distributed::attention_part_backward(views[0], views[1], views[2], views[3], views[4], of_rows, gradients, offset,
+                                         options.values);
+  }
+  return nb::make_tuple(dq.finish(), dk.finish(), dv.finish());
 }
 
 // ---- The calls ----
@@ -233,24 +295,15 @@ struct DistributedOptions {
   distributed::Options values;
 };
 
-DType statistics_type(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-
 // transport, query, key, value -> (out, lse)
 nb::object call_attention(const Arguments& arguments) {
   PythonTransport transport(arguments.leading(0).object);
   const Array query(arguments.leading(1)), key(arguments.leading(2)), value(arguments.leading(3));
   DistributedOptions options(arguments);
   const ConstTensorView views[] = {query.view(), key.view(), value.view()};
-  Dims out_sizes = views[0].sizes(), lse_sizes = {0};
-  if (views[0].rank() > 0 && views[2].rank() > 0) {
-    out_sizes[out_sizes.size() - 1] = views[2].size(-1);
-    lse_sizes = Dims(std::span(out_sizes.begin(), out_sizes.end() - 1));
-    if (options.bounds.packing && lse_sizes.size() == 2) {
-      std::swap(lse_sizes[0], lse_sizes[1]);
-    }
-  }
-  Output out(arguments.made("out"), query, views[0].dtype(), out_sizes);
-  Output lse(arguments.made("lse"), query, statistics_type(views[0].dtype()), lse_sizes);
+  Output out(arguments.made("out"), query, views[0].dtype(), out_sizes(views[0].sizes(), views[2].sizes()));
+  Output lse(arguments.made("lse"), query, statistics_type(views[0].dtype()),
+             lse_sizes(views[0].sizes(), options.bounds.packing.has_value()));
   {
     const Released released(options.attention.values);
     options.values.attention = options.attention.values;
@@ -318,6 +371,15 @@ void add_distributed(nb::module_& module) {
                                         {{"sizes"}, {"sharding"}},
                                         with({{"scheme"}, {"cluster"}, {"backward", "False"}, {"with_text", "False"}})},
                                        "For headway.distributed.");
+  add_method<call_schedule>(
+      module, {"distributed_schedule", {{"sizes"}, {"sharding"}, {"rank"}}, {{"scheme"}, {"backward", "False"}}},
+      "For headway.torch.distributed.");
+  add_method<call_part>(module, {"distributed_part", {{"query"}, {"key"}, {"value"}, {"offset"}}, {}},
+                        "For headway.torch.distributed.");
+  add_method<call_part_backward>(
+      module,
+      {"distributed_part_backward", {{"grad_out"}, {"query"}, {"key"}, {"value"}, {"out"}, {"lse"}, {"offset"}}, {}},
+      "For headway.torch.distributed.");
   add_method<call_attention>(module,
                              {"distributed_attention",
                               {{"transport"}, {"query"}, {"key"}, {"value"}},

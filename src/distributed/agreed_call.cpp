@@ -145,22 +145,19 @@ Sharding sharding_of(const char* operation, const Options& options,
   return given;
 }
 
-Scheme scheme_of(const CallRequest& request, const Sizes& sizes, const Seen& seen, const Sharding& sharding) {
-  constexpr Scheme all[] = {Scheme::all_gather, Scheme::ring, Scheme::heads, Scheme::pass_query};
+Schedule schedule_of(const CallRequest& request, const Sizes& sizes, const Seen& seen, const Sharding& sharding) {
   const Options& options = request.options;
   const bool has_rows = (options.attention.mask || options.attention.bias) && !options.packing;
-  const bool moves_queries = options.scheme == Scheme::heads || options.scheme == Scheme::pass_query;
-  if (has_rows && moves_queries) {
+  const bool stays = options.scheme == Scheme::ring || options.scheme == Scheme::all_gather;
+  if (has_rows && !stays && options.scheme != Scheme::automatic) {
     throw Unsupported(text(request.operation, ": scheme ", name(options.scheme),
                            " moves queries away from their rows of the mask or bias; use ring or all_gather"));
   }
-  if (options.scheme == Scheme::pass_query && request.backward) {
-    return Scheme::ring;  // the gradients go the other way
+  if (has_rows && options.scheme == Scheme::automatic) {
+    return plan_among(std::span(all_schemes).first(2), sizes, seen, sharding, options.cluster, request.backward);
   }
-  if (options.scheme != Scheme::automatic) {
-    return options.scheme;
-  }
-  return choose_among(std::span(all, has_rows ? 2 : 4), sizes, seen, sharding, options.cluster, request.backward);
+  const bool turns = options.scheme == Scheme::pass_query && request.backward;  // the gradients go the other way
+  return plan(turns ? Scheme::ring : options.scheme, sizes, seen, sharding, options.cluster, request.backward);
 }
 
 // ---- Masks, biases and spans ----
@@ -299,7 +296,7 @@ AgreedCall agree(const CallRequest& request) {
     place();
   }
   const Seen seen = seen_by(agreed.whole.problem);
-  agreed.schedule = schedule(scheme_of(request, sizes, seen, sharding), sizes, seen, sharding, request.backward);
+  agreed.schedule = schedule_of(request, sizes, seen, sharding);
   return agreed;
 }
 

@@ -27,6 +27,8 @@ struct AgreedCall {
   // Where dbias is asked for: [B,H,n,keys] or 1 for the axes to sum over, packed over the longest lengths.
   std::optional<TensorView> dbias;
   bool bias_is_shared = false;  // its gradient is a sum over ranks
+
+  Run run(Transport& transport) const { return {transport, schedule, whole, query, key, value}; }
 };
 
 // Throws the same error on every rank where one of them has one, and where arguments differ that must not.

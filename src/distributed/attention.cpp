@@ -30,10 +30,10 @@ void attention(ConstTensorView query, ConstTensorView key, ConstTensorView value
                                     problem.dtype() == DType::f64 ? DType::f64 : DType::f32);
     problem.lse = *own_lse;
   }
-  const ForwardRun run{
-      {transport, call.schedule, call.whole, call.query, call.key, call.value}, problem.out, *problem.lse};
+  const ForwardRun run{call.run(transport), problem.out, *problem.lse};
   switch (call.schedule.scheme) {
-    case Scheme::heads: forward_over_heads(run); break;
+    case Scheme::heads:
+    case Scheme::hybrid: forward_over_heads(run); break;
     case Scheme::pass_query: forward_over_queries(run); break;
     default: forward_over_keys(run);
   }
@@ -68,15 +68,14 @@ void attention_backward(ConstTensorView grad_out, ConstTensorView query, ConstTe
   if (call.dbias) {
     bias_sums.emplace(call.dbias->sizes(), DType::f64);
   }
-  const BackwardRun run{{transport, call.schedule, call.whole, call.query, call.key, call.value},
-                        problem.grad_out,
-                        problem.out,
-                        problem.lse,
-                        problem.dq,
-                        problem.dk,
-                        problem.dv,
-                        bias_sums ? std::optional(bias_sums->view()) : std::nullopt};
-  call.schedule.scheme == Scheme::heads ? backward_over_heads(run) : backward_over_keys(run);
+  const BackwardRun run{
+      call.run(transport), problem.grad_out, problem.out, problem.lse,
+      problem.dq,          problem.dk,       problem.dv,  bias_sums ? std::optional(bias_sums->view()) : std::nullopt};
+  switch (call.schedule.scheme) {
+    case Scheme::heads:
+    case Scheme::hybrid: backward_over_heads(run); break;
+    default: backward_over_keys(run);
+  }
   if (call.dbias) {
     store_bias_gradient(transport, *bias_sums, call.bias_is_shared, *call.dbias);
   }

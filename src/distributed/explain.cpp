@@ -5,6 +5,7 @@
 #include <map>
 #include <sstream>
 
+#include "core/text.h"
 #include "distributed/schedule_parts.h"
 
 namespace headway::distributed {
@@ -64,20 +65,24 @@ void print_links(std::ostream& stream, const Schedule& schedule) {
          << bytes_text(most->second) << '\n';
 }
 
+// hybrid with the size of its groups.
+std::string title(const Schedule& plan) {
+  return plan.scheme == Scheme::hybrid
+             ? text("hybrid, heads in groups of ", plan.group, " and a ring of ", plan.ranks() / plan.group, " groups")
+             : name(plan.scheme);
+}
+
 }  // namespace
 
 std::string explain(Scheme scheme, const Sizes& sizes, const Seen& seen, const Sharding& sharding,
                     const Cluster& cluster, bool backward) {
   const bool chosen = scheme == Scheme::automatic;
-  if (chosen) {
-    scheme = choose(sizes, seen, sharding, cluster, backward);
-  }
-  const Schedule plan = schedule(scheme, sizes, seen, sharding, backward);
+  const Schedule plan = distributed::plan(scheme, sizes, seen, sharding, cluster, backward);
   const Estimate estimate = simulate(plan, cluster);
   const double all_pairs =
       static_cast<double>(sizes.batch) * static_cast<double>(sizes.queries) * static_cast<double>(sizes.keys);
   std::ostringstream stream;
-  stream << "distributed attention" << (backward ? ", backward" : "") << ": " << name(scheme)
+  stream << "distributed attention" << (backward ? ", backward" : "") << ": " << title(plan)
          << (chosen ? " (chosen by estimated time)" : "") << ", " << plan.ranks() << " ranks, " << plan.steps
          << (plan.steps == 1 ? " step\n" : " steps\n");
   stream << "  work        " << percent(all_pairs > 0 ? seen.pairs() / all_pairs : 0) << " of the pairs; imbalance "
@@ -87,16 +92,18 @@ std::string explain(Scheme scheme, const Sizes& sizes, const Seen& seen, const S
   print_links(stream, plan);
   stream << "  time        " << seconds_text(estimate.seconds) << " estimated, efficiency "
          << percent(estimate.efficiency) << ", the slowest wait " << seconds_text(estimate.waiting) << '\n';
-  for (const Scheme other : {Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query}) {
-    if (other == scheme) {
+  for (const Scheme other : all_schemes) {
+    if (other == plan.scheme) {
       continue;
     }
     stream << "  not " << std::left << std::setw(12) << name(other);
     if (const std::string reason = impossible(other, sizes, plan.ranks(), backward); !reason.empty()) {
       stream << reason << '\n';
     } else {
-      const Estimate found = simulate(schedule(other, sizes, seen, sharding, backward), cluster);
-      stream << seconds_text(found.seconds) << ", " << bytes_text(found.bytes) << '\n';
+      const Schedule one = distributed::plan(other, sizes, seen, sharding, cluster, backward);
+      const Estimate found = simulate(one, cluster);
+      stream << seconds_text(found.seconds) << ", " << bytes_text(found.bytes)
+             << (other == Scheme::hybrid ? text(", heads in groups of ", one.group) : "") << '\n';
     }
   }
   return std::move(stream).str();

@@ -56,6 +56,11 @@ class RowStore {
     return {data, format_.dtype, {format_.batch, format_.heads, rows.count(), columns}, {item, head, row, 1}};
   }
   TensorView view(Rows rows) const { return view(rows, 0, format_.width); }
+  // All rows, run after run.
+  TensorView view() const {
+    const std::int64_t head = format_.width, item = format_.heads * head, row = format_.batch * item;
+    return {memory_->data(), format_.dtype, {format_.batch, format_.heads, count(runs_), head}, {item, head, row, 1}};
+  }
 
   // Rows inside one run as a message to or from a peer.
   Transport::Message message(int peer, Rows rows) const {

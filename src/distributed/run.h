@@ -43,7 +43,7 @@ struct BackwardRun : Run {
 };
 
 void forward_over_keys(const ForwardRun& run);     // ring, all_gather
-void forward_over_heads(const ForwardRun& run);    // heads
+void forward_over_heads(const ForwardRun& run);    // heads, hybrid
 void forward_over_queries(const ForwardRun& run);  // pass_query
 void backward_over_keys(const BackwardRun& run);
 void backward_over_heads(const BackwardRun& run);

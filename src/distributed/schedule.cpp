@@ -56,6 +56,19 @@ void check(Scheme scheme, const Sizes& sizes, const Seen& seen, const Sharding& 
   }
 }
 
+int checked_group(const Sizes& sizes, int ranks, int group) {
+  const std::vector<int> possible = group_sizes(sizes, ranks);
+  if (group == 0) {
+    return possible.front();
+  }
+  if (std::find(possible.begin(), possible.end(), group) == possible.end()) {
+    throw InvalidArgument(text("distributed: expected groups of a size that divides ", ranks,
+                               " ranks, with a kv head for each rank of a group and more than one group, found ",
+                               group));
+  }
+  return group;
+}
+
 // ---- Keys and values that move ----
 
 // A run of a rank's key rows that the same ranks need.
@@ -155,14 +168,67 @@ void add_query_transfers(Schedule& schedule, const RowBytes& bytes) {
   }
 }
 
-void add_head_transfers(Schedule& schedule, const RowBytes& bytes) {
-  const int ranks = schedule.ranks();
-  for (int from = 0; from < ranks; ++from) {
-    for (int distance = 1; distance < ranks; ++distance) {
-      const int to = (from + distance) % ranks;
+struct HeadBytes {
+  double inputs = 0;
+  double results = 0;
+};
+
+// What `from` sends so that `to` can compute its heads of these rows, and gets back.
+HeadBytes head_bytes(const Schedule& schedule, const RowBytes& bytes, int from, int to) {
+  const auto share = static_cast<double>(heads_of(schedule, to).kv_heads.count()) /
+                     static_cast<double>(std::max<std::int64_t>(schedule.sizes.kv_heads, 1));
+  const auto queries = static_cast<double>(count(schedule.sharding.queries[static_cast<std::size_t>(from)])) * share;
+  const auto keys = static_cast<double>(count(schedule.sharding.keys[static_cast<std::size_t>(from)])) * share;
+  if (schedule.backward) {
+    return {queries * (bytes.query + 2 * bytes.out + bytes.lse) + keys * bytes.key_value,
+            queries * bytes.query + keys * bytes.key_value};
+  }
+  return {queries * bytes.query + keys * bytes.key_value, queries * (bytes.out + bytes.lse)};
+}
+
+// Inside every group: heads out in step 1, and home in step `home`.
+void add_head_transfers(Schedule& schedule, const RowBytes& bytes, int home) {
+  for (int from = 0; from < schedule.ranks(); ++from) {
+    const RankGroup group = group_of(schedule, from);
+    for (int distance = 1; distance < group.size; ++distance) {
+      const int to = group.first + (from - group.first + distance) % group.size;
       const HeadBytes there = head_bytes(schedule, bytes, from, to);
       schedule.transfers.push_back({1, from, to, {}, there.inputs});
-      schedule.transfers.push_back({2, to, from, {}, there.results, true});
+      schedule.transfers.push_back({home, to, from, {}, there.results, true});
+    }
+  }
+}
+
+// The rows of a group are those of its ranks; in the ring rank g is group g.
+Sharding grouped(const Sharding& sharding, int group) {
+  const auto of_groups = [&](const std::vector<Shard>& of_ranks) {
+    std::vector<Shard> result;
+    for (std::size_t first = 0; first < of_ranks.size(); first += static_cast<std::size_t>(group)) {
+      Shard all;
+      for (std::size_t rank = first; rank < first + static_cast<std::size_t>(group); ++rank) {
+        all.insert(all.end(), of_ranks[rank].begin(), of_ranks[rank].end());
+      }
+      result.push_back(joined(std::move(all)));
+    }
+    return result;
+  };
+  return {of_groups(sharding.queries), of_groups(sharding.keys)};
+}
+
+// Every rank is on a ring with the ranks of the other groups that have its heads.
+void add_hybrid_transfers(Schedule& result, const RowBytes& bytes) {
+  result.ring = std::make_shared<const Schedule>(
+      schedule(Scheme::ring, result.sizes, result.seen, grouped(result.sharding, result.group), result.backward));
+  add_head_transfers(result, bytes, result.ring->steps + 1);
+  const auto kv_heads = static_cast<double>(std::max<std::int64_t>(result.sizes.kv_heads, 1));
+  for (const Transfer& of_groups : result.ring->transfers) {
+    for (int member = 0; member < result.group; ++member) {
+      Transfer transfer = of_groups;
+      transfer.step += 1;
+      transfer.from = of_groups.from * result.group + member;
+      transfer.to = of_groups.to * result.group + member;
+      transfer.bytes *= static_cast<double>(heads_of(result, member).kv_heads.count()) / kv_heads;
+      result.transfers.push_back(transfer);
     }
   }
 }
@@ -181,9 +247,8 @@ void sort_by_receiver(Schedule& schedule) {
   }
   std::partial_sum(schedule.received_at.begin(), schedule.received_at.end(), schedule.received_at.begin());
   // Gathered keys and whole heads are computed in step 1, also where nothing moves.
-  if (schedule.scheme == Scheme::all_gather || schedule.scheme == Scheme::heads) {
-    schedule.steps = std::max(schedule.steps, 2);
-  }
+  const bool starts_at_1 = schedule.scheme != Scheme::ring && schedule.scheme != Scheme::pass_query;
+  schedule.steps = std::max(schedule.steps, starts_at_1 ? 2 : 1);
 }
 
 void add_tiles(const Seen& seen, int step, const Shard& queries, const Shard& keys, std::vector<Tile>& tiles) {
@@ -204,6 +269,7 @@ const char* name(Scheme scheme) {
     case Scheme::ring: return "ring";
     case Scheme::all_gather: return "all_gather";
     case Scheme::heads: return "heads";
+    case Scheme::hybrid: return "hybrid";
     default: return "pass_query";
   }
 }
@@ -218,7 +284,21 @@ std::string impossible(Scheme scheme, const Sizes& sizes, int ranks, bool backwa
   if (scheme == Scheme::pass_query && backward) {
     return "has no backward";
   }
+  if (scheme == Scheme::hybrid && group_sizes(sizes, ranks).empty()) {
+    return text("needs groups of 2 ranks or more, as many in each, and a kv head for each rank of a group, found ",
+                ranks, " ranks and ", sizes.kv_heads, " kv heads");
+  }
   return {};
+}
+
+std::vector<int> group_sizes(const Sizes& sizes, int ranks) {
+  std::vector<int> result;
+  for (int size = ranks / 2; size >= 2; --size) {  // of all ranks: that is heads
+    if (ranks % size == 0 && size <= sizes.kv_heads) {
+      result.push_back(size);
+    }
+  }
+  return result;
 }
 
 RowBytes row_bytes(const Sizes& sizes) {
@@ -236,32 +316,28 @@ RowBytes row_bytes(const Sizes& sizes) {
           .lse = queries * accumulator};
 }
 
-HeadGroup head_group(const Sizes& sizes, int ranks, int rank) {
-  const auto border = [&](std::int64_t r) { return sizes.kv_heads * r / ranks; };
-  const std::int64_t group = sizes.kv_heads == 0 ? 0 : sizes.heads / sizes.kv_heads;
-  const Rows kv_heads = {border(rank), border(rank + 1)};
-  return {kv_heads, {kv_heads.begin * group, kv_heads.end * group}};
-}
+RankGroup group_of(const Schedule& schedule, int rank) { return {rank - rank % schedule.group, schedule.group}; }
 
-HeadBytes head_bytes(const Schedule& schedule, const RowBytes& bytes, int from, int to) {
+HeadShare heads_of(const Schedule& schedule, int rank) {
   const Sizes& sizes = schedule.sizes;
-  const auto share = static_cast<double>(head_group(sizes, schedule.ranks(), to).kv_heads.count()) /
-                     static_cast<double>(std::max<std::int64_t>(sizes.kv_heads, 1));
-  const auto queries = static_cast<double>(count(schedule.sharding.queries[static_cast<std::size_t>(from)])) * share;
-  const auto keys = static_cast<double>(count(schedule.sharding.keys[static_cast<std::size_t>(from)])) * share;
-  if (schedule.backward) {
-    return {queries * (bytes.query + 2 * bytes.out + bytes.lse) + keys * bytes.key_value,
-            queries * bytes.query + keys * bytes.key_value};
-  }
-  return {queries * bytes.query + keys * bytes.key_value, queries * (bytes.out + bytes.lse)};
+  const auto border = [&](std::int64_t member) { return sizes.kv_heads * member / schedule.group; };
+  const std::int64_t shared = sizes.kv_heads == 0 ? 0 : sizes.heads / sizes.kv_heads;  // query heads of a kv head
+  const int member = rank % schedule.group;
+  const Rows kv_heads = {border(member), border(member + 1)};
+  return {kv_heads, {kv_heads.begin * shared, kv_heads.end * shared}};
 }
 
-Schedule schedule(Scheme scheme, const Sizes& sizes, const Seen& seen, const Sharding& sharding, bool backward) {
+Schedule schedule(Scheme scheme, const Sizes& sizes, const Seen& seen, const Sharding& sharding, bool backward,
+                  int group) {
   check(scheme, sizes, seen, sharding, backward);
   Schedule result{.scheme = scheme, .backward = backward, .sizes = sizes, .sharding = sharding, .seen = seen};
   const RowBytes bytes = row_bytes(sizes);
   if (scheme == Scheme::heads) {
-    add_head_transfers(result, bytes);
+    result.group = result.ranks();
+    add_head_transfers(result, bytes, 2);
+  } else if (scheme == Scheme::hybrid) {
+    result.group = checked_group(sizes, result.ranks(), group);
+    add_hybrid_transfers(result, bytes);
   } else if (scheme == Scheme::pass_query) {
     add_query_transfers(result, bytes);
   } else {
@@ -282,6 +358,13 @@ std::vector<Tile> Schedule::tiles(int rank) const {
   std::vector<Tile> result;
   if (scheme == Scheme::heads) {
     add_tiles(seen, 1, {{0, sizes.queries}}, {{0, sizes.keys}}, result);
+    return result;
+  }
+  if (scheme == Scheme::hybrid) {
+    result = ring->tiles(rank / group);
+    for (Tile& tile : result) {
+      ++tile.step;
+    }
     return result;
   }
   if (scheme == Scheme::all_gather) {

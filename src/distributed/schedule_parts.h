@@ -1,17 +1,26 @@
 // What the schedule, the simulator and the executor share: bytes of a row, heads of a rank.
 #pragma once
 
+#include <array>
 #include <string>
+#include <vector>
 
 #include "headway/distributed.h"
 
 namespace headway::distributed {
 
+// Those that `automatic` chooses from; the first two leave queries where they are.
+inline constexpr std::array<Scheme, 5> all_schemes = {Scheme::all_gather, Scheme::ring, Scheme::heads,
+                                                      Scheme::pass_query, Scheme::hybrid};
+
 // Why a scheme cannot be; empty where it can.
 std::string impossible(Scheme scheme, const Sizes& sizes, int ranks, bool backward);
 
-// The fastest of these that can be.
-Scheme choose_among(std::span<const Scheme> schemes, const Sizes& sizes, const Seen& seen, const Sharding& sharding,
+// How many ranks the groups of hybrid may have, the largest first.
+std::vector<int> group_sizes(const Sizes& sizes, int ranks);
+
+// The fastest of these that can be; one of them must be.
+Schedule plan_among(std::span<const Scheme> schemes, const Sizes& sizes, const Seen& seen, const Sharding& sharding,
                     const Cluster& cluster, bool backward);
 
 // Of one row, over all batch items and heads. Partial results and gradients of parts travel in the accumulator's type.
@@ -25,17 +34,18 @@ struct RowBytes {
 };
 RowBytes row_bytes(const Sizes& sizes);
 
-// The heads that a rank computes in scheme heads.
-struct HeadGroup {
+// The ranks that split the heads among them: all for heads, a group of neighbours for hybrid, each alone else.
+struct RankGroup {
+  int first = 0;
+  int size = 1;
+};
+RankGroup group_of(const Schedule& schedule, int rank);
+
+// The heads that a rank computes: all, unless a group splits them.
+struct HeadShare {
   Rows kv_heads;
   Rows heads;
 };
-HeadGroup head_group(const Sizes& sizes, int ranks, int rank);
-
-struct HeadBytes {
-  double inputs = 0;
-  double results = 0;
-};
-HeadBytes head_bytes(const Schedule& schedule, const RowBytes& bytes, int from, int to);
+HeadShare heads_of(const Schedule& schedule, int rank);
 
 }  // namespace headway::distributed

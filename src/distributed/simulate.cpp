@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 #include "distributed/schedule_parts.h"
 
@@ -88,9 +89,7 @@ Work work_of(const Schedule& schedule, const Cluster& cluster) {
   Work work{std::vector(static_cast<std::size_t>(schedule.steps), std::vector<double>(ranks)),
             std::vector<double>(ranks)};
   for (std::size_t rank = 0; rank < ranks; ++rank) {
-    const std::int64_t heads = schedule.scheme == Scheme::heads
-                                   ? head_group(schedule.sizes, schedule.ranks(), static_cast<int>(rank)).heads.count()
-                                   : schedule.sizes.heads;
+    const std::int64_t heads = heads_of(schedule, static_cast<int>(rank)).heads.count();
     const double of_pair = pair_flops(schedule.sizes, schedule.backward) * static_cast<double>(heads);
     for (const Tile& tile : schedule.tiles(static_cast<int>(rank))) {
       const double flops = tile.pairs * of_pair;
@@ -154,27 +153,40 @@ Estimate simulate(const Schedule& schedule, const Cluster& cluster) {
   return estimate;
 }
 
-Scheme choose_among(std::span<const Scheme> schemes, const Sizes& sizes, const Seen& seen, const Sharding& sharding,
+Schedule plan_among(std::span<const Scheme> schemes, const Sizes& sizes, const Seen& seen, const Sharding& sharding,
                     const Cluster& cluster, bool backward) {
   const int ranks = static_cast<int>(sharding.queries.size());
-  Scheme best = schemes.front();
+  std::optional<Schedule> best;
   double least = std::numeric_limits<double>::infinity();
   for (const Scheme scheme : schemes) {
-    if (!impossible(scheme, sizes, ranks, backward).empty()) {
+    if (schemes.size() > 1 && !impossible(scheme, sizes, ranks, backward).empty()) {
       continue;
     }
-    const double seconds = simulate(schedule(scheme, sizes, seen, sharding, backward), cluster).seconds;
-    if (seconds < least) {
-      least = seconds;
-      best = scheme;
+    const std::vector<int> groups = group_sizes(sizes, ranks);
+    const bool has_choice = scheme == Scheme::hybrid && !groups.empty();
+    for (const int group : has_choice ? groups : std::vector<int>{0}) {
+      Schedule one = schedule(scheme, sizes, seen, sharding, backward, group);
+      const double seconds = simulate(one, cluster).seconds;
+      if (!best || seconds < least) {
+        least = seconds;
+        best = std::move(one);
+      }
     }
   }
-  return best;
+  return std::move(*best);
+}
+
+Schedule plan(Scheme scheme, const Sizes& sizes, const Seen& seen, const Sharding& sharding, const Cluster& cluster,
+              bool backward) {
+  switch (scheme) {
+    case Scheme::automatic: return plan_among(all_schemes, sizes, seen, sharding, cluster, backward);
+    case Scheme::hybrid: return plan_among(std::span(&scheme, 1), sizes, seen, sharding, cluster, backward);
+    default: return schedule(scheme, sizes, seen, sharding, backward);
+  }
 }
 
 Scheme choose(const Sizes& sizes, const Seen& seen, const Sharding& sharding, const Cluster& cluster, bool backward) {
-  constexpr Scheme all[] = {Scheme::all_gather, Scheme::ring, Scheme::heads, Scheme::pass_query};
-  return choose_among(all, sizes, seen, sharding, cluster, backward);
+  return plan(Scheme::automatic, sizes, seen, sharding, cluster, backward).scheme;
 }
 
 }  // namespace headway::distributed

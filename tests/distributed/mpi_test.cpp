@@ -2,7 +2,10 @@
 #include "headway/mpi.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <csignal>
 #include <thread>
 
 #include "split_call.h"
@@ -13,7 +16,7 @@ namespace {
 using distributed::MpiTransport;
 using distributed::Scheme;
 
-constexpr Scheme schemes[] = {Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query};
+constexpr Scheme schemes[] = {Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query, Scheme::hybrid};
 
 TEST(DistributedMpi, computes_what_one_process_does) {
   MpiTransport transport(MPI_COMM_WORLD);
@@ -22,7 +25,7 @@ TEST(DistributedMpi, computes_what_one_process_does) {
     const Shape shape{.batch = 2, .heads = 4, .kv_heads = 4, .queries = queries, .keys = keys};
     for (OptionSet& kind : all_kinds(shape)) {
       const bool has_matrix = kind.options.mask || kind.options.bias;
-      const Scheme scheme = schemes[turn % (has_matrix ? 2 : 4)];
+      const Scheme scheme = schemes[turn % (has_matrix ? 2 : transport.ranks() == 4 ? 5 : 4)];
       const distributed::Sharding sharding = turn % 2 == 0 ? distributed::zigzag(queries, keys, transport.ranks())
                                                            : distributed::contiguous(queries, keys, transport.ranks());
       const Inputs inputs = random_inputs(shape, float_types[static_cast<std::size_t>(turn) % 4]);
@@ -60,7 +63,50 @@ TEST(DistributedMpi, what_differs_is_named_on_every_rank) {
                                       [&] { distributed::attention(q, q, q, out, transport); }));
 }
 
-// The last test: messages that nobody waits for stay behind on the communicator.
+// The last tests: messages that nobody waits for stay behind on their communicators.
+
+// A rank whose process the system stops (SIGSTOP) before it sends the rows of the ring's first step.
+class StoppedRank : public MpiTransport {
+ public:
+  using MpiTransport::MpiTransport;
+  void begin(std::span<const Message> sends, std::span<const Message> receives) override {
+    if (++calls_ == 3) ::raise(SIGSTOP);  // the first two are of the agreement
+    MpiTransport::begin(sends, receives);
+  }
+
+ private:
+  int calls_ = 0;
+};
+
+TEST(DistributedMpi, y_a_stopped_process_is_lost_for_the_others_within_the_timeout) {
+  MPI_Comm own;
+  MPI_Comm_dup(MPI_COMM_WORLD, &own);
+  constexpr auto timeout = std::chrono::milliseconds(400);
+  MpiTransport transport(own, timeout);
+  StoppedRank stopped(own, timeout);
+  if (transport.ranks() > 1) {
+    const std::vector<std::string> processes = transport.all_gather(std::to_string(::getpid()));
+    const bool stops = transport.rank() == transport.ranks() - 1;
+    const Tensor q({1, 2, 64, 8});
+    Tensor out(q.sizes());
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_TRUE(throws<distributed::LostRank>("distributed", {"has not answered rank", "for 0.4 s"}, [&] {
+      distributed::attention(q, q, q, out, stops ? stopped : transport, {.scheme = Scheme::ring});
+    }));
+    if (!stops) {
+      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+    }
+    std::atomic<bool> done = false;
+    std::thread waker([&, process = std::stoi(processes.back())] {  // more than once: it may stop late
+      for (; transport.rank() == 0 && !done; std::this_thread::sleep_for(std::chrono::milliseconds(20)))
+        ::kill(process, SIGCONT);
+    });
+    MPI_Barrier(MPI_COMM_WORLD);
+    done = true;
+    waker.join();
+  }
+}
+
 TEST(DistributedMpi, z_a_rank_that_does_not_answer_is_lost) {
   MPI_Comm own;
   MPI_Comm_dup(MPI_COMM_WORLD, &own);

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <map>
+#include <tuple>
 
 #include "headway/distributed.h"
 
@@ -92,7 +94,88 @@ TEST(DistributedExplain, says_scheme_links_and_time) {
       "  time        165 ms estimated, efficiency 20.4 %, the slowest wait 114 ms\n"
       "  not all_gather  181 ms, 131 kB\n"
       "  not heads       needs a kv head for each rank, found 1 for 2 ranks\n"
-      "  not pass_query  167 ms, 133 kB\n");
+      "  not pass_query  167 ms, 133 kB\n"
+      "  not hybrid      needs groups of 2 ranks or more, as many in each, and a kv head for each rank of a group, "
+      "found "
+      "2 ranks and 1 kv heads\n");
+}
+
+// Two nodes of two ranks. Inside a node heads are split: rank 0 sends rank 1 one head of its 256 rows of Q, K and V and
+// gets their out and lse back. Across nodes each rank sends the other node's rank with its head 512 rows of K and V.
+TEST(DistributedHybrid, splits_heads_inside_a_group_and_passes_keys_across_groups) {
+  const Sizes sizes{.heads = 2, .kv_heads = 2, .queries = 1024, .keys = 1024, .head_dim = 32, .value_dim = 32};
+  const Schedule plan = schedule(Scheme::hybrid, sizes, seen(sizes), contiguous(1024, 1024, 4));
+  EXPECT_EQ(plan.group, 2);
+  EXPECT_EQ(plan.steps, 4);
+  std::map<std::tuple<int, int, int>, double> sent;  // by step, from and to
+  for (const Transfer& t : plan.transfers) sent[{t.step, t.from, t.to}] += t.bytes;
+  std::map<std::tuple<int, int, int>, double> expected;
+  for (int rank = 0; rank < 4; ++rank) {
+    const int neighbour = rank ^ 1, across = (rank + 2) % 4;
+    expected[{1, rank, neighbour}] = 256.0 * (32 + 32 + 32) * 4;
+    expected[{2, rank, across}] = 512.0 * (32 + 32) * 4;
+    expected[{3, rank, neighbour}] = 256.0 * (32 + 1) * 4;
+  }
+  EXPECT_EQ(sent, expected);
+  // Half of the heads of a group's queries, over the keys of both groups.
+  for (int rank = 0; rank < 4; ++rank) {
+    double pairs = 0;
+    for (const Tile& tile : plan.tiles(rank)) pairs += tile.pairs;
+    EXPECT_EQ(pairs, 512.0 * 1024);
+  }
+  EXPECT_NEAR(simulate(plan, plain).imbalance, 0, 1e-12);
+}
+
+// 128 ranks are 128 steps of small blocks for a ring, which no computation hides; there are not as many heads either.
+TEST(DistributedHybrid, is_chosen_where_blocks_of_a_ring_are_too_small) {
+  const Sizes sizes{.heads = 32,
+                    .kv_heads = 8,
+                    .queries = 1 << 17,
+                    .keys = 1 << 17,
+                    .head_dim = 128,
+                    .value_dim = 128,
+                    .dtype = DType::bf16};
+  const Cluster cluster = {.ranks_per_node = 8,
+                           .flops = 4e14,
+                           .bandwidth = 4e11,
+                           .latency = 5e-6,
+                           .node_bandwidth = 4e11,
+                           .node_latency = 1e-5,
+                           .call = 1e-5};
+  const Seen visible = seen(sizes, {.causal = Causal::square});
+  const Sharding sharding = zigzag(sizes.queries, sizes.keys, 128);
+  const Schedule chosen = plan(Scheme::automatic, sizes, visible, sharding, cluster);
+  EXPECT_EQ(chosen.scheme, Scheme::hybrid);
+  EXPECT_EQ(chosen.group, 8);
+  EXPECT_EQ(choose(sizes, visible, sharding, cluster), Scheme::hybrid);
+  const double ring = simulate(schedule(Scheme::ring, sizes, visible, sharding), cluster).seconds;
+  EXPECT_LT(simulate(chosen, cluster).seconds, 0.7 * ring);
+  const std::string text = explain(Scheme::automatic, sizes, visible, sharding, cluster);
+  EXPECT_EQ(
+      text.find("distributed attention: hybrid, heads in groups of 8 and a ring of 16 groups (chosen by estimated "
+                "time), 128 ranks, 18 steps\n"),
+      0U)
+      << text;
+  EXPECT_NE(explain(Scheme::ring, sizes, visible, sharding, cluster).find("heads in groups of 8\n"), std::string::npos);
+}
+
+TEST(DistributedHybrid, refuses_groups_that_cannot_be) {
+  const Sizes sizes{.heads = 4, .kv_heads = 2, .queries = 8, .keys = 8};
+  const auto text_of = [&](int ranks, int group) {
+    try {
+      schedule(Scheme::hybrid, sizes, seen(sizes), contiguous(8, 8, ranks), false, group);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing was thrown");
+  };
+  EXPECT_EQ(text_of(4, 4),
+            "distributed: expected groups of a size that divides 4 ranks, with a kv head for each rank of a group and "
+            "more than one group, found 4");
+  EXPECT_EQ(
+      text_of(3, 0),
+      "distributed: scheme hybrid needs groups of 2 ranks or more, as many in each, and a kv head for each rank of "
+      "a group, found 3 ranks and 2 kv heads");
 }
 
 }  // namespace

@@ -9,7 +9,8 @@ namespace headway::test {
 using distributed::Scheme;
 using distributed::Sharding;
 
-inline constexpr Scheme schemes[] = {Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query};
+inline constexpr Scheme schemes[] = {Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query,
+                                     Scheme::hybrid};
 
 // Every rank has the same whole result; the first one's.
 inline SplitResults run_split(const SplitCall& split, int ranks, const ConstTensorView* grad_out,
@@ -49,9 +50,13 @@ inline std::vector<Sharding> shardings(std::int64_t queries, std::int64_t keys, 
 
 inline bool is_possible(Scheme scheme, const Call& call, std::int64_t kv_heads, int ranks) {
   if (scheme == Scheme::heads && kv_heads < ranks) return false;
+  if (scheme == Scheme::hybrid && (ranks != 4 || kv_heads < 2)) return false;
   return call.packing || !(call.options.mask || call.options.bias) || scheme == Scheme::ring ||
          scheme == Scheme::all_gather;
 }
+
+// hybrid needs two groups of two.
+inline int ranks_for(Scheme scheme, int ranks) { return scheme == Scheme::hybrid ? 4 : ranks; }
 
 inline void expect_contract_on_ranks(const Call& call, const Sharding& sharding, Scheme scheme, int ranks) {
   Random random(7);

@@ -31,9 +31,9 @@ TEST_P(DistributedSweep, every_pair_of_options_gives_what_one_process_does) {
     const int axis = call.packing ? 0 : call.q.rank() - 2;
     const std::int64_t kv_heads = call.packing ? call.k.size(1) : call.k.rank() == 4 ? call.k.size(1) : 1;
     const auto shards = shardings(call.q.size(axis), call.k.size(axis), ranks);
-    Scheme scheme = schemes[turn % 4];
+    Scheme scheme = schemes[turn % 5];
     if (!is_possible(scheme, call, kv_heads, ranks)) scheme = schemes[turn % 2];
-    const std::size_t shard = turn / 4 % shards.size();
+    const std::size_t shard = turn / 5 % shards.size();
     SCOPED_TRACE(testing::Message() << line_of(materials.what) << ": " << ranks << " ranks, " << name(scheme)
                                     << ", shards " << shard);
     const SplitResults results = run_split({call, shards[shard], scheme}, ranks, &materials.grad_out);

@@ -342,6 +342,35 @@ def test_data_parallel_training(tmp_path):
         distributed.destroy_process_group()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scheme", ["ring", "all_gather"])
+def test_a_split_sequence_on_one_rank_of_nccl(tmp_path, scheme, dtype):
+    from headway.distributed import Sharding
+    from headway.torch import distributed as context_parallel
+
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_nccl_available():
+        pytest.skip("this torch has no NCCL")
+    distributed.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        inputs = [draw(2, 4, 300, 64, dtype=dtype) for _ in range(3)]
+        parts = [(0, 110), (110, 300)]  # two ranges: four parts of which one is masked
+        found, lse = context_parallel.attention(
+            *inputs, causal=True, window=(200, 0), scheme=scheme, sharding=Sharding([parts], [parts]), return_lse=True
+        )
+        whole, whole_lse = ht.attention(*inputs, causal=True, window=(200, 0), return_lse=True)
+        close(found, whole)
+        close(lse, whole_lse, dtype)
+        for one, other in zip(gradients(found, inputs), gradients(whole, inputs), strict=True):
+            close(one, other, dtype)
+        with pytest.raises(NotImplementedError, match="attention: sinks over a split sequence works in host memory"):
+            context_parallel.attention(*inputs, sinks=draw(4))
+        with pytest.raises(ValueError, match="attention: the tensors are on cpu, expected a group with gloo"):
+            context_parallel.attention(*(x.detach().cpu() for x in inputs))
+    finally:
+        distributed.destroy_process_group()
+
+
 # ---- What is refused ----
 
 

@@ -129,6 +129,8 @@ def attend(
     if alibi is not None and alibi.requires_grad and is_grad_enabled():
         raise ValueError("attention: alibi_slopes requires grad, and has no gradient: pass what is learnt as bias")
     if not is_plain(query, key, value, options):
+        if type(query).__name__ == "DTensor":  # without importing what torch imports lazily
+            return _attend_dtensors(query, key, value, options, return_weights)
         results: Results = _ops.run_attention(query, key, value, *options, return_weights)
         return results
     if is_grad_enabled():
@@ -144,6 +146,16 @@ def attend(
             found = _record(query, key, value, bias, sinks, options, return_weights, only_out)
             return (found, None, None) if only_out else found
     return _core.forward(query, key, value, options, return_weights, return_lse)
+
+
+def _attend_dtensors(query: Tensor, key: Tensor, value: Tensor, options: Options, return_weights: bool) -> Results:
+    """Where they lie: batch and heads need nothing of other ranks, a sharded sequence runs the schedule."""
+    from headway.torch import distributed
+
+    if return_weights:
+        raise NotImplementedError("attention: weights of DTensors are not returned: pass full_tensor()")
+    out, lse = distributed.attention(query, key, value, return_lse=True, **options.keywords())
+    return out, lse, None
 
 
 def autocast(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor, Options]:

@@ -1,7 +1,7 @@
 """Attention over a sequence that is split among the processes of a torch.distributed group, with gradients.
 
 Each rank passes its own rows and gets the result for its queries; every rank of the group calls it. gloo carries CPU
-tensors; tensors on a GPU are refused so far.
+tensors, NCCL those on a GPU.
 
     import torch.distributed as dist, headway.torch.distributed as context_parallel
     dist.init_process_group("gloo")
@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from headway import _headway
 from headway._headway import Mask
 from headway.distributed import Cluster, Sharding, join, take
+from headway.torch import _on_device
+from headway.torch._on_device import LostRank
 from headway.torch.functional import Causal, Window, require_tensors
 from headway.torch.functional import attention as whole_attention
 
@@ -31,10 +33,6 @@ _FIRST_TAG = 18_501_000  # of the messages here, so that they are none of the pr
 
 # Messages that were under way when a call failed: gloo may still write to their memory.
 _abandoned: list[Any] = []
-
-
-class LostRank(RuntimeError):
-    """A rank that failed, left, or did not answer in time."""
 
 
 class _Transport:
@@ -124,6 +122,8 @@ class _Call:
         self.group, self.timeout, self.keywords = group, timeout, keywords
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Any:
+        if query.is_cuda:
+            return _on_device.forward(self._on_device(bias, sinks), query, key, value)
         transport = _Transport("attention", self.group, self.timeout)
         return _headway.distributed_attention(transport, query, key, value, bias=bias, sinks=sinks, **self.keywords)
 
@@ -139,11 +139,17 @@ class _Call:
         sinks: Tensor | None,
         wants_dbias: bool,
     ) -> Any:
+        if query.is_cuda:
+            call = self._on_device(bias, sinks)
+            return (*_on_device.backward(call, grad_out, query, key, value, out, lse), None, None)
         transport = _Transport("attention_backward", self.group, self.timeout)
         return _headway.distributed_attention_backward(
             transport, grad_out, query, key, value, out, lse, bias=bias, sinks=sinks, wants_dbias=wants_dbias,
             **self.keywords,
         )  # fmt: skip
+
+    def _on_device(self, bias: Tensor | None, sinks: Tensor | None) -> _on_device.Call:
+        return _on_device.make_call(self.group, self.timeout, {"bias": bias, "sinks": sinks, **self.keywords})
 
 
 def attention(
@@ -182,13 +188,17 @@ def attention(
 
     group       a process group, or a DeviceMesh with one axis; the default group when absent
     sharding    which rows every rank holds (headway.distributed.zigzag, balanced); rank after rank when absent
-    scheme      "ring", "all_gather", "heads", "pass_query"; "automatic" takes the one with the least estimated time
+    scheme      "ring", "all_gather", "heads", "pass_query", or "hybrid": heads inside groups of ranks, a ring across
+                groups; "automatic" takes the one with the least estimated time
     mask, bias  broadcast to (B, H, Sq_r, all keys), packed to (B, H, longest query, longest key). A bias that repeats
                 over queries, and a packed one, gets the gradient of all ranks' rows on every rank.
     All other options, structured masks (headway.masks) among them, are of the whole sequence and must be the same on
     every rank: what differs is a ValueError that names it, on every rank. dropout needs the seed, and drops what it
     drops on one process with that seed.
     timeout     seconds to wait for another rank; then LostRank
+
+    On a GPU (NCCL) there are ring and all_gather, with causal, window, valid_lens (B,), scale, softcap, alibi_slopes.
+    A rank that stalls there after the call has begun is found by NCCL's own timeout.
 
     DTensors work too: along axes of the mesh that shard batch or heads nothing is sent; along one that shards the
     sequence (contiguously, as DTensors are) the schedule runs.
@@ -209,27 +219,28 @@ def attention(
     }  # fmt: skip
     keywords = {name: value for name, value in given.items() if value is not None}
     keywords["causal"] = causal
-    call = _Call(_group_of(group), timeout, keywords)
+    call = _Call(_group_of(group, query.device), timeout, keywords)
     apply: Any = _Attention.apply
     out, lse = apply(query, key, value, bias, sinks, call)
     return (out, lse) if return_lse else out
 
 
-def _group_of(group: Any) -> dist.ProcessGroup:
+def _group_of(group: Any, device: torch.device) -> dist.ProcessGroup:
     if group is None:
         if not dist.is_initialized():
             raise RuntimeError("attention: there is no process group: call torch.distributed.init_process_group first")
         group = dist.group.WORLD
-    if isinstance(group, dist.ProcessGroup):
-        if dist.get_backend(group) == "nccl":
-            raise NotImplementedError("attention: the group has nccl, expected gloo: tensors are in host memory")
-        return group
-    if hasattr(group, "get_group") and hasattr(group, "ndim"):
+    if not isinstance(group, dist.ProcessGroup) and hasattr(group, "get_group") and hasattr(group, "ndim"):
         if group.ndim != 1:
             raise ValueError(f"attention: the mesh has {group.ndim} axes, expected one: pass mesh['name']")
-        found: dist.ProcessGroup = group.get_group()
-        return found
-    raise TypeError(f"attention: group is a {type(group).__name__}, expected a ProcessGroup or a DeviceMesh")
+        group = group.get_group()
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"attention: group is a {type(group).__name__}, expected a ProcessGroup or a DeviceMesh")
+    backends = dist.get_backend_config(group)  # "cpu:gloo,cuda:nccl"
+    if ("cuda:nccl" if device.type == "cuda" else "cpu:") not in backends:
+        expected = "nccl" if device.type == "cuda" else "gloo"
+        raise ValueError(f"attention: the tensors are on {device}, expected a group with {expected}, found {backends}")
+    return group
 
 
 # ---- DTensor ----
