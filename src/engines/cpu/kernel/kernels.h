@@ -41,9 +41,9 @@ constexpr ForwardKernel forward_kernel() {
   return {run_forward<S, In>,
           run_scores<S, In>,
           forward_scratch<S, In>,
-          Forward<S, In>::width,
-          Forward<S, In>::most_panels,
-          Forward<S, In>::key_block,
+          ForwardSizes<S>::width,
+          ForwardSizes<S>::most_panels,
+          ForwardSizes<S>::key_block,
           short_keys};
 }
 
