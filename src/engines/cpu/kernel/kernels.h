@@ -13,6 +13,7 @@
 #include "engines/cpu/kernel/forward_short.h"
 #include "engines/cpu/kernel/scores.h"
 #include "engines/cpu/kernels.h"
+#include "engines/cpu/simd/vocabulary.h"
 
 namespace headway::cpu {
 namespace {
@@ -147,6 +148,8 @@ template <class S, class In>
 constexpr GemmKernel gemm_kernel() {
   return {run_gemm<S, In>, Gemm<S, In>::scratch_bytes, Gemm<S, In>::find_zero_rows, nullptr, Gemm<S, In>::width};
 }
+
+static_assert(FloatVocabulary<F32> && DoubleVocabulary<F64>);
 
 // In the order of Storage: f32, f64, bf16, f16.
 constexpr Kernels make_kernels(const char* name) {
