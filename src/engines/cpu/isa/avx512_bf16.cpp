@@ -10,6 +10,8 @@
 namespace headway::cpu {
 namespace {
 
+static_assert(FloatVocabulary<BF16> && PairOperands<Operands<BF16>, BF16>);
+
 Kernels with_dot_products() {
   Kernels kernels = avx512_kernels();
   kernels.name = "avx512_bf16";

@@ -21,6 +21,7 @@ void run_with_tiles(Args... args) {
 template <class Tiles>
 Kernels kernels_with_tiles(const char* name) {
   using S = TiledBF16<Tiles>;
+  static_assert(FloatVocabulary<S> && PairOperands<Operands<S>, S> && TileRegisters<Tiles>);
   Kernels kernels = avx512_bf16_kernels();
   kernels.name = name;
   constexpr auto bf16 = static_cast<int>(Storage::bf16);

@@ -10,6 +10,7 @@
 
 #include "engines/cpu/kernel/args.h"
 #include "engines/cpu/simd/common.h"
+#include "engines/cpu/simd/vocabulary.h"
 
 namespace headway::cpu {
 namespace {
@@ -91,7 +92,7 @@ class KeptOfQueries {
     for (int k = 0; k < 4; ++k) {
       if constexpr (parts == 1) {
         kept[k] = S::low_words_at_least(words[0].word[k], rule_.threshold);
-      } else if constexpr (requires { S::low_words_at_least(words[0].word[k], words[1].word[k], rule_.threshold); }) {
+      } else if constexpr (ComparesTwoWords<S>) {
         kept[k] = S::low_words_at_least(words[0].word[k], words[1].word[k], rule_.threshold);
       } else {
         kept[k] = S::low_words_at_least(words[0].word[k], rule_.threshold) |

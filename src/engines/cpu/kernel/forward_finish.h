@@ -4,7 +4,9 @@
 #include <cstdint>
 
 #include "engines/cpu/kernel/exp2.h"
-#include "engines/cpu/kernel/forward_totals.h"
+#include "engines/cpu/kernel/forward_block.h"
+#include "engines/cpu/kernel/forward_task.h"
+#include "engines/cpu/kernel/key_sums.h"
 #include "engines/cpu/kernel/log2.h"
 #include "engines/cpu/kernel/row_end.h"
 
@@ -12,66 +14,48 @@ namespace headway::cpu {
 namespace {
 
 template <class S, class In>
-class ForwardFinish : public ForwardTotals<S, In> {
- protected:
-  using Base = ForwardTotals<S, In>;
-  using Base::args_;
-  using Base::at_;
-  using Base::Base;
-  using Base::infinity;
-  using Base::lanes;
-  using Base::panel_row;
-  using Base::panel_rows;
-  using Base::panel_vectors;
-  using Base::pieces_;
-  using Base::to_log2_;
-  using Base::width;
-  using typename Base::Scalar;
-  using typename Base::Vector;
+class ForwardFinish {
+  using Scalar = typename S::Scalar;
+  using Vector = typename S::Vector;
+  static constexpr int lanes = S::lanes, width = ForwardSizes<S>::width;
+
+ public:
+  ForwardFinish(ForwardTask<S>& task, const ForwardBlock<S>& block) : task_(task), block_(block), args_(task.args) {}
+
+  alignas(64) Scalar last_factors[width] = {};  // of the rows of the panel that was finished last: see end_rows
 
   // Output, lse and weights of a panel whose keys are all done.
   HEADWAY_NOINLINE void finish_panel(std::int64_t p) {
     const Vector kept_scale = S::set(static_cast<Scalar>(args_.dropout.kept_scale));
-    for (int v = 0; v < panel_vectors(p); ++v) {
-      const std::int64_t row = panel_row(p) + v * lanes;
+    for (int v = 0; v < task_.panel_vectors(p); ++v) {
+      const std::int64_t row = task_.panel_row(p) + v * lanes;
       const int rows = at_most(args_.row_end - row, lanes);
-      end_rows(p, v, rows, factors_ + v * lanes);
-      unpack_transposed<S, In>(this->output_panel(p) + v * lanes, width, S::load(factors_ + v * lanes) * kept_scale,
-                               args_.out, row, rows, args_.value_dim, this->stored_lanes(p, v));
+      end_rows(p, v, rows, last_factors + v * lanes);
+      unpack_transposed<S, In>(task_.output_panel(p) + v * lanes, width, S::load(last_factors + v * lanes) * kept_scale,
+                               args_.out, row, rows, args_.value_dim, task_.stored_lanes(p, v));
     }
     if (args_.weights.data != nullptr) {
-      store_weights(p, factors_);
+      store_weights(p, last_factors);
     }
-  }
-
-  // Remembers the references behind a piece's weights until all keys are done.
-  void remember(std::int64_t p, int v, int vectors, const Range& piece) {
-    if (args_.weights.data == nullptr) {
-      return;
-    }
-    at_.pieces[pieces_] = {piece.begin, piece.end - piece.begin, v, vectors};
-    for (int r = 0; r < width; ++r) {
-      at_.piece_references[pieces_ * width + r] = at_.references[p * width + r];
-    }
-    ++pieces_;
   }
 
   // What a vector of rows multiplies its unnormalised weights and output by; stores lse.
   void end_rows(std::int64_t p, int v, int rows, Scalar* factors) {
-    const Vector sum = S::load(at_.sums + p * width + v * lanes);
+    const Vector sum = S::load(task_.at.sums + p * width + v * lanes);
     S::store(factors, S::set(1) / sum);
     if (args_.lse != nullptr) {
-      const Vector reference = S::load(at_.references + p * width + v * lanes);
-      const Vector natural = S::fma(reference, S::set(static_cast<Scalar>(to_log2_ / log2e)),
+      const Vector reference = S::load(task_.at.references + p * width + v * lanes);
+      const Vector natural = S::fma(reference, S::set(static_cast<Scalar>(task_.to_log2 / log2e)),
                                     log2<S>(sum) * S::set(static_cast<Scalar>(1 / log2e)));
       store_lse(p, v, rows, natural);
     }
     if (args_.has_sink || S::any(S::equal(sum, S::zero()))) {
       for (int r = 0; r < rows; ++r) {
         const std::int64_t at = p * width + v * lanes + r;
-        if (is_stored(p, v * lanes + r) && (args_.has_sink || at_.sums[at] == 0)) {
-          const RowSoftmax<Scalar> row{at_.references[at], at_.sums[at], to_log2_};
-          const double unusual = end_unusual_row(args_, panel_row(p) + v * lanes + r, at_.ranges[at], row, factors[r]);
+        if (is_stored(p, v * lanes + r) && (args_.has_sink || task_.at.sums[at] == 0)) {
+          const RowSoftmax<Scalar> row{task_.at.references[at], task_.at.sums[at], task_.to_log2};
+          const double unusual =
+              end_unusual_row(args_, task_.panel_row(p) + v * lanes + r, task_.at.ranges[at], row, factors[r]);
           if (args_.lse != nullptr) {
             *lse_at(p, v * lanes + r) = static_cast<Scalar>(unusual);
           }
@@ -80,8 +64,47 @@ class ForwardFinish : public ForwardTotals<S, In> {
     }
   }
 
+  // weights(i, j) = P^T(j, i) * 2^(reference then - reference now) / sum, piece by piece; 0 where no piece was.
+  HEADWAY_NOINLINE void store_weights(std::int64_t p, const Scalar* factors) {
+    for (int v = 0; v < task_.panel_vectors(p); ++v) {
+      const Range& hull = task_.at.panel_ranges[p].vector_hull[v];
+      if (task_.at.panel_ranges[p].scattered) {
+        clear_weights(p, v, hull.begin, hull.end);
+      }
+      clear_weights(p, v, 0, hull.begin);
+      clear_weights(p, v, hull.end, args_.ranges.keys);
+    }
+    const Vector to_log2 = S::set(static_cast<Scalar>(task_.to_log2));
+    for (std::int64_t k = 0; k < task_.pieces; ++k) {
+      const auto& piece = task_.at.pieces[k];
+      for (int v = piece.vector; v < piece.vector + piece.vectors; ++v) {
+        const Vector now = usable_reference<S>(S::load(task_.at.references + p * width + v * lanes));
+        const Vector then = S::load(task_.at.piece_references + k * width + v * lanes);
+        const Range keys{piece.key_begin, piece.key_begin + piece.keys};
+        const Vector rise = lower_by_half(v, keys, (then - now) * to_log2);
+        store_piece(p, v, keys, S::load(factors + v * lanes) * exp2<S>(rise));
+      }
+    }
+    task_.pieces = 0;
+    for (int r = 0; r < task_.panel_rows(p); ++r) {
+      if (factors[r] != factors[r] && is_stored(p, r)) {
+        clear_forbidden(p, r);
+      }
+    }
+  }
+
+  // weights(row, key) = factor[lane] * scores[key][lane] for a vector of rows and the keys of a piece.
+  void store_piece(std::int64_t p, int v, const Range& piece, Vector factor) {
+    const std::int64_t row = task_.panel_row(p) + v * lanes;
+    const WritableMatrix& weights = args_.weights;
+    const WritableMatrix target{static_cast<In*>(weights.data) + piece.begin * weights.column_stride,
+                                weights.row_stride, weights.column_stride};
+    unpack_transposed<S, In>(block_.scores_at(piece.begin, v), width, factor, target, row,
+                             at_most(args_.row_end - row, lanes), piece.end - piece.begin, task_.stored_lanes(p, v));
+  }
+
  private:
-  bool is_stored(std::int64_t p, int r) const { return (this->stored_lanes(p, r / lanes) >> (r % lanes) & 1) != 0; }
+  bool is_stored(std::int64_t p, int r) const { return (task_.stored_lanes(p, r / lanes) >> (r % lanes) & 1) != 0; }
 
   void store_lse(std::int64_t p, int v, int rows, Vector lse) {
     if (args_.stored_rows == ~std::uint64_t{0}) {
@@ -98,40 +121,9 @@ class ForwardFinish : public ForwardTotals<S, In> {
   }
 
   Scalar* lse_at(std::int64_t p, int r) const {
-    return static_cast<Scalar*>(args_.lse) + (panel_row(p) + r) * args_.lse_stride;
+    return static_cast<Scalar*>(args_.lse) + (task_.panel_row(p) + r) * args_.lse_stride;
   }
 
- protected:
-  // weights(i, j) = P^T(j, i) * 2^(reference then - reference now) / sum, piece by piece; 0 where no piece was.
-  HEADWAY_NOINLINE void store_weights(std::int64_t p, const Scalar* factors) {
-    for (int v = 0; v < panel_vectors(p); ++v) {
-      const Range& hull = at_.panel_ranges[p].vector_hull[v];
-      if (at_.panel_ranges[p].scattered) {
-        clear_weights(p, v, hull.begin, hull.end);
-      }
-      clear_weights(p, v, 0, hull.begin);
-      clear_weights(p, v, hull.end, args_.ranges.keys);
-    }
-    const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
-    for (std::int64_t k = 0; k < pieces_; ++k) {
-      const auto& piece = at_.pieces[k];
-      for (int v = piece.vector; v < piece.vector + piece.vectors; ++v) {
-        const Vector now = Base::usable(S::load(at_.references + p * width + v * lanes));
-        const Vector then = S::load(at_.piece_references + k * width + v * lanes);
-        const Range keys{piece.key_begin, piece.key_begin + piece.keys};
-        const Vector rise = lower_by_half(v, keys, (then - now) * to_log2);
-        store_piece(p, v, keys, S::load(factors + v * lanes) * exp2<S>(rise));
-      }
-    }
-    pieces_ = 0;
-    for (int r = 0; r < panel_rows(p); ++r) {
-      if (factors[r] != factors[r] && is_stored(p, r)) {
-        clear_forbidden(p, r);
-      }
-    }
-  }
-
- private:
   // Where 2^rise would have few bits or none, the piece's weights take half of it in, which leaves none of them smaller
   // than it ends. Returns what is left.
   Vector lower_by_half(int v, const Range& piece, Vector rise) {
@@ -143,7 +135,7 @@ class ForwardFinish : public ForwardTotals<S, In> {
     rise = S::max(S::set(4 * least), rise);  // -inf where no key was allowed yet
     const Vector half = S::select(low, rise * S::set(static_cast<Scalar>(0.5)), S::zero());
     const Vector factor = exp2<S>(half);
-    Scalar* weights = this->scores_at(piece.begin, v);
+    Scalar* weights = block_.scores_at(piece.begin, v);
     for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
       S::store(weights + j * width,
                S::select(low, S::load(weights + j * width) * factor, S::load(weights + j * width)));
@@ -153,17 +145,17 @@ class ForwardFinish : public ForwardTotals<S, In> {
 
   // Also in a row that is NaN, the weight of a key that may not be attended to is 0.
   void clear_forbidden(std::int64_t p, int r) {
-    const std::int64_t row = panel_row(p) + r;
+    const std::int64_t row = task_.panel_row(p) + r;
     In* weights = static_cast<In*>(args_.weights.data) + row * args_.weights.row_stride;
     for (std::int64_t key = 0; key < args_.ranges.keys; ++key) {
-      if (!is_allowed(args_.ranges, args_.modifiers, at_.ranges[p * width + r], row, key)) {
+      if (!is_allowed(args_.ranges, args_.modifiers, task_.at.ranges[p * width + r], row, key)) {
         weights[key * args_.weights.column_stride] = In{};
       }
     }
   }
 
   void clear_weights(std::int64_t p, int v, std::int64_t from, std::int64_t to) {
-    const std::int64_t row = panel_row(p) + v * lanes;
+    const std::int64_t row = task_.panel_row(p) + v * lanes;
     for (int r = 0; r < at_most(args_.row_end - row, lanes); ++r) {
       if (!is_stored(p, v * lanes + r)) {
         continue;
@@ -175,18 +167,9 @@ class ForwardFinish : public ForwardTotals<S, In> {
     }
   }
 
- protected:
-  // weights(row, key) = factor[lane] * scores[key][lane] for a vector of rows and the keys of a piece.
-  void store_piece(std::int64_t p, int v, const Range& piece, Vector factor) {
-    const std::int64_t row = panel_row(p) + v * lanes;
-    const WritableMatrix& weights = args_.weights;
-    const WritableMatrix target{static_cast<In*>(weights.data) + piece.begin * weights.column_stride,
-                                weights.row_stride, weights.column_stride};
-    unpack_transposed<S, In>(this->scores_at(piece.begin, v), width, factor, target, row,
-                             at_most(args_.row_end - row, lanes), piece.end - piece.begin, this->stored_lanes(p, v));
-  }
-
-  alignas(64) Scalar factors_[width] = {};  // what end_rows found for the rows of the panel that was finished last
+  ForwardTask<S>& task_;
+  const ForwardBlock<S>& block_;
+  const ForwardArgs& args_;
 };
 
 }  // namespace

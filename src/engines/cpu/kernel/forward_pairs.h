@@ -62,7 +62,7 @@ struct SuitingRows {
 
 template <template <class, class> class Kernel, class Pairs, class Plain>
 void run_pairs(const ForwardArgs& args, void* scratch) {
-  constexpr std::int64_t panel = Forward<Pairs, bfloat16>::width;
+  constexpr std::int64_t panel = ForwardSizes<Pairs>::width;
   static_assert(panel <= 64);
   const auto find = [&](std::int64_t row) -> SuitingRows {
     const std::int64_t end = smaller(smaller(row + panel, args.row_end), args.ranges.real_queries);
@@ -102,9 +102,9 @@ std::int64_t forward_scratch_pairs(const ForwardArgs& args, std::int64_t panels)
 
 template <class Pairs, class Plain>
 constexpr ForwardKernel forward_pairs_kernel() {
-  static_assert(Forward<Pairs, bfloat16>::width == Forward<Plain, bfloat16>::width);
-  return {run_pairs<Forward, Pairs, Plain>, run_pairs<Scores, Pairs, Plain>,       forward_scratch_pairs<Pairs, Plain>,
-          Forward<Pairs, bfloat16>::width,  Forward<Pairs, bfloat16>::most_panels, Forward<Pairs, bfloat16>::key_block};
+  static_assert(ForwardSizes<Pairs>::width == ForwardSizes<Plain>::width);
+  return {run_pairs<Forward, Pairs, Plain>, run_pairs<Scores, Pairs, Plain>,  forward_scratch_pairs<Pairs, Plain>,
+          ForwardSizes<Pairs>::width,       ForwardSizes<Pairs>::most_panels, ForwardSizes<Pairs>::key_block};
 }
 
 }  // namespace

@@ -12,132 +12,81 @@
 #include <cstdint>
 
 #include "engines/cpu/kernel/ahead.h"
-#include "engines/cpu/kernel/forward.h"
+#include "engines/cpu/kernel/forward_block.h"
+#include "engines/cpu/kernel/forward_finish.h"
+#include "engines/cpu/kernel/forward_scores.h"
+#include "engines/cpu/kernel/forward_softmax.h"
+#include "engines/cpu/kernel/forward_task.h"
+#include "engines/cpu/kernel/forward_values.h"
 #include "engines/cpu/kernel/store_tile.h"
+#include "engines/cpu/kernel/strips.h"
 
 namespace headway::cpu {
 namespace {
 
 constexpr std::int64_t short_keys = 256;  // the most that a short sequence has
 
-template <class S, class In>
-class ShortForward : Forward<S, In> {
-  using Base = Forward<S, In>;
-  using Base::args_;
-  using Base::at_;
-  using Base::keys_;
-  using Base::lanes;
-  using Base::panel_row;
-  using Base::panel_vectors;
-  using Base::panels_;
-  using Base::scores_at;
-  using Base::values_;
-  using Base::width;
-  using typename Base::Scalar;
-  using typename Base::Vector;
+// The softmax of short rows: their weights, without the division by the sums.
+template <class S>
+class ShortSoftmax {
+  using Scalar = typename S::Scalar;
+  using Vector = typename S::Vector;
+  static constexpr int lanes = S::lanes, width = ForwardSizes<S>::width;
 
  public:
-  using Base::Base;
+  ShortSoftmax(const ForwardTask<S>& task, const ForwardBlock<S>& block, ForwardScores<S>& scores,
+               const ForwardSoftmax<S>& softmax)
+      : task_(task), block_(block), args_(task.args), scores_(scores), softmax_(softmax) {}
 
-  // A matter of the sequence's own length, so that no row's bits depend on what else is asked for.
-  static bool suits(const ForwardArgs& args) { return Base::fold == 1 && args.ranges.keys <= short_keys; }
+  Ahead key_ahead, query_ahead;  // the next head's rows, to be fetched
+  Ahead out_ahead;               // a store that misses holds up all that follow it
 
-  HEADWAY_NOINLINE void run() {
-    this->enter_block(0, args_.ranges.keys);
-    this->load_block();
-    if (args_.value_dim % lanes != 0) {
-      this->copy_values();  // whose last vector may be read whole
+  // P^T, the sums and the references of NV vectors from v on, with all keys that one of their rows sees. An `edge` has
+  // keys that some rows do not see.
+  template <int NV>
+  HEADWAY_NOINLINE void run(std::int64_t p, int v, const Range& piece, bool edge) {
+    Vector highest[NV];
+    scores<NV>(p, v, piece, highest);
+    if (edge || task_.modified) {
+      if (task_.modified) {
+        scores_.modify(p, v, NV, piece);
+      }
+      if (edge) {
+        scores_.forbid_outside(p, v, piece);
+      }
+      softmax_.template load_references<NV>(p, v, highest);  // -inf
+      softmax_.template raise_to_scores<NV>(v, piece, highest);
     }
-    key_ahead_ = ahead_of<In>(args_.next_key, args_.key.rows, args_.ranges.keys, args_.head_dim);
-    value_ahead_ = ahead_of<In>(args_.next_value, args_.value.rows, args_.ranges.keys, args_.value_dim);
-    query_ahead_ = ahead_of<In>(args_.next_query, args_.query, args_.row_end - args_.row_begin, args_.head_dim);
-    In* out = static_cast<In*>(args_.out.data) + args_.row_begin * args_.out.row_stride;
-    out_ahead_ = ahead_of<In>(args_.out.data == nullptr ? nullptr : out,
-                              {nullptr, args_.out.row_stride, args_.out.column_stride}, args_.row_end - args_.row_begin,
-                              args_.value_dim);
-    for (std::int64_t p = 0; p < panels_; ++p) {
-      this->start_panel(p);
-      attend(p);
-      key_ahead_ = {};
-    }
+    weigh<NV>(p, v, piece, highest);
   }
 
  private:
-  // All vectors together where their rows share one range, else one by one.
-  void attend(std::int64_t p) {
-    alignas(64) Scalar factors[width];
-    const Range hull = at_.panel_ranges[p].hull;
-    const Range core = at_.panel_ranges[p].core;
-    if (hull.begin == core.begin && hull.end == core.end) {
-      switch (panel_vectors(p)) {
-        case 1: attend_vectors<1>(p, 0, hull, false, factors); break;
-        case 2: attend_vectors<2>(p, 0, hull, false, factors); break;
-        case 3: attend_vectors<3>(p, 0, hull, false, factors); break;
-        default: attend_vectors<S::panel_vectors>(p, 0, hull, false, factors); break;
-      }
-    } else {
-      this->watch_values(hull);
-      for (int v = 0; v < panel_vectors(p); ++v) {
-        attend_vectors<1>(p, v, at_.panel_ranges[p].vector_hull[v], true, factors);
-      }
-    }
-    if (args_.weights.data != nullptr) {
-      this->store_weights(p, factors);
-    }
-  }
-
-  template <int NV>
-  HEADWAY_NOINLINE void attend_vectors(std::int64_t p, int v, const Range& piece, bool edge, Scalar* factors) {
-    Vector highest[NV];
-    scores<NV>(p, v, piece, highest);
-    if (edge || this->modified_) {
-      if (this->modified_) {
-        this->modify(p, v, NV, piece);
-      }
-      if (edge) {
-        this->forbid_outside(p, v, piece);
-      }
-      this->template load_references<NV>(p, v, highest);  // -inf
-      this->template raise_to_scores<NV>(v, piece, highest);
-    }
-    weigh<NV>(p, v, piece, highest);
-    const Scalar* weights = args_.dropout.active ? this->dropped(p, v, NV, piece) : scores_at(piece.begin, v);
-    this->remember(p, v, NV, piece);
-    for (int n = v; n < v + NV; ++n) {
-      this->end_rows(p, n, at_most(larger(args_.row_end - panel_row(p) - n * lanes, 0), lanes), factors + n * lanes);
-    }
-    add_values(panel_row(p) + v * lanes, NV * lanes, piece, weights, factors + v * lanes);
-    if (this->careful_) {
-      add_hidden_values(p, v, NV, piece, weights, factors + v * lanes);
-    }
-  }
-
   // S^T, and the largest of each row's scores.
   template <int NV>
   HEADWAY_INLINE void scores(std::int64_t p, int v, const Range& piece, Vector (&highest)[NV]) {
     constexpr int NB = broadcasts<S, NV>();
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
-      highest[n] = S::set(-Base::infinity);
+      highest[n] = S::set(-infinity<S>);
     }
-    const Scalar* queries = this->query_panel(p) + v * lanes;
-    const Scalar* keys = this->key_operands(piece.begin);
-    Scalar* target = scores_at(piece.begin, v);
-    const std::int64_t first = panel_row(p) - args_.row_begin;
-    const Vector unit = S::set(this->score_unit_.first), second = S::set(this->score_unit_.second);
+    const Scalar* queries = task_.query_panel(p) + v * lanes;
+    const Scalar* keys = block_.key_operands(piece.begin);
+    Scalar* target = block_.scores_at(piece.begin, v);
+    const std::int64_t first = task_.panel_row(p) - args_.row_begin;
+    const Vector unit = S::set(task_.score_unit.first), second = S::set(task_.score_unit.second);
     in_strips<NB>(piece.end - piece.begin, [&](auto strip, std::int64_t j) HEADWAY_LAMBDA {
       Accumulators<S, NV, strip.size> acc;
       const std::int64_t steps = args_.head_dim;
       add_in_parts<S, NV, strip.size>(
           acc, steps, short_product_chain, [&](std::int64_t begin, std::int64_t count) HEADWAY_LAMBDA {
-            if (v + NV == panel_vectors(p)) {  // a part of the strip's rows with each part of the products
+            if (v + NV == task_.panel_vectors(p)) {  // a part of the strip's rows with each part of the products
               const int from = static_cast<int>(strip.size * begin / steps);
               const int rows = static_cast<int>(strip.size * (begin + count) / steps) - from;
-              query_ahead_.template fetch<fetched_locality<strip.size>()>(first + j + from, rows);
-              out_ahead_.template fetch<fetched_locality<strip.size>()>(first + j + from, rows);
+              query_ahead.template fetch<fetched_locality<strip.size>()>(first + j + from, rows);
+              out_ahead.template fetch<fetched_locality<strip.size>()>(first + j + from, rows);
             }
             accumulate<S, NV, strip.size, Scalars::across>(acc, queries + begin * width, width,
-                                                           keys + j * keys_.ld + begin, keys_.ld, count);
+                                                           keys + j * block_.keys.ld + begin, block_.keys.ld, count);
           });
       HEADWAY_UNROLL
       for (int c = 0; c < strip.size; ++c) {
@@ -153,20 +102,20 @@ class ShortForward : Forward<S, In> {
   // P^T = 2^(S^T - reference) in place, and the sums.
   template <int NV>
   HEADWAY_INLINE void weigh(std::int64_t p, int v, const Range& piece, const Vector (&reference)[NV]) {
-    const Vector to_log2 = S::set(static_cast<Scalar>(this->to_log2_));
+    const Vector to_log2 = S::set(static_cast<Scalar>(task_.to_log2));
     Vector subtract[NV];
     WeightSum<S> sum[NV];
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
-      subtract[n] = Base::usable(reference[n]);
-      S::store(at_.references + p * width + (v + n) * lanes, reference[n]);
+      subtract[n] = usable_reference<S>(reference[n]);
+      S::store(task_.at.references + p * width + (v + n) * lanes, reference[n]);
     }
-    Scalar* scores = scores_at(piece.begin, v);
+    Scalar* scores = block_.scores_at(piece.begin, v);
     in_summed_parts(
         piece.end - piece.begin,
         [&](std::int64_t j) HEADWAY_LAMBDA {
-          if (v + NV == panel_vectors(p)) {
-            key_ahead_.template fetch<fetched_locality<broadcasts<S, NV>()>()>(j, 1);
+          if (v + NV == task_.panel_vectors(p)) {
+            key_ahead.template fetch<fetched_locality<broadcasts<S, NV>()>()>(j, 1);
           }
           HEADWAY_UNROLL
           for (int n = 0; n < NV; ++n) {
@@ -179,7 +128,83 @@ class ShortForward : Forward<S, In> {
         [&]() HEADWAY_LAMBDA { end_parts<S>(sum); });
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
-      S::store(at_.sums + p * width + (v + n) * lanes, sum[n].total());
+      S::store(task_.at.sums + p * width + (v + n) * lanes, sum[n].total());
+    }
+  }
+
+  const ForwardTask<S>& task_;
+  const ForwardBlock<S>& block_;
+  const ForwardArgs& args_;
+  ForwardScores<S>& scores_;
+  const ForwardSoftmax<S>& softmax_;
+};
+
+template <class S, class In>
+class ShortForward {
+  using Scalar = typename S::Scalar;
+  using Vector = typename S::Vector;
+  static constexpr int lanes = S::lanes, width = ForwardSizes<S>::width;
+
+ public:
+  ShortForward(const ForwardArgs& args, void* scratch)
+      : args_(args), task_(args, Packing<S, In>::keys_in_place(args.key, args.head_dim), scratch) {}
+
+  // A matter of the sequence's own length, so that no row's bits depend on what else is asked for.
+  static bool suits(const ForwardArgs& args) { return Operands<S>::fold == 1 && args.ranges.keys <= short_keys; }
+
+  HEADWAY_NOINLINE void run() {
+    block_.enter(0, args_.ranges.keys);
+    block_.template load<In>();
+    if (args_.value_dim % lanes != 0) {
+      block_.copy_values();  // whose last vector may be read whole
+    }
+    short_.key_ahead = ahead_of<In>(args_.next_key, args_.key.rows, args_.ranges.keys, args_.head_dim);
+    value_ahead_ = ahead_of<In>(args_.next_value, args_.value.rows, args_.ranges.keys, args_.value_dim);
+    short_.query_ahead = ahead_of<In>(args_.next_query, args_.query, args_.row_end - args_.row_begin, args_.head_dim);
+    In* out = static_cast<In*>(args_.out.data) + args_.row_begin * args_.out.row_stride;
+    short_.out_ahead = ahead_of<In>(args_.out.data == nullptr ? nullptr : out,
+                                    {nullptr, args_.out.row_stride, args_.out.column_stride},
+                                    args_.row_end - args_.row_begin, args_.value_dim);
+    for (std::int64_t p = 0; p < task_.panels; ++p) {
+      task_.template start_panel<In>(p);
+      attend(p);
+      short_.key_ahead = {};
+    }
+  }
+
+ private:
+  // All vectors together where their rows share one range, else one by one.
+  void attend(std::int64_t p) {
+    alignas(64) Scalar factors[width];
+    const Range hull = task_.at.panel_ranges[p].hull;
+    const Range core = task_.at.panel_ranges[p].core;
+    if (hull.begin == core.begin && hull.end == core.end) {
+      with_vectors<S::panel_vectors>(task_.panel_vectors(p), [&](auto strip) HEADWAY_LAMBDA {
+        attend_vectors<strip.size>(p, 0, hull, false, factors);
+      });
+    } else {
+      block_.watch_values(hull);
+      for (int v = 0; v < task_.panel_vectors(p); ++v) {
+        attend_vectors<1>(p, v, task_.at.panel_ranges[p].vector_hull[v], true, factors);
+      }
+    }
+    if (args_.weights.data != nullptr) {
+      finish_.store_weights(p, factors);
+    }
+  }
+
+  template <int NV>
+  HEADWAY_NOINLINE void attend_vectors(std::int64_t p, int v, const Range& piece, bool edge, Scalar* factors) {
+    short_.template run<NV>(p, v, piece, edge);
+    const Scalar* weights = args_.dropout.active ? values_.dropped(p, v, NV, piece) : block_.scores_at(piece.begin, v);
+    task_.remember(p, v, NV, piece);
+    for (int n = v; n < v + NV; ++n) {
+      finish_.end_rows(p, n, at_most(larger(args_.row_end - task_.panel_row(p) - n * lanes, 0), lanes),
+                       factors + n * lanes);
+    }
+    add_values(task_.panel_row(p) + v * lanes, NV * lanes, piece, weights, factors + v * lanes);
+    if (block_.hides_values) {
+      add_hidden_values(p, v, NV, piece, weights, factors + v * lanes);
     }
   }
 
@@ -190,19 +215,16 @@ class ShortForward : Forward<S, In> {
     const int count = at_most(args_.row_end - row, rows);
     const std::int64_t vectors = (args_.value_dim + lanes - 1) / lanes;
     for (std::int64_t v = 0; v < vectors; v += S::panel_vectors) {
-      switch (vectors - v) {
-        case 1: store_columns<1>(row, count, piece, weights, factors, v * lanes); break;
-        case 2: store_columns<2>(row, count, piece, weights, factors, v * lanes); break;
-        case 3: store_columns<3>(row, count, piece, weights, factors, v * lanes); break;
-        default: store_columns<S::panel_vectors>(row, count, piece, weights, factors, v * lanes); break;
-      }
+      with_vectors<S::panel_vectors>(at_most(vectors - v, S::panel_vectors), [&](auto strip) HEADWAY_LAMBDA {
+        store_columns<strip.size>(row, count, piece, weights, factors, v * lanes);
+      });
     }
   }
 
   template <int NV>
   HEADWAY_NOINLINE void store_columns(std::int64_t row, int rows, const Range& piece, const Scalar* weights,
                                       const Scalar* factors, std::int64_t d) {
-    const Scalar* values = this->value_operands(piece.begin) + d;
+    const Scalar* values = block_.value_operands(piece.begin) + d;
     const auto kept_scale = static_cast<Scalar>(args_.dropout.kept_scale);
     in_strips<broadcasts<S, NV>()>(rows, [&](auto strip, std::int64_t r) HEADWAY_LAMBDA {
       constexpr int NB = strip.size;
@@ -210,7 +232,7 @@ class ShortForward : Forward<S, In> {
       add_in_parts<S, NV, NB>(
           acc, piece.end - piece.begin, summed_values<S>, [&](std::int64_t begin, std::int64_t keys) HEADWAY_LAMBDA {
             accumulate_fetching<S, NV, NB, Scalars::along>(
-                acc, values + begin * values_.ld, values_.ld, weights + begin * width + r, width, keys,
+                acc, values + begin * block_.values.ld, block_.values.ld, weights + begin * width + r, width, keys,
                 [&](int c, int count) HEADWAY_LAMBDA {
                   if (begin == 0) {
                     value_ahead_.template fetch<fetched_locality<NB>()>(row - args_.row_begin + r + c, count);
@@ -227,13 +249,13 @@ class ShortForward : Forward<S, In> {
       store_tile<S, In, NV, NB>(acc, args_.out, row + r, d, args_.value_dim);
     });
   }
-
   // They are infinite or NaN, and so is what they are added to.
   HEADWAY_NOINLINE void add_hidden_values(std::int64_t p, int v, int vectors, const Range& piece, const Scalar* weights,
                                           const Scalar* factors) {
-    const std::int64_t row = panel_row(p) + v * lanes;
-    this->for_hidden_values(p, v, vectors, piece, weights,
-                            [&](int r, std::int64_t d, Scalar term) { add_to_output(row + r, d, term * factors[r]); });
+    const std::int64_t row = task_.panel_row(p) + v * lanes;
+    values_.for_hidden_values(p, v, vectors, piece, weights, [&](int r, std::int64_t d, Scalar term) {
+      add_to_output(row + r, d, term * factors[r]);
+    });
   }
 
   void add_to_output(std::int64_t row, std::int64_t d, Scalar term) {
@@ -242,8 +264,15 @@ class ShortForward : Forward<S, In> {
     store_row<S>(at, stride, d, 1, load_row<S>(at, stride, d, 1) + S::set(term));
   }
 
-  Ahead key_ahead_, value_ahead_, query_ahead_;
-  Ahead out_ahead_;  // a store that misses holds up all that follow it
+  const ForwardArgs& args_;
+  ForwardTask<S> task_;
+  ForwardBlock<S> block_{task_};
+  ForwardScores<S> scores_{task_, block_};
+  ForwardValues<S> values_{task_, block_};
+  ForwardSoftmax<S> softmax_{task_, block_, scores_, values_};
+  ShortSoftmax<S> short_{task_, block_, scores_, softmax_};
+  ForwardFinish<S, In> finish_{task_, block_};
+  Ahead value_ahead_;
 };
 
 }  // namespace

@@ -8,7 +8,11 @@
 #include <cstdint>
 
 #include "engines/cpu/kernel/ahead.h"
-#include "engines/cpu/kernel/forward_tiny.h"
+#include "engines/cpu/kernel/forward_block.h"
+#include "engines/cpu/kernel/forward_softmax.h"
+#include "engines/cpu/kernel/forward_task.h"
+#include "engines/cpu/kernel/forward_values.h"
+#include "engines/cpu/kernel/key_sums.h"
 #include "engines/cpu/kernel/tile_exp2.h"
 #include "engines/cpu/kernel/tile_products.h"
 
@@ -34,23 +38,20 @@ struct HeadAhead {
   }
 };
 
-template <class S, class In>
-class ForwardTiles : public ForwardTiny<S, In> {
- protected:
-  using Base = ForwardTiny<S, In>;
-  using Base::args_;
-  using Base::at_;
-  using Base::Base;
-  using Base::keys_;
-  using Base::lanes;
-  using Base::scores_at;
-  using Base::to_log2_;
-  using Base::width;
-  using typename Base::Operand;
-  using typename Base::Scalar;
-  using typename Base::Vector;
+template <class S>
+class ForwardTiles {
+  using Scalar = typename S::Scalar;
+  using Vector = typename S::Vector;
+  using Operand = typename Operands<S>::Scalar;
+  static constexpr int lanes = S::lanes, width = ForwardSizes<S>::width;
 
-  // Before the first panel.
+ public:
+  ForwardTiles(const ForwardTask<S>& task, const ForwardBlock<S>& block, ForwardValues<S>& values,
+               ForwardSoftmax<S>& softmax)
+      : task_(task), block_(block), args_(task.args), values_(values), softmax_(softmax) {}
+
+  // Before the first panel, of matrices of In.
+  template <class In>
   void look_ahead() {
     if (args_.ranges.keys <= HeadAhead::most_keys) {
       ahead_.key = ahead_of<In>(args_.next_key, args_.key.rows, args_.ranges.keys, args_.head_dim);
@@ -60,34 +61,35 @@ class ForwardTiles : public ForwardTiny<S, In> {
     }
   }
 
-  // References for rows that have none yet: the highest of their scores with a few keys.
+  // By tiles, two vectors at a time.
   template <int NV>
-  HEADWAY_NOINLINE void first_references(std::int64_t p, const Range& piece) {
-    Vector highest[NV];
-    HEADWAY_UNROLL
-    for (int n = 0; n < NV; ++n) {
-      highest[n] = S::set(-Base::infinity);
-    }
-    this->template raw_scores<NV>(p, 0, piece);
-    this->template raise_to_scores<NV>(0, piece, highest);
-    HEADWAY_UNROLL
-    for (int n = 0; n < NV; ++n) {
-      Scalar* at = at_.references + p * width + n * lanes;
-      const auto missing = S::equal(S::load(at), S::set(-Base::infinity));
-      S::store(at, S::select(missing, highest[n], S::load(at)));
+  void run(std::int64_t p, const Range& piece) {
+    for (std::int64_t key = piece.begin; key < piece.end; key += weighed_keys) {
+      const Range part{key, smaller(key + weighed_keys, piece.end)};
+      for (int v = 0; v + 2 <= NV; v += 2) {
+        if (!piece_of<2>(p, v, part)) {
+          softmax_.template raise_references<2, TileExp2<S>>(p, v, part);
+        }
+      }
+      if constexpr (NV % 2 == 1) {
+        if (!piece_of<1>(p, NV - 1, part)) {
+          softmax_.template raise_references<1, TileExp2<S>>(p, NV - 1, part);
+        }
+      }
     }
   }
 
+ private:
   // A piece of whole tiles of keys, inside every row's range, against references that exist, for NV vectors from v on:
   // weights, sums and output. Returns false, with nothing changed, where a weight is out of reach.
   template <int NV>
-  HEADWAY_NOINLINE bool fused_by_tiles(std::int64_t p, int v, const Range& piece) {
+  HEADWAY_NOINLINE bool piece_of(std::int64_t p, int v, const Range& piece) {
     const std::int64_t steps = folded<S>(args_.head_dim) / tile_pairs;
     const std::int64_t products = larger(1, steps * 2 * NV);  // of a chunk
     const int apart = static_cast<int>((chunk_pairs + products - 1) / products);
     Weighing<NV> weighing(*this, p, v, piece);
     alignas(64) Scalar raw[2][tile_steps * NV * lanes];
-    const TileRows<const std::uint32_t> queries{this->query_panel(p) + v * lanes, width, lanes};
+    const TileRows<const std::uint32_t> queries{task_.query_panel(p) + v * lanes, width, lanes};
     HeadAhead ahead = ahead_;
     const auto beside = [&]() HEADWAY_LAMBDA {
       ahead.fetch();
@@ -95,7 +97,7 @@ class ForwardTiles : public ForwardTiny<S, In> {
     };
     int side = 0;
     for (std::int64_t key = piece.begin; key < piece.end; key += tile_steps, side ^= 1) {
-      const TileRows<const std::uint32_t> keys{this->key_operands(key), keys_.ld, tile_side * keys_.ld};
+      const TileRows<const std::uint32_t> keys{block_.key_operands(key), block_.keys.ld, tile_side * block_.keys.ld};
       const TileRows<Scalar> sums{raw[side], NV * lanes, tile_side * NV * lanes};
       Block<NV>::clear();
       Block<NV>::multiply(keys, queries, steps, beside);
@@ -105,26 +107,23 @@ class ForwardTiles : public ForwardTiny<S, In> {
     }
     weighing.rest();
     ahead_.done = ahead.done;
-    Vector decay[NV], totals[NV];
+    Vector kept[NV], totals[NV];
     bool in_reach = true;
     HEADWAY_UNROLL
     for (int n = 0; n < NV; ++n) {
-      decay[n] = S::set(1);
+      kept[n] = S::set(1);
       totals[n] = weighing.sum[n].total();
       in_reach &= !S::any(Exp::out_of_reach({}, totals[n]));
     }
     if (!in_reach) {
       return false;
     }
-    this->template add_sums<NV>(p, v, decay, totals);
-    this->template add_values<NV>(
-        p, v, piece, decay,
-        this->keeps_scalars() ? this->template weight_operands<NV>(p, v, piece) : this->operands_at(piece.begin, v));
+    softmax_.template add_sums<NV>(p, v, kept, totals);
+    values_.template add<NV>(p, v, piece, kept,
+                             values_.keeps_scalars() ? values_.template weight_operands<NV>(p, v, piece)
+                                                     : values_.operands_at(piece.begin, v));
     return true;
   }
-
- private:
-  HeadAhead ahead_;
 
   using Exp = TileExp2<S>;
   static constexpr int chunk_pairs = tile_pairs;
@@ -134,13 +133,13 @@ class ForwardTiles : public ForwardTiny<S, In> {
   // The weights of one chunk of 32 keys after another, a pair of keys at a time.
   template <int NV>
   struct Weighing {
-    Weighing(const ForwardTiles& forward, std::int64_t p, int v, const Range& piece)
-        : to_log2(S::set(static_cast<Scalar>(forward.to_log2_))),
-          pairs(forward.operands_at(piece.begin, v)),
-          scalars(forward.keeps_scalars() ? forward.scores_at(piece.begin, v) : nullptr) {
+    Weighing(const ForwardTiles& part, std::int64_t p, int v, const Range& piece)
+        : to_log2(S::set(static_cast<Scalar>(part.task_.to_log2))),
+          pairs(part.values_.operands_at(piece.begin, v)),
+          scalars(part.values_.keeps_scalars() ? part.block_.scores_at(piece.begin, v) : nullptr) {
       HEADWAY_UNROLL
       for (int n = 0; n < NV; ++n) {
-        addend[n] = Exp::addend(S::load(forward.at_.references + p * width + (v + n) * lanes), to_log2);
+        addend[n] = Exp::addend(S::load(part.task_.at.references + p * width + (v + n) * lanes), to_log2);
       }
     }
     HEADWAY_INLINE void begin(const Scalar* scores) {
@@ -168,7 +167,7 @@ class ForwardTiles : public ForwardTiny<S, In> {
         const Vector first = weight(raw + n * lanes, n);
         const Vector second = weight(raw + (NV + n) * lanes, n);
         if (scalars == nullptr) {
-          Operands<S>::store(pairs + n * Base::pairs_of_vector, Operands<S>::pairs(first, second));
+          Operands<S>::store(pairs + n * ForwardSizes<S>::pairs_of_vector, Operands<S>::pairs(first, second));
         } else {
           S::store(scalars + n * lanes, first);
           S::store(scalars + width + n * lanes, second);
@@ -199,6 +198,13 @@ class ForwardTiles : public ForwardTiny<S, In> {
     int left = 0;
     std::int64_t done = 0;
   };
+
+  const ForwardTask<S>& task_;
+  const ForwardBlock<S>& block_;
+  const ForwardArgs& args_;
+  ForwardValues<S>& values_;
+  ForwardSoftmax<S>& softmax_;
+  HeadAhead ahead_;
 };
 
 }  // namespace

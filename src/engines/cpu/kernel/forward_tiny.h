@@ -5,35 +5,33 @@
 
 #include <cstdint>
 
+#include "engines/cpu/kernel/exp2.h"
+#include "engines/cpu/kernel/forward_block.h"
 #include "engines/cpu/kernel/forward_scores.h"
+#include "engines/cpu/kernel/forward_task.h"
+#include "engines/cpu/kernel/forward_values.h"
+#include "engines/cpu/kernel/key_sums.h"
 
 namespace headway::cpu {
 namespace {
 
 template <class S, class In>
-class ForwardTiny : public ForwardScores<S, In> {
- protected:
-  using Base = ForwardScores<S, In>;
-  using Base::args_;
-  using Base::at_;
-  using Base::Base;
-  using Base::fold;
-  using Base::key_block;
-  using Base::lanes;
-  using Base::modified_;
-  using Base::panel_row;
-  using Base::panel_vectors;
-  using Base::scores_at;
-  using Base::to_log2_;
-  using Base::width;
-  using typename Base::Mask;
-  using typename Base::Scalar;
-  using typename Base::Vector;
+class TinyOutputs {
+  using Scalar = typename S::Scalar;
+  using Vector = typename S::Vector;
+  using Mask = typename S::Mask;
+  using Sizes = ForwardSizes<S>;
+  static constexpr int lanes = S::lanes, width = Sizes::width, fold = Sizes::fold;
 
-  // After finish_panel, whose outputs are still in scratch.
-  void restore_tiny_outputs(std::int64_t p) {
+ public:
+  TinyOutputs(const ForwardTask<S>& task, ForwardBlock<S>& block, ForwardScores<S>& scores, ForwardValues<S>& values,
+              const Scalar* factors)
+      : task_(task), block_(block), args_(task.args), scores_(scores), values_(values), factors_(factors) {}
+
+  // After ForwardFinish::finish_panel, whose outputs are still in scratch.
+  void restore_panel(std::int64_t p) {
     if constexpr (fold > 1) {
-      for (int v = 0; v < panel_vectors(p); ++v) {
+      for (int v = 0; v < task_.panel_vectors(p); ++v) {
         if (may_lack_terms(p, v)) {
           restore(p, v);
         }
@@ -51,15 +49,15 @@ class ForwardTiny : public ForwardScores<S, In> {
     return S::max(largest, S::set(1)) * S::set(static_cast<Scalar>(tiny_output));
   }
   Vector output_of(std::int64_t p, int v, std::int64_t d) const {
-    return S::load(this->output_panel(p) + d * width + v * lanes);
+    return S::load(task_.output_panel(p) + d * width + v * lanes);
   }
   Mask has_weights(std::int64_t p, int v) const {
-    return S::less(S::zero(), S::load(at_.sums + p * width + v * lanes));
+    return S::less(S::zero(), S::load(task_.at.sums + p * width + v * lanes));
   }
 
   // Whether an output of these rows may be short of terms: a quick look that may err on the side of yes.
   bool may_lack_terms(std::int64_t p, int v) {
-    Vector least = S::set(Base::infinity);
+    Vector least = S::set(infinity<S>);
     for (std::int64_t d = 0; d < args_.value_dim; ++d) {
       least = S::min(S::abs(output_of(p, v, d)), least);  // NaN passes by
     }
@@ -70,7 +68,7 @@ class ForwardTiny : public ForwardScores<S, In> {
     find_largest_values();
     bool found = false;
     for (std::int64_t d = 0; d < args_.value_dim; ++d) {
-      const Scalar largest = at_.largest_values[d];
+      const Scalar largest = task_.at.largest_values[d];
       const Mask lacking = S::less(S::abs(output_of(p, v, d)), least_safe_output(S::set(largest)));
       found |= largest != 0 && S::any(S::both(rows, lacking));
     }
@@ -89,7 +87,7 @@ class ForwardTiny : public ForwardScores<S, In> {
       for (std::int64_t key = 0; key < args_.ranges.keys; ++key) {
         largest = S::max(S::abs(SourceRow<S, In>(args_.value, key).part(d, count)), largest);
       }
-      S::store_first(at_.largest_values + d, count, largest);
+      S::store_first(task_.at.largest_values + d, count, largest);
     }
   }
 
@@ -97,44 +95,44 @@ class ForwardTiny : public ForwardScores<S, In> {
   // before.
   HEADWAY_NOINLINE void restore(std::int64_t p, int v) {
     for (std::int64_t d = 0; d < 2 * args_.value_dim; ++d) {
-      S::store(at_.exact_outputs + d * lanes, S::zero());
+      S::store(task_.at.exact_outputs + d * lanes, S::zero());
     }
-    const Range& hull = at_.panel_ranges[p].vector_hull[v];
-    for (std::int64_t key = hull.begin / key_block * key_block; key < hull.end; key += key_block) {
-      this->enter_block(key, smaller((hull.end + fold - 1) / fold * fold, args_.ranges.keys));
-      this->load_block();
-      add_block(p, v, {larger(key, hull.begin), smaller(key + key_block, hull.end)});
+    const Range& hull = task_.at.panel_ranges[p].vector_hull[v];
+    for (std::int64_t key = hull.begin / Sizes::key_block * Sizes::key_block; key < hull.end; key += Sizes::key_block) {
+      block_.enter(key, smaller((hull.end + fold - 1) / fold * fold, args_.ranges.keys));
+      block_.template load<In>();
+      add_block(p, v, {larger(key, hull.begin), smaller(key + Sizes::key_block, hull.end)});
     }
-    const Vector factor = S::load(this->factors_ + v * lanes) * S::set(static_cast<Scalar>(args_.dropout.kept_scale));
+    const Vector factor = S::load(factors_ + v * lanes) * S::set(static_cast<Scalar>(args_.dropout.kept_scale));
     for (std::int64_t d = 0; d < args_.value_dim; ++d) {
-      const Vector largest = S::load(at_.exact_outputs + (args_.value_dim + d) * lanes);
+      const Vector largest = S::load(task_.at.exact_outputs + (args_.value_dim + d) * lanes);
       const Mask lacking = S::both(has_weights(p, v), S::less(S::abs(output_of(p, v, d)), least_safe_output(largest)));
       if (S::any(lacking)) {
-        store_column(p, v, d, lacking, S::load(at_.exact_outputs + d * lanes) * factor);
+        store_column(p, v, d, lacking, S::load(task_.at.exact_outputs + d * lanes) * factor);
       }
     }
   }
 
   // Adds weights * values of these keys, and finds the largest values, where weights are not 0.
   void add_block(std::int64_t p, int v, const Range& piece) {
-    const Vector reference = Base::usable(S::load(at_.references + p * width + v * lanes));
-    const Vector to_log2 = S::set(static_cast<Scalar>(to_log2_));
-    this->template raw_scores<1>(p, v, piece);
-    if (modified_) {
-      this->modify(p, v, 1, piece);
+    const Vector reference = usable_reference<S>(S::load(task_.at.references + p * width + v * lanes));
+    const Vector to_log2 = S::set(static_cast<Scalar>(task_.to_log2));
+    scores_.template products<1>(p, v, piece);
+    if (task_.modified) {
+      scores_.modify(p, v, 1, piece);
     }
-    Scalar* scores = scores_at(piece.begin, v);
-    this->forbid_outside(p, v, piece);
+    Scalar* scores = block_.scores_at(piece.begin, v);
+    scores_.forbid_outside(p, v, piece);
     for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
       S::store(scores + j * width, exp2<S>((S::load(scores + j * width) - reference) * to_log2));
     }
-    const Scalar* weights = args_.dropout.active ? this->dropped(p, v, 1, piece) : scores;
+    const Scalar* weights = args_.dropout.active ? values_.dropped(p, v, 1, piece) : scores;
     for (std::int64_t j = 0; j < piece.end - piece.begin; ++j) {
       const Vector weight = S::load(weights + j * width);
       const Mask counts = S::less(S::zero(), weight);
       for (std::int64_t d = 0; d < args_.value_dim; ++d) {
-        const Vector value = S::set(this->value_at(piece.begin + j, d));
-        Scalar* sum = at_.exact_outputs + d * lanes;
+        const Vector value = S::set(block_.value_at(piece.begin + j, d));
+        Scalar* sum = task_.at.exact_outputs + d * lanes;
         Scalar* largest = sum + args_.value_dim * lanes;
         S::store(sum, S::select(counts, S::fma(weight, value, S::load(sum)), S::load(sum)));
         S::store(largest, S::select(counts, S::max(S::abs(value), S::load(largest)), S::load(largest)));
@@ -147,15 +145,21 @@ class ForwardTiny : public ForwardScores<S, In> {
     alignas(64) Scalar elements[lanes];
     S::store(marks, S::select(wanted, S::set(1), S::zero()));
     S::store(elements, numbers);
-    const std::int64_t row = panel_row(p) + v * lanes;
+    const std::int64_t row = task_.panel_row(p) + v * lanes;
     for (int r = 0; r < at_most(args_.row_end - row, lanes); ++r) {
-      if (marks[r] != 0 && (this->stored_lanes(p, v) >> r & 1) != 0) {
+      if (marks[r] != 0 && (task_.stored_lanes(p, v) >> r & 1) != 0) {
         In* at = static_cast<In*>(args_.out.data) + (row + r) * args_.out.row_stride;
         store_row<S>(at, args_.out.column_stride, d, 1, S::set(elements[r]));
       }
     }
   }
 
+  const ForwardTask<S>& task_;
+  ForwardBlock<S>& block_;
+  const ForwardArgs& args_;
+  ForwardScores<S>& scores_;
+  ForwardValues<S>& values_;
+  const Scalar* factors_;  // of the panel's rows, as ForwardFinish found them
   bool knows_largest_values_ = false;
 };
 

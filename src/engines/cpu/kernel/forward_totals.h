@@ -4,46 +4,29 @@
 
 #include <cstdint>
 
-#include "engines/cpu/kernel/exp2.h"
-#include "engines/cpu/kernel/forward_state.h"
+#include "engines/cpu/kernel/forward_task.h"
 #include "engines/cpu/kernel/key_sums.h"
 
 namespace headway::cpu {
 namespace {
 
-template <class S, class In>
-class ForwardTotals : public ForwardState<S, In> {
- protected:
-  using Base = ForwardState<S, In>;
-  using Base::args_;
-  using Base::at_;
-  using Base::Base;
-  using Base::infinity;
-  using Base::lanes;
-  using Base::panel_vectors;
-  using Base::to_log2_;
-  using Base::width;
-  using typename Base::Scalar;
-  using typename Base::Vector;
+template <class S>
+class ForwardTotals {
+  using Scalar = typename S::Scalar;
+  using Vector = typename S::Vector;
+  using Sizes = ForwardSizes<S>;
+  static constexpr int lanes = S::lanes, width = Sizes::width;
 
-  // The reference that an exponent may subtract: a row with no allowed key yet has -inf scores only.
-  HEADWAY_INLINE static Vector usable(Vector reference) {
-    return S::select(S::equal(reference, S::set(-infinity)), S::zero(), reference);
-  }
+ public:
+  explicit ForwardTotals(ForwardTask<S>& task) : task_(task), args_(task.args) {}
 
-  // What multiplies the sums of a row when its reference changes.
-  HEADWAY_INLINE Vector decay(Vector old, Vector now) const {
-    const Vector exponent = (old - usable(now)) * S::set(static_cast<Scalar>(to_log2_));
-    return S::select(S::equal(old, now), S::set(1), exp2<S>(exponent));
-  }
-
-  void clear_totals(std::int64_t p) {
-    if (!Base::has_totals(args_)) {
+  void clear(std::int64_t p) {
+    if (!Sizes::has_totals(args_)) {
       return;
     }
-    for (int v = 0; v < panel_vectors(p); ++v) {
+    for (int v = 0; v < task_.panel_vectors(p); ++v) {
       const std::int64_t row = p * width + v * lanes;
-      S::store(at_.total_references + row, S::set(-infinity));
+      S::store(task_.at.total_references + row, S::set(-infinity<S>));
       each_sum(p, v, [](Scalar*, Scalar* total, Scalar* lost) HEADWAY_LAMBDA {
         S::store(total, S::zero());
         S::store(lost, S::zero());
@@ -52,24 +35,24 @@ class ForwardTotals : public ForwardState<S, In> {
   }
 
   // After a block of keys.
-  void add_to_totals(std::int64_t block) {
-    if (!Base::has_totals(args_) || block % Base::total_blocks != Base::total_blocks - 1) {
+  void add_block(std::int64_t block) {
+    if (!Sizes::has_totals(args_) || block % Sizes::total_blocks != Sizes::total_blocks - 1) {
       return;
     }
-    for (std::int64_t p = 0; p < this->panels_; ++p) {
-      if (at_.panel_ranges[p].has_terms) {  // adding zeros would change nothing
+    for (std::int64_t p = 0; p < task_.panels; ++p) {
+      if (task_.at.panel_ranges[p].has_terms) {  // adding zeros would change nothing
         add_panel(p);
       }
     }
   }
 
   // After the last.
-  void take_totals(std::int64_t p) {
-    if (!Base::has_totals(args_)) {
+  void take(std::int64_t p) {
+    if (!Sizes::has_totals(args_)) {
       return;
     }
     add_panel(p);
-    for (int v = 0; v < panel_vectors(p); ++v) {
+    for (int v = 0; v < task_.panel_vectors(p); ++v) {
       each_sum(p, v, [](Scalar* sum, Scalar* total, Scalar* lost) HEADWAY_LAMBDA {
         S::store(sum, CompensatedSum<S>{S::load(total), S::load(lost)}.value());
       });
@@ -78,12 +61,12 @@ class ForwardTotals : public ForwardState<S, In> {
 
  private:
   HEADWAY_NOINLINE void add_panel(std::int64_t p) {
-    at_.panel_ranges[p].has_terms = false;
-    for (int v = 0; v < panel_vectors(p); ++v) {
+    task_.at.panel_ranges[p].has_terms = false;
+    for (int v = 0; v < task_.panel_vectors(p); ++v) {
       const std::int64_t row = p * width + v * lanes;
-      const Vector reference = S::load(at_.references + row);
-      const Vector factor = decay(S::load(at_.total_references + row), reference);
-      S::store(at_.total_references + row, reference);
+      const Vector reference = S::load(task_.at.references + row);
+      const Vector factor = decay<S>(S::load(task_.at.total_references + row), reference, task_.to_log2);
+      S::store(task_.at.total_references + row, reference);
       each_sum(p, v, [&](Scalar* sum, Scalar* total, Scalar* lost) HEADWAY_LAMBDA {
         CompensatedSum<S> both{S::load(total), S::load(lost)};
         both.multiply(factor);
@@ -99,12 +82,15 @@ class ForwardTotals : public ForwardState<S, In> {
   template <class Body>
   HEADWAY_INLINE void each_sum(std::int64_t p, int v, const Body& body) {
     const std::int64_t row = p * width + v * lanes;
-    body(at_.sums + row, at_.total_sums + row, at_.lost_sums + row);
+    body(task_.at.sums + row, task_.at.total_sums + row, task_.at.lost_sums + row);
     for (std::int64_t d = 0; d < args_.value_dim; ++d) {
-      const std::int64_t at = (p * Base::output_rows(args_) + d) * width + v * lanes;
-      body(at_.outputs + at, at_.total_outputs + at, at_.lost_outputs + at);
+      const std::int64_t at = (p * Sizes::output_rows(args_) + d) * width + v * lanes;
+      body(task_.at.outputs + at, task_.at.total_outputs + at, task_.at.lost_outputs + at);
     }
   }
+
+  ForwardTask<S>& task_;
+  const ForwardArgs& args_;
 };
 
 }  // namespace

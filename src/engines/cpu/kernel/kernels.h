@@ -13,6 +13,7 @@
 #include "engines/cpu/kernel/forward_short.h"
 #include "engines/cpu/kernel/scores.h"
 #include "engines/cpu/kernels.h"
+#include "engines/cpu/simd/vocabulary.h"
 
 namespace headway::cpu {
 namespace {
@@ -41,9 +42,9 @@ constexpr ForwardKernel forward_kernel() {
   return {run_forward<S, In>,
           run_scores<S, In>,
           forward_scratch<S, In>,
-          Forward<S, In>::width,
-          Forward<S, In>::most_panels,
-          Forward<S, In>::key_block,
+          ForwardSizes<S>::width,
+          ForwardSizes<S>::most_panels,
+          ForwardSizes<S>::key_block,
           short_keys};
 }
 
@@ -147,6 +148,8 @@ template <class S, class In>
 constexpr GemmKernel gemm_kernel() {
   return {run_gemm<S, In>, Gemm<S, In>::scratch_bytes, Gemm<S, In>::find_zero_rows, nullptr, Gemm<S, In>::width};
 }
+
+static_assert(FloatVocabulary<F32> && DoubleVocabulary<F64>);
 
 // In the order of Storage: f32, f64, bf16, f16.
 constexpr Kernels make_kernels(const char* name) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "engines/cpu/kernel/compensated.h"
+#include "engines/cpu/kernel/exp2.h"
 #include "engines/cpu/kernel/tile.h"
 #include "engines/cpu/simd/common.h"
 
@@ -82,6 +83,20 @@ HEADWAY_INLINE typename S::Vector raised_reference(typename S::Vector old, typen
   const auto passed = S::not_less_equal((highest - old) * to_log2,  // NaN where both are -inf
                                         S::set(static_cast<typename S::Scalar>(reference_slack)));
   return S::select(passed, highest, old);
+}
+
+// The reference that an exponent may subtract: a row with no allowed key yet has -inf scores only.
+template <class S>
+HEADWAY_INLINE typename S::Vector usable_reference(typename S::Vector reference) {
+  const auto none = S::set(-static_cast<typename S::Scalar>(__builtin_inff()));
+  return S::select(S::equal(reference, none), S::zero(), reference);
+}
+
+// What multiplies the sums of a row when its reference changes.
+template <class S>
+HEADWAY_INLINE typename S::Vector decay(typename S::Vector old, typename S::Vector now, double to_log2) {
+  const auto exponent = (old - usable_reference<S>(now)) * S::set(static_cast<typename S::Scalar>(to_log2));
+  return S::select(S::equal(old, now), S::set(1), exp2<S>(exponent));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "engines/cpu/simd/common.h"
+#include "engines/cpu/simd/vocabulary.h"
 
 namespace headway::cpu {
 namespace {
@@ -9,7 +10,7 @@ namespace {
 // Lane l of the result is the sum of x[l]'s lanes, each sum in the same order.
 template <class S>
 HEADWAY_INLINE typename S::Vector lane_sums(typename S::Vector (&x)[S::lanes]) {
-  if constexpr (requires { S::lane_sums(x); }) {
+  if constexpr (SumsLanes<S>) {
     return S::lane_sums(x);
   } else {
     S::transpose(x);

@@ -12,6 +12,7 @@
 #include "engines/cpu/kernel/store_as.h"
 #include "engines/cpu/kernel/tanh.h"
 #include "engines/cpu/simd/common.h"
+#include "engines/cpu/simd/vocabulary.h"
 
 namespace headway::cpu {
 namespace {
@@ -31,7 +32,7 @@ struct ChunkPlace {
 // own high bit, marks such a byte, and one multiplication gathers the marks.
 template <class S>
 HEADWAY_INLINE std::uint64_t mask_word(const std::uint8_t* bytes, std::int64_t stride, int keys) {
-  if constexpr (requires { S::nonzero_bytes(bytes, keys); }) {
+  if constexpr (FindsNonzeroBytes<S>) {
     if (stride == 1) {
       return S::nonzero_bytes(bytes, keys);
     }
@@ -54,7 +55,7 @@ HEADWAY_INLINE std::uint64_t mask_word(const std::uint8_t* bytes, std::int64_t s
 // Bit j of word r becomes bit r of word j. Without instructions for it, by swapping ever smaller off-diagonal squares.
 template <class S>
 HEADWAY_INLINE void transpose_bits(std::uint64_t (&bits)[64]) {
-  if constexpr (requires { S::transpose_bits(bits); }) {
+  if constexpr (TransposesBits<S>) {
     S::transpose_bits(bits);
   } else {
     std::uint64_t low = 0x00000000ffffffffULL;

@@ -2,29 +2,31 @@
 // the matrix bounds it.
 #pragma once
 
-#include "engines/cpu/kernel/forward.h"
+#include "engines/cpu/kernel/forward_block.h"
+#include "engines/cpu/kernel/forward_finish.h"
+#include "engines/cpu/kernel/forward_scores.h"
+#include "engines/cpu/kernel/forward_task.h"
 
 namespace headway::cpu {
 namespace {
 
 template <class S, class In>
-class Scores : Forward<S, In> {
-  using Base = Forward<S, In>;
-  using Base::args_;
-  using Base::key_block;
+class Scores {
+  static constexpr int key_block = ForwardSizes<S>::key_block;
 
  public:
-  using Base::Base;
+  Scores(const ForwardArgs& args, void* scratch)
+      : args_(args), task_(args, Packing<S, In>::keys_in_place(args.key, args.head_dim), scratch) {}
 
   HEADWAY_NOINLINE void run() {
-    for (std::int64_t p = 0; p < this->panels_; ++p) {
-      this->start_panel(p);
+    for (std::int64_t p = 0; p < task_.panels; ++p) {
+      task_.template start_panel<In>(p);
     }
     for (std::int64_t key = 0; key < args_.ranges.keys; key += key_block) {
-      this->enter_block(key, args_.ranges.keys);
-      this->load_block();
-      for (std::int64_t p = 0; p < this->panels_; ++p) {
-        for (int v = 0; v < this->panel_vectors(p); ++v) {
+      block_.enter(key, args_.ranges.keys);
+      block_.template load<In>();
+      for (std::int64_t p = 0; p < task_.panels; ++p) {
+        for (int v = 0; v < task_.panel_vectors(p); ++v) {
           store_block(p, v);
         }
       }
@@ -34,15 +36,21 @@ class Scores : Forward<S, In> {
  private:
   // scores(i, j) for the block's keys, in natural units.
   void store_block(std::int64_t p, int v) {
-    const Range block{this->block_begin_, this->block_end_};
-    this->template raw_scores<1>(p, v, block);
-    if (this->modified_) {
-      this->modify(p, v, 1, block);
+    const Range block{block_.begin, block_.end};
+    scores_.template products<1>(p, v, block);
+    if (task_.modified) {
+      scores_.modify(p, v, 1, block);
     }
-    this->forbid_outside(p, v, block);
-    const auto natural = static_cast<typename S::Scalar>(this->to_log2_ / log2e);
-    this->store_piece(p, v, block, S::set(natural));
+    scores_.forbid_outside(p, v, block);
+    const auto natural = static_cast<typename S::Scalar>(task_.to_log2 / log2e);
+    finish_.store_piece(p, v, block, S::set(natural));
   }
+
+  const ForwardArgs& args_;
+  ForwardTask<S> task_;
+  ForwardBlock<S> block_{task_};
+  ForwardScores<S> scores_{task_, block_};
+  ForwardFinish<S, In> finish_{task_, block_};
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The two products of attention by tiles, for the panels of forward_state.h.
+// The two products of attention by tiles, for the panels of forward_layout.h.
 #pragma once
 
 #include <cstdint>
