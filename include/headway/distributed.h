@@ -1,5 +1,5 @@
-// Attention over a sequence that is split among processes ("context parallel"): who holds which rows, who computes and
-// sends what and when, what that costs on a cluster, and the call itself over any message layer.
+// Attention over a sequence that is split among processes ("context parallel"): which rank holds which rows, what each
+// computes and sends and when, what that costs on a cluster, and the call itself over any message layer.
 //
 // Positions are global: row i of a query is row i of the whole sequence, whichever rank holds it. A rank's tensors hold
 // the rows of its Shard in the order in which the shard lists them. The result is that of `attention` on the whole.

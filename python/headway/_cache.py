@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headway import _headway
+from headway._arguments import flag, path_bytes, shown, whole_number
+from headway._errors import named
 from headway._rope import settings_of
 
 _DTYPES = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16"}
@@ -184,7 +186,8 @@ class KVCache:
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Writes sequences, with their ids, and the pages that they hold, as .safetensors."""
-        self._cache.save(os.fsencode(path), bool(overwrite))
+        with named("KVCache.save"):
+            self._cache.save(path_bytes("KVCache.save", path), flag("KVCache.save", "overwrite", overwrite))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: Any = None) -> KVCache:
@@ -200,7 +203,9 @@ class KVCache:
         [0]
         """
         cache = cls.__new__(cls)
-        cache._cache = _headway.Cache.load(os.fsencode(path), _device("KVCache.load", device))
+        target, index = path_bytes("KVCache.load", path), _device("KVCache.load", device)
+        with named("KVCache.load"):
+            cache._cache = _headway.Cache.load(target, index)
         return cache
 
     def __repr__(self) -> str:
@@ -212,23 +217,14 @@ class KVCache:
 
 
 def _whole(name: str, value: Any, operation: str = "KVCache") -> int:
-    try:
-        number: int = value.__index__()
-    except AttributeError:
-        raise TypeError(f"{operation}: {name} is {value!r}, expected an integer") from None
-    if not -(2**63) <= number < 2**63:
-        raise ValueError(f"{operation}: {name} is {value!r}, expected a number below 2^63")
-    return number
+    return whole_number(operation, name, value)
 
 
 def _id(method: str, value: Any) -> int:
     try:
-        number: int = value.__index__()
-    except AttributeError:
-        raise TypeError(f"KVCache.{method}: id is {value!r}, expected the integer that add() gave") from None
-    if not -(2**63) <= number < 2**63:
-        raise KeyError(f"KVCache.{method}: there is no sequence {number}")
-    return number
+        return whole_number(f"KVCache.{method}", "id", value, "the integer that add() gave")
+    except ValueError:
+        raise KeyError(f"KVCache.{method}: there is no sequence {shown(value)}") from None
 
 
 def _dtype(dtype: Any) -> str:
@@ -236,25 +232,27 @@ def _dtype(dtype: Any) -> str:
     name = dtype if isinstance(dtype, str) else getattr(dtype, "__name__", None) or str(dtype)
     short = _DTYPES.get(name.rpartition(".")[2])
     if short is None:
-        raise TypeError(f"KVCache: dtype is {dtype!r}, expected {', '.join(map(repr, _DTYPES))}")
+        raise TypeError(f"KVCache: dtype is {shown(dtype)}, expected {', '.join(map(repr, _DTYPES))}")
     return short
 
 
 def _format(quantize: str | None) -> str:
-    if quantize not in (None, "int8", "fp8"):
+    if quantize is not None and (not isinstance(quantize, str) or quantize not in ("int8", "fp8")):
         error = ValueError if isinstance(quantize, str) else TypeError
-        raise error(f"KVCache: quantize is {quantize!r}, expected None, 'int8' or 'fp8'")
+        raise error(f"KVCache: quantize is {shown(quantize)}, expected None, 'int8' or 'fp8'")
     return quantize or "plain"
 
 
 def _window(window: Any) -> tuple[int | None, int | None] | None:
     if window is None:
         return None
-    if hasattr(window, "__index__"):
+    if hasattr(window, "__index__") and getattr(window, "ndim", 0) == 0:
         return _whole("window", window), 0
     if not isinstance(window, Sequence) or isinstance(window, str) or len(window) != 2:
         error = ValueError if isinstance(window, Sequence) and not isinstance(window, str) else TypeError
-        raise error(f"KVCache: window is {window!r}, expected an integer or a pair (left, right) of integers or None")
+        raise error(
+            f"KVCache: window is {shown(window)}, expected an integer or a pair (left, right) of integers or None"
+        )
     left, right = (None if side is None else _whole("window", side) for side in window)
     return left, right
 
@@ -282,6 +280,6 @@ def _device(operation: str, device: Any) -> int:
     kind, _, index = ("cpu" if device is None else str(device)).partition(":")
     if kind == "cpu":
         return -1
-    if kind in ("cuda", "gpu") and (not index or index.isdecimal()):
+    if kind in ("cuda", "gpu") and (not index or (index.isdecimal() and len(index) <= 9)):
         return int(index or 0)
-    raise ValueError(f"{operation}: device is {device!r}, expected None, 'cpu', 'cuda' or 'cuda:' and a number")
+    raise ValueError(f"{operation}: device is {shown(device)}, expected None, 'cpu', 'cuda' or 'cuda:' and a number")

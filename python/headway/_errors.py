@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _INNER = re.compile(
-    r"^(write_view|view_layer|LiveView|write_trace|save_safetensors|load_safetensors|MultiHeadAttention::\w+)(?=[:(])"
+    r"^(write_view|view_layer|LiveView|write_trace|save_safetensors|load_safetensors|KVCache::\w+|MultiHeadAttention::\w+)(?=[:(])"
 )
 
 

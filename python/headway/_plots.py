@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from headway import _headway
+from headway._arguments import shown, whole_number
 from headway._results import Analysis
 from headway.convert import to_numpy
 
@@ -41,7 +42,10 @@ def plot_heads(
     'head 3  entropy 2.09'
     """
     pyplot, colors = _matplotlib("plot_heads")
-    layers = [analysis] if isinstance(analysis, Analysis) else list(analysis)
+    layers = [analysis] if isinstance(analysis, Analysis) or not isinstance(analysis, Iterable) else list(analysis)
+    for layer in layers:
+        if not isinstance(layer, Analysis):
+            raise TypeError(f"plot_heads: found {shown(layer)}, expected what headway.analyze gives, or a list of that")
     if value not in ("mean", "max") or scale not in ("log", "linear"):
         raise ValueError(f"plot_heads: value is {value!r} and scale {scale!r}, expected mean or max, and log or linear")
     maps = [_heads_of(getattr(layer, f"map_{value}"), 2) for layer in layers]
@@ -106,7 +110,16 @@ def plot_row(
     ['the', 'cat', 'sat', 'down', '.']
     """
     pyplot, _ = _matplotlib("plot_row")
-    queries, size = int(query.shape[-2]), int(key.shape[-2])
+    for name, array in (("query", query), ("key", key)):
+        if len(getattr(array, "shape", ())) < 2:
+            raise ValueError(
+                f"plot_row: {name} is {shown(array)}, expected an array (B, H, length, width) or fewer axes"
+            )
+    axis = -3 if options.get("layout") == "bshd" and len(query.shape) == 4 else -2
+    queries, size = int(query.shape[axis]), int(key.shape[axis])
+    row, head, item = (
+        whole_number("plot_row", name, given) for name, given in (("row", row), ("head", head), ("item", item))
+    )
     begin, end = keys if keys is not None else (0, size)
     if not 0 <= row < queries:
         raise ValueError(f"plot_row: row is {row}, expected 0 to {queries - 1}")
@@ -120,19 +133,19 @@ def plot_row(
             raise ValueError(f"plot_row: {name} is {given}, expected 0 to {int(limit) - 1}")
     weights = to_numpy(part[leading])[0]
     axes: Any = ax if ax is not None else pyplot.subplots(figsize=(8, 2.6), layout="constrained")[1]
-    shown = np.arange(len(weights))
+    bars = np.arange(len(weights))
     if tokens is not None and len(weights) > _MOST_BARS:
-        shown = np.sort(np.argsort(-weights, kind="stable")[:_MOST_BARS])
+        bars = np.sort(np.argsort(-weights, kind="stable")[:_MOST_BARS])
     if tokens is None:
         axes.fill_between(
-            begin + np.append(shown, len(weights)), np.append(weights, weights[-1:]), step="post", color=_COLOUR
+            begin + np.append(bars, len(weights)), np.append(weights, weights[-1:]), step="post", color=_COLOUR
         )
         axes.set_xlim(begin, end)
         axes.set_xlabel("key")
     else:
-        axes.bar(np.arange(len(shown)), weights[shown], color=_COLOUR, width=0.85)
-        axes.set_xticks(np.arange(len(shown)), [_label(tokens[begin + int(n)]) for n in shown], rotation=60, ha="right")
-        axes.set_xlim(-0.6, len(shown) - 0.4)
+        axes.bar(np.arange(len(bars)), weights[bars], color=_COLOUR, width=0.85)
+        axes.set_xticks(np.arange(len(bars)), [_label(tokens[begin + int(n)]) for n in bars], rotation=60, ha="right")
+        axes.set_xlim(-0.6, len(bars) - 0.4)
     axes.set_ylim(bottom=0)
     axes.set_ylabel("weight")
     for side in ("top", "right"):

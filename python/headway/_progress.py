@@ -11,6 +11,8 @@ import time
 from contextlib import suppress
 from typing import Any, Protocol, TextIO
 
+from headway._arguments import shown
+
 _QUIET_TIME = 0.3  # seconds: what is over sooner shows nothing
 _WIDTH = 30
 
@@ -22,10 +24,10 @@ class Progress(Protocol):
     def close(self) -> None: ...
 
 
-def bar_for(wanted: bool | None) -> Progress | None:
+def bar_for(wanted: bool | None, operation: str) -> Progress | None:
     """A bar where one is wanted: None means on a terminal and in a notebook."""
     if wanted is not None and not isinstance(wanted, bool):
-        raise TypeError(f"progress is {wanted!r}, expected True, False or None")
+        raise TypeError(f"{operation}: progress is {shown(wanted)}, expected True, False or None")
     stream: TextIO | None = sys.stderr
     if stream is None or wanted is False or (wanted is None and not (stream.isatty() or _in_notebook())):
         return None

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from headway import _headway
+from headway._arguments import flag, real_number, shown, whole_number
 
 # Keys of a scaling dict, as Hugging Face configs spell them, and the settings that they become.
 _KEYS = {
@@ -108,6 +109,7 @@ def rope_frequencies(
     >>> attention_factor
     1.0
     """
+    head_dim = whole_number("rope_frequencies", "head_dim", head_dim)
     settings = settings_of("rope_frequencies", head_dim, base, dims, False, scaling)
     frequencies, attention_factor = _headway.rope_frequencies(head_dim, settings)
     return np.array(frequencies, np.float64), attention_factor
@@ -129,7 +131,10 @@ def settings_of(
     scaling: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The fields of RopeConfig in C++."""
-    settings: dict[str, Any] = {"base": _number(operation, "base", base), "interleaved": bool(interleaved)}
+    settings: dict[str, Any] = {
+        "base": _number(operation, "base", base),
+        "interleaved": flag(operation, "interleaved", interleaved),
+    }
     settings |= {"dims": None if dims is None else _whole(operation, "dims", dims), "scaling": "default"}
     if scaling is None:
         return settings
@@ -154,8 +159,10 @@ def settings_of(
 
 def _kind(operation: str, given: dict[str, Any]) -> str:
     kind: str = given.get("rope_type", given.get("type", "default"))
-    if kind not in ("default", *_NEEDED):
-        raise ValueError(f"{operation}: scaling's rope_type is {kind!r}, expected 'default', {str([*_NEEDED])[1:-1]}")
+    if not isinstance(kind, str) or kind not in ("default", *_NEEDED):
+        raise ValueError(
+            f"{operation}: scaling's rope_type is {shown(kind)}, expected 'default', {str([*_NEEDED])[1:-1]}"
+        )
     return kind
 
 
@@ -182,20 +189,15 @@ def _add_others(operation: str, settings: dict[str, Any], head_dim: int, given: 
 
 
 def _number(operation: str, name: str, value: Any) -> float:
-    if not isinstance(value, str | bytes):
-        try:
-            return float(value)
-        except (TypeError, ValueError, OverflowError):
-            pass
-    raise TypeError(f"{operation}: {name} is {value!r}, expected a number")
+    return real_number(operation, name, value)
 
 
 def _whole(operation: str, name: str, value: Any) -> int:
     number = _number(operation, name, value)
     if not number.is_integer() or abs(number) >= 2**53:
-        raise ValueError(f"{operation}: {name} is {value!r}, expected a whole number below 2^53")
+        raise ValueError(f"{operation}: {name} is {shown(value)}, expected a whole number below 2^53")
     return int(number)
 
 
 def _flag(operation: str, name: str, value: Any) -> bool:
-    return bool(value)
+    return flag(operation, name, value)

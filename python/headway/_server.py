@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, cast
 
+from headway._arguments import whole_number
 from headway._headway import LiveView
-from headway.functions import whole_number
 
 _serving: set[ViewServer] = set()  # servers that nobody keeps, headway.view(..., serve=True).url, serve all the same
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway import _headway
-from headway.functions import whole_number
+from headway._arguments import whole_number
 
 
 def set_threads(n: int) -> None:
@@ -14,7 +14,7 @@ def set_threads(n: int) -> None:
     >>> headway.get_threads()
     2
     """
-    count = whole_number("set_threads", "n", n)
+    count = whole_number("set_threads", "n", n, bits=None)
     # No machine has more threads than a C int can hold.
     _headway.set_threads(max(-(2**31), min(count, 2**31 - 1)))
 

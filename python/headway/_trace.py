@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headway import _headway
+from headway._arguments import flag, path_bytes, shown
 from headway._errors import named
 from headway._page import Page, in_frame
 from headway.functions import same_type
@@ -74,7 +75,9 @@ def trace(
     elif layer is not None:
         raise TypeError(f"trace: layer is a {type(layer).__name__}, expected a headway.MultiHeadAttention or a dict")
     given = (query, key, value)
-    once = dict(zip(map(id, given), same_type(*given)))  # an array that is two inputs stays one, and is shown once
+    once = dict(
+        zip(map(id, given), same_type("trace", query=query, key=key, value=value))
+    )  # an array that is two inputs stays one, and is shown once
     query, key, value = (once[id(array)] for array in given)
     made = _headway.trace(
         query,
@@ -82,7 +85,7 @@ def trace(
         value,
         heads=heads,
         kv_heads=kv_heads,
-        weights={name: same_type(weight)[0] for name, weight in weights.items()},
+        weights={name: same_type("trace", **{str(name): weight})[0] for name, weight in weights.items()},
         tokens=_texts("tokens", tokens),
         query_tokens=_texts("query_tokens", query_tokens),
         title=title,
@@ -100,9 +103,10 @@ def _weights_of(layer: MultiHeadAttention) -> dict[str, Any]:
 def _texts(name: str, texts: Sequence[str] | None) -> list[str] | None:
     if texts is None:
         return None
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise TypeError(f"trace: {name} is {texts!r}, expected a list of texts")
-    return list(texts)
+    listed = None if isinstance(texts, str | bytes) or not isinstance(texts, Iterable) else list(texts)
+    if listed is None or not all(isinstance(text, str) for text in listed):
+        raise TypeError(f"trace: {name} is {shown(texts)}, expected a list of texts")
+    return listed
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +198,7 @@ class Trace:
         A file that exists is an error, unless overwrite says to replace it.
         """
         with named("Trace.save"):
-            self._data.save(os.fsencode(path), overwrite)
+            self._data.save(path_bytes("Trace.save", path), flag("Trace.save", "overwrite", overwrite))
         return Page(os.fsdecode(path))
 
     def _repr_html_(self) -> str:

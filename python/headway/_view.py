@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from headway import _headway
+from headway._arguments import flag, path_bytes, shown
 from headway._errors import named
 from headway._page import Page, is_page
 from headway._server import ViewServer
@@ -157,6 +158,8 @@ class Texts:
 def _texts(name: str, given: Iterable[str] | None, count: int | None) -> list[str]:
     if given is None:
         return []
+    if not isinstance(given, Iterable):
+        raise TypeError(f"view: {name} is {shown(given)}, expected a list of str")
     texts = [given] if isinstance(given, str) else list(given)
     for n, text in enumerate(texts):
         if isinstance(given, str) or not isinstance(text, str):
@@ -180,8 +183,8 @@ def show(
     with named("view"):
         if serve:
             return ViewServer(_headway.LiveView(list(layers), *texts.all(), progress), port)
-        target = Page(os.fsdecode(_DEFAULT_PATH if path is None else path))
-        replace = bool(overwrite) or (path is None and is_page(target))
+        target = Page(os.fsdecode(path_bytes("view", _DEFAULT_PATH if path is None else path)))
+        replace = flag("view", "overwrite", overwrite) or (path is None and is_page(target))
         _headway.write_view(list(layers), os.fsencode(target), *texts.all(), replace, progress)
         return target
 
@@ -194,8 +197,8 @@ def show_together(
     groups: Sequence[Group], title: str, path: str | os.PathLike[str] | None, overwrite: bool, progress: bool | None
 ) -> Page:
     """One file with a page for each group, one of which is shown at a time."""
-    target = Page(os.fsdecode(_DEFAULT_PATH if path is None else path))
-    replace = bool(overwrite) or (path is None and is_page(target))
+    target = Page(os.fsdecode(path_bytes("view", _DEFAULT_PATH if path is None else path)))
+    replace = flag("view", "overwrite", overwrite) or (path is None and is_page(target))
     write(target, together(groups, title, progress), replace)
     return target
 

@@ -24,7 +24,7 @@ def layers_of(weights: Any) -> tuple[list[_headway.ViewLayer], int, int]:
             f"view: weights[0] is itself a {type(arrays[0]).__name__} of arrays, expected one array for each layer; "
             "of a generation, whose attentions have an entry for each step, pass one entry"
         )
-    found = [_checked(n, to_numpy(array), len(arrays) > 1) for n, array in enumerate(arrays)]
+    found = [_checked(n, to_numpy(array, "view", "weights"), len(arrays) > 1) for n, array in enumerate(arrays)]
     if not found:
         raise ValueError("view: weights is an empty list, expected an array or a list with one for each layer")
     layers = []

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from headway._arguments import as_numpy, shown
 from headway.functions import check_heads
 from headway.layer import MultiHeadAttention
 
@@ -77,12 +78,13 @@ def to_torch(layer: MultiHeadAttention) -> Weights:
     """The layer's weights as the state_dict of a torch.nn.MultiheadAttention, in NumPy arrays.
 
     Packed where query, key and value have one width, as torch has it; separate elsewhere. Load it with
-    module.load_state_dict({name: torch.fromto_numpy(array) for name, array in ...items()}).
+    module.load_state_dict({name: torch.from_numpy(array) for name, array in ...items()}).
 
     >>> import headway
     >>> sorted(headway.convert.to_torch(headway.MultiHeadAttention(8, 2)))
     ['in_proj_weight', 'out_proj.weight']
     """
+    _require_layer("to_torch", layer)
     matrices = [getattr(layer, f"W_{part}").T for part in "qkv"]
     if len({matrix.shape for matrix in matrices}) == 1:
         weights: Weights = {"in_proj_weight": np.concatenate(matrices)}
@@ -117,7 +119,8 @@ def from_keras(weights: Mapping[str, Any], dropout: float = 0.0) -> MultiHeadAtt
     >>> headway.convert.from_keras(weights)
     MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.0, bias=False)
     """
-    return _from_kernels(_Source("from_keras", _flat(weights)), "attention_output", dropout)
+    _require_dict("from_keras", "weights", weights)
+    return _from_kernels(_Source("from_keras", _flat("from_keras", weights)), "attention_output", dropout)
 
 
 def to_keras(layer: MultiHeadAttention) -> Weights:
@@ -129,7 +132,8 @@ def to_keras(layer: MultiHeadAttention) -> Weights:
     >>> list(headway.convert.to_keras(headway.MultiHeadAttention(8, 2, bias=True)))[:3]
     ['query/kernel', 'query/bias', 'key/kernel']
     """
-    return _flat(_to_kernels(layer, "attention_output"))
+    _require_layer("to_keras", layer)
+    return _flat("to_keras", _to_kernels(layer, "attention_output"))
 
 
 def from_flax(params: Mapping[str, Any], dropout: float = 0.0) -> MultiHeadAttention:
@@ -146,9 +150,11 @@ def from_flax(params: Mapping[str, Any], dropout: float = 0.0) -> MultiHeadAtten
     >>> headway.convert.from_flax({"params": params})
     MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.0, bias=True)
     """
+    _require_dict("from_flax", "params", params)
     if set(params) == {"params"}:
         params = params["params"]
-    return _from_kernels(_Source("from_flax", _flat(params)), "out", dropout)
+        _require_dict("from_flax", "params['params']", params)
+    return _from_kernels(_Source("from_flax", _flat("from_flax", params)), "out", dropout)
 
 
 def to_flax(layer: MultiHeadAttention) -> Weights:
@@ -158,6 +164,7 @@ def to_flax(layer: MultiHeadAttention) -> Weights:
     >>> sorted(headway.convert.to_flax(headway.MultiHeadAttention(8, 2)))
     ['key', 'out', 'query', 'value']
     """
+    _require_layer("to_flax", layer)
     return _to_kernels(layer, "out")
 
 
@@ -199,11 +206,22 @@ def _to_kernels(layer: MultiHeadAttention, out: str) -> Weights:
 # ---- What they share ----
 
 
+def _require_dict(operation: str, name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{operation}: {name} is {shown(value)}, expected a dict of arrays by name")
+
+
+def _require_layer(operation: str, layer: Any) -> None:
+    if not isinstance(layer, MultiHeadAttention):
+        raise TypeError(f"{operation}: layer is {shown(layer)}, expected a headway.MultiHeadAttention")
+
+
 class _Source:
     """The arrays of a conversion, by name; each is taken once, and none may be left."""
 
     def __init__(self, operation: str, arrays: Mapping[str, Any]) -> None:
         self.operation = operation
+        _require_dict(operation, "state_dict", arrays)
         self._arrays = dict(arrays)
 
     def __contains__(self, name: str) -> bool:
@@ -215,7 +233,9 @@ class _Source:
             raise ValueError(
                 f"{self.operation}: {name} is missing, found {', '.join(sorted(self._arrays)) or 'nothing'}"
             )
-        array = to_numpy(self._arrays.pop(name))
+        array = to_numpy(self._arrays.pop(name), self.operation, name)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"{self.operation}: {name} has type {array.dtype}, expected numbers")
         fits = array.ndim == len(shape) and all(want in (None, size) for size, want in zip(array.shape, shape))
         if not fits or 0 in array.shape:
             self.refuse(name, array, shape)
@@ -232,7 +252,7 @@ class _Source:
             raise ValueError(f"{self.operation}: {', '.join(sorted(self._arrays))} has no place in MultiHeadAttention")
 
 
-def to_numpy(array: Any) -> Any:
+def to_numpy(array: Any, operation: str = "to_numpy", name: str = "array") -> Any:
     """Any framework's array as a NumPy array; parameters that record gradients included.
 
     bfloat16, which NumPy has not, becomes float32: it holds the same numbers.
@@ -241,17 +261,19 @@ def to_numpy(array: Any) -> Any:
         array = array.detach().cpu()
         if str(array.dtype) == "torch.bfloat16":
             array = array.float()
-    array = np.asarray(array)
+    array = as_numpy(operation, name, array)
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Weights:
+def _flat(operation: str, tree: Mapping[str, Any], prefix: str = "") -> Weights:
     """{"query": {"kernel": ...}} and {"layer/query/kernel:0": ...} both as {"query/kernel": ...}."""
     result: Weights = {}
     for name, branch in tree.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{operation}: found the key {shown(name)}, expected names")
         path = prefix + name.removesuffix(":0")
         if isinstance(branch, Mapping):
-            result |= _flat(branch, path + "/")
+            result |= _flat(operation, branch, path + "/")
         else:
             result["/".join(path.split("/")[-2:])] = branch
     return result

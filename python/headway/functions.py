@@ -5,12 +5,12 @@ Lists and integers are computed in float64, as NumPy would; everything else in i
 
 from __future__ import annotations
 
-import operator
 import re
 from typing import Any
 
 import numpy as np
 
+from headway._arguments import as_numpy, whole_number
 from headway._headway import attention
 
 
@@ -26,7 +26,7 @@ def compute_qkv(X: Any, W_q: Any, W_k: Any, W_v: Any) -> tuple[Any, Any, Any]:
     array([[ 2.,  4.,  6.,  8.],
            [10., 12., 14., 16.]])
     """
-    X, W_q, W_k, W_v = same_type(X, W_q, W_k, W_v)
+    X, W_q, W_k, W_v = same_type("compute_qkv", X=X, W_q=W_q, W_k=W_k, W_v=W_v)
     for name, weight in (("W_q", W_q), ("W_k", W_k), ("W_v", W_v)):
         if X.ndim < 1 or weight.ndim != 2 or X.shape[-1] != weight.shape[0]:
             raise ValueError(
@@ -49,7 +49,7 @@ def self_attention(Q: Any, K: Any, V: Any) -> Any:
            [3.   , 4.   ]])
     """
     try:
-        return attention(*same_type(Q, K, V))
+        return attention(*same_type("self_attention", Q=Q, K=K, V=V))
     except Exception as error:
         raise renamed(error, "self_attention", query="Q", key="K", value="V") from None
 
@@ -65,7 +65,8 @@ def multi_head_attention(Q: Any, K: Any, V: Any, n_heads: int) -> Any:
     array([[4.9992, 5.9992, 7.    , 8.    ],
            [5.    , 6.    , 7.    , 8.    ]])
     """
-    Q, K, V = same_type(Q, K, V)
+    Q, K, V = same_type("multi_head_attention", Q=Q, K=K, V=V)
+    n_heads = whole_number("multi_head_attention", "the number of heads", n_heads)
     for name, array in (("Q", Q), ("K", K), ("V", V)):
         if array.ndim not in (2, 3) or array.ndim != Q.ndim:
             raise ValueError(
@@ -85,15 +86,21 @@ def multi_head_attention(Q: Any, K: Any, V: Any, n_heads: int) -> Any:
 # ---- What the layer uses too ----
 
 
-def same_type(*arrays: Any) -> tuple[Any, ...]:
+def same_type(operation: str, **arrays: Any) -> tuple[Any, ...]:
     """The arrays in the one floating type that NumPy would compute in. Arrays of other libraries stay as they are."""
-    if any(_is_foreign(array) for array in arrays):
-        return arrays
-    converted = [np.asarray(array) for array in arrays]
-    kind = np.result_type(*converted)
+    for name, array in arrays.items():
+        if _is_foreign(array) and not (hasattr(array, "ndim") and hasattr(array, "shape")):
+            raise TypeError(f"{operation}: {name} is a {type(array).__name__}, expected an array")
+    if any(_is_foreign(array) for array in arrays.values()):
+        return tuple(arrays.values())
+    converted = {name: as_numpy(operation, name, array) for name, array in arrays.items()}
+    for name, array in converted.items():
+        if not (array.dtype.kind in "biuf" or array.dtype.name == "bfloat16"):
+            raise TypeError(f"{operation}: {name} has type {array.dtype}, expected floating or integer numbers")
+    kind = np.result_type(*converted.values())
     if kind.kind in "biu":
         kind = np.dtype(np.float64)
-    return tuple(array.astype(kind, copy=False) for array in converted)
+    return tuple(array.astype(kind, copy=False) for array in converted.values())
 
 
 def _is_foreign(array: Any) -> bool:
@@ -102,18 +109,11 @@ def _is_foreign(array: Any) -> bool:
 
 def check_heads(operation: str, what: str, width: int, heads: int) -> None:
     """ValueError, with both numbers, unless the width divides into heads."""
+    whole_number(operation, what.removesuffix(" is"), width)
     if whole_number(operation, "the number of heads", heads) < 1:
         raise ValueError(f"{operation}: the number of heads is {heads}, expected 1 or more")
     if width % heads != 0:
         raise ValueError(f"{operation}: {what} {width}, expected a multiple of the {heads} heads")
-
-
-def whole_number(operation: str, name: str, value: Any) -> int:
-    """TypeError unless it is one."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{operation}: {name} is {value!r}, expected an integer") from None
 
 
 def renamed(error: Exception, operation: str, **names: str) -> Exception:

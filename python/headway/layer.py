@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headway import _headway
+from headway._arguments import as_numpy, flag, path_bytes, real_number, shown
 from headway._errors import named
 from headway._headway import attention, attention_backward
 from headway.functions import attend, check_heads, renamed, same_type, split_heads
@@ -51,8 +52,10 @@ class MultiHeadAttention:
 
     def __init__(self, num_hiddens: int, num_heads: int, dropout: float = 0.0, bias: bool = False) -> None:
         check_heads("MultiHeadAttention", "num_hiddens is", num_hiddens, num_heads)
+        dropout = real_number("MultiHeadAttention", "dropout", dropout)
         if not 0.0 <= dropout <= 1.0:
             raise ValueError(f"MultiHeadAttention: dropout is {dropout}, expected 0 to 1")
+        bias = flag("MultiHeadAttention", "bias", bias)
         self.num_hiddens = num_hiddens
         self.num_heads = num_heads
         self.dropout = dropout
@@ -78,12 +81,24 @@ class MultiHeadAttention:
 
     def transpose_qkv(self, X: Any) -> Any:
         """(B, S, num_hiddens) -> (B * num_heads, S, d): every head an item of the batch."""
+        X = as_numpy("MultiHeadAttention.transpose_qkv", "X", X)
+        if X.ndim != 3 or X.shape[2] % self.num_heads != 0:
+            raise ValueError(
+                f"MultiHeadAttention.transpose_qkv: X has shape {X.shape}, "
+                f"expected (batch, length, a multiple of the {self.num_heads} heads)"
+            )
         X = split_heads(X, self.num_heads)
-        return X.reshape(-1, X.shape[2], X.shape[3])
+        return X.reshape(X.shape[0] * self.num_heads, X.shape[2], X.shape[3])
 
     def transpose_output(self, X: Any) -> Any:
         """(B * num_heads, S, d) -> (B, S, num_hiddens): what transpose_qkv did, undone."""
-        X = X.reshape(-1, self.num_heads, X.shape[1], X.shape[2]).swapaxes(1, 2)
+        X = as_numpy("MultiHeadAttention.transpose_output", "X", X)
+        if X.ndim != 3 or X.shape[0] % self.num_heads != 0:
+            raise ValueError(
+                f"MultiHeadAttention.transpose_output: X has shape {X.shape}, "
+                f"expected (a multiple of the {self.num_heads} heads, length, d)"
+            )
+        X = X.reshape(X.shape[0] // self.num_heads, self.num_heads, X.shape[1], X.shape[2]).swapaxes(1, 2)
         return X.reshape(X.shape[0], X.shape[1], X.shape[2] * X.shape[3])
 
     def scaled_dot_product_attention(self, Q: Any, K: Any, V: Any, valid_lens: Any = None) -> Any:
@@ -91,7 +106,11 @@ class MultiHeadAttention:
 
         valid_lens is None, (N,) or (N, Sq): how many of the keys count. There is no dropout in it.
         """
-        return attention(*same_type(Q, K, V), valid_lens=valid_lens)
+        operation = "MultiHeadAttention.scaled_dot_product_attention"
+        try:
+            return attention(*same_type(operation, Q=Q, K=K, V=V), valid_lens=valid_lens)
+        except Exception as error:
+            raise renamed(error, operation, query="Q", key="K", value="V") from None
 
     def forward(
         self,
@@ -111,22 +130,25 @@ class MultiHeadAttention:
         broadcasts to (B, num_heads, Sq, Sk); causal is attention's. With return_weights, the weights (B, num_heads, Sq,
         Sk), before dropout, come second. Dropout acts in training; its seed is drawn from np.random.
         """
-        inputs = self._check_inputs(queries, keys, values)
-        projected = (
-            np.dot(inputs[0], self.W_q) + self.b_q,
-            np.dot(inputs[1], self.W_k) + self.b_k,
-            np.dot(inputs[2], self.W_v) + self.b_v,
-        )
-        q, k, v = (split_heads(array, self.num_heads) for array in same_type(*projected))
+        try:
+            inputs = self._check_inputs(queries, keys, values)
+            q, k, v = self._project(inputs)
+        except Exception:
+            self._check_parameters()
+            raise
         options: dict[str, Any] = {"valid_lens": valid_lens, "mask": mask, "causal": causal}
-        if training and self.dropout > 0:
+        if flag("MultiHeadAttention", "training", training) and self.dropout > 0:
             options.update(dropout=self.dropout, seed=int(np.random.randint(2**63, dtype=np.int64)))
         try:
             joined, lse, *weights = attend(q, k, v, return_weights, **options)
         except Exception as error:
             raise renamed(error, "MultiHeadAttention", query="queries", key="keys", value="values") from None
         self._last = _Forward(inputs, (q, k, v), joined, lse, options)
-        out = np.dot(joined, self.W_o) + self.b_o
+        try:
+            out = np.dot(joined, self.W_o) + self.b_o
+        except Exception:
+            self._check_parameters()
+            raise
         return (out, *weights) if return_weights else out
 
     __call__ = forward
@@ -140,7 +162,7 @@ class MultiHeadAttention:
         last = self._last
         if last is None:
             raise ValueError("MultiHeadAttention.backward: expected a forward before it, found none")
-        grad = np.asarray(grad)
+        grad = as_numpy("MultiHeadAttention.backward", "grad", grad)
         expected = last.joined.shape[:-1] + self.W_o.shape[1:]
         if grad.shape != expected:
             raise ValueError(f"MultiHeadAttention.backward: grad has shape {grad.shape}, expected {expected}")
@@ -166,7 +188,10 @@ class MultiHeadAttention:
         >>> layer.forward(*[np.ones((1, 3, 8), np.float32)] * 3).dtype
         dtype('float32')
         """
-        kind = np.dtype(dtype)
+        try:
+            kind = np.dtype(dtype)
+        except TypeError:
+            raise TypeError(f"MultiHeadAttention.astype: dtype is {shown(dtype)}, expected floating") from None
         if kind.kind != "f":
             raise TypeError(f"MultiHeadAttention.astype: dtype is {kind}, expected floating")
         return self._with({name: array.astype(kind) for name, array in self._parameters().items()})
@@ -179,7 +204,9 @@ class MultiHeadAttention:
         if self.num_hiddens != self.W_o.shape[1]:
             raise ValueError(f"MultiHeadAttention.save: W_o has shape {self.W_o.shape}, expected square")
         with named("MultiHeadAttention.save"):
-            _headway.save_layer(self._parameters(), self.num_heads, os.fsencode(path), bool(overwrite))
+            target = path_bytes("MultiHeadAttention.save", path)
+            replace = flag("MultiHeadAttention.save", "overwrite", overwrite)
+            _headway.save_layer(self._parameters(), self.num_heads, target, replace)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], dropout: float = 0.0) -> MultiHeadAttention:
@@ -194,7 +221,7 @@ class MultiHeadAttention:
         (MultiHeadAttention(num_hiddens=8, num_heads=2, dropout=0.0, bias=True), True)
         """
         with named("MultiHeadAttention.load"):
-            parameters, heads = _headway.load_layer(os.fsencode(path))
+            parameters, heads = _headway.load_layer(path_bytes("MultiHeadAttention.load", path))
         width = parameters["W_o"].shape[1]
         return cls._made(width, heads, dropout, parameters)
 
@@ -218,19 +245,58 @@ class MultiHeadAttention:
             setattr(layer, name, np.ascontiguousarray(array))
         return layer
 
+    def _project(self, inputs: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        """Query, key and value by head, (B, num_heads, S, d)."""
+        projected = same_type(
+            "MultiHeadAttention",
+            queries=np.dot(inputs[0], self.W_q) + self.b_q,
+            keys=np.dot(inputs[1], self.W_k) + self.b_k,
+            values=np.dot(inputs[2], self.W_v) + self.b_v,
+        )
+        query, key, value = (split_heads(array, self.num_heads) for array in projected)
+        return query, key, value
+
     def _check_inputs(self, queries: Any, keys: Any, values: Any) -> tuple[Any, Any, Any]:
         for name, array in zip(("queries", "keys", "values"), (queries, keys, values)):
             if hasattr(array, "__dlpack_device__") and int(array.__dlpack_device__()[0]) in _CUDA:
                 raise NotImplementedError(
                     f"MultiHeadAttention: {name} is on cuda, and this layer is NumPy's: use headway.torch's modules"
                 )
-        arrays = np.asarray(queries), np.asarray(keys), np.asarray(values)
-        for name, array, weight in zip(("queries", "keys", "values"), arrays, (self.W_q, self.W_k, self.W_v)):
+        names = ("queries", "keys", "values")
+        arrays = tuple(
+            as_numpy("MultiHeadAttention", name, array) for name, array in zip(names, (queries, keys, values))
+        )
+        for name, array, weight in zip(names, arrays, (self.W_q, self.W_k, self.W_v)):
             if array.ndim != 3 or array.shape[-1] != weight.shape[0]:
                 raise ValueError(
                     f"MultiHeadAttention: {name} has shape {array.shape}, expected (batch, length, {weight.shape[0]})"
                 )
-        return arrays
+        return arrays[0], arrays[1], arrays[2]
+
+    def _check_parameters(self) -> None:
+        """What is wrong with them, where a call failed: they may have been replaced by anything."""
+        widths = {}
+        for part in "qkvo":
+            weight, bias = (
+                as_numpy("MultiHeadAttention", name, getattr(self, name)) for name in (f"W_{part}", f"b_{part}")
+            )
+            for name, array in ((f"W_{part}", weight), (f"b_{part}", bias)):
+                if not (array.dtype.kind in "biuf" or array.dtype.name == "bfloat16"):
+                    raise TypeError(f"MultiHeadAttention: {name} has type {array.dtype}, expected floating")
+            if weight.ndim != 2:
+                raise ValueError(f"MultiHeadAttention: W_{part} has shape {weight.shape}, expected (in, out)")
+            widths[part] = weight.shape[1]
+            if part != "o" and widths[part] % self.num_heads != 0:
+                raise ValueError(
+                    f"MultiHeadAttention: W_{part} has shape {weight.shape}, "
+                    f"expected a multiple of the {self.num_heads} heads in its second axis"
+                )
+            if bias.shape not in ((), (1,), weight.shape[1:]):
+                raise ValueError(f"MultiHeadAttention: b_{part} has shape {bias.shape}, expected ({weight.shape[1]},)")
+        if self.W_o.shape[0] != widths["v"]:
+            raise ValueError(
+                f"MultiHeadAttention: W_o has shape {self.W_o.shape}, expected ({widths['v']}, out) as W_v gives"
+            )
 
 
 def _linear_gradients(letter: str, source: Any, weight: Any, grad: Any) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from __future__ import annotations
 from typing import Any
 
 from headway import _headway
+from headway._arguments import shown, whole_number
 from headway._headway import Mask
-from headway.functions import whole_number
 
 __all__ = [
     "Mask",
@@ -149,7 +149,7 @@ def blocks(keep: Any, size: int | tuple[int, int]) -> Mask:
     """
     sizes = size if isinstance(size, tuple) else (size, size)
     if len(sizes) != 2:
-        raise ValueError(f"masks.blocks: size is {size!r}, expected a number or a pair (queries, keys)")
+        raise ValueError(f"masks.blocks: size is {shown(size)}, expected a number or a pair (queries, keys)")
     query_size, key_size = (whole_number("masks.blocks", "size", one) for one in sizes)
     return _headway.mask_blocks(keep, query_size, key_size)
 

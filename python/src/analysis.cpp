@@ -65,7 +65,7 @@ nb::object call_analyze(const Arguments& arguments) {
   request.cells = read_count(arguments.own(2), request.cells);
   std::optional<Analysis> found;
   {
-    const ProgressBar bar(arguments.own(3).object);
+    const ProgressBar bar(operation, arguments.own(3).object);
     const Released released(options.values.progress, bar.callable());
     found = analyze(query_view, key_view, options.values, request);
   }

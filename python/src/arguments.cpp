@@ -3,6 +3,8 @@
 #include <iterator>
 #include <utility>
 
+#include "options.h"
+
 namespace headway::python {
 namespace {
 
@@ -125,8 +127,12 @@ bool is_true(const Argument& argument) {
     return false;
   }
   const int truth = PyObject_IsTrue(argument.object.ptr());
-  if (truth < 0) {
-    throw nb::python_error();
+  if (truth < 0) {  // an array of several elements, a structured mask
+    nb::python_error error;
+    if (error.matches(PyExc_ValueError) || error.matches(PyExc_TypeError) || error.matches(PyExc_RuntimeError)) {
+      refuse<TypeMismatch>(argument, "is ", found(argument), ", expected True or False");
+    }
+    throw error;
   }
   return truth == 1;
 }

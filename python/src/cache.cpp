@@ -170,7 +170,8 @@ void add_cache(nb::module_& module) {
       .def("fork", &KVCache::fork, NoGil())
       .def("truncate", &KVCache::truncate, NoGil())
       .def("remove", &KVCache::remove, NoGil())
-      .def("append", &append, nb::arg("ids"), nb::arg("key"), nb::arg("value").none(), nb::arg("cu_seqlens").none())
+      .def("append", &append, nb::arg("ids").none(), nb::arg("key").none(), nb::arg("value").none(),
+           nb::arg("cu_seqlens").none())
       .def("read", &read)
       .def("save",
            [](const KVCache& self, const nb::bytes& path, bool overwrite) {

@@ -4,6 +4,9 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <array>
+
 #include "docstrings.h"
 #include "functions.h"
 #include "numpy.h"
@@ -28,7 +31,7 @@ masks::Integers integers(const char* function, const char* name, nb::handle obje
 template <class Make>
 Mask from_bools(const char* function, const char* name, nb::handle object, const Make& make) {
   CallStream stream;
-  const nb::object given = is_array(object) ? nb::borrow(object) : numpy().asarray(object);
+  const nb::object given = as_array({function, name, object, &stream});
   const Array array(Argument{function, name, given, &stream});
   const ConstTensorView view = array.view("bool (true = attend)");
   return view.device() == Device{} ? make(view) : make(copied_to(view, Device{}, stream.value()).view());
@@ -76,6 +79,36 @@ nb::tuple packed_parts(const Mask& mask, nb::handle cu_seqlens_q, nb::handle cu_
   throw TypeMismatch("masks: a mask is neither true nor false: join masks by & and |, not by `and` and `or`");
 }
 
+// The arguments (queries, keys) of a method, read here so that what is wrong with them is said in the method's name.
+struct Sizes {
+  Sizes(const char* method, const nb::args& positional, const nb::kwargs& keywords) {
+    constexpr std::array<const char*, 2> names = {"queries", "keys"};
+    if (positional.size() > names.size()) {
+      throw TypeMismatch(text(method, ": found ", positional.size(), " arguments, expected queries and keys"));
+    }
+    std::array<nb::object, 2> given;
+    for (std::size_t i = 0; i < positional.size(); ++i) {
+      given[i] = positional[i];
+    }
+    for (const auto& [keyword, value] : keywords) {
+      const auto name = nb::cast<std::string>(keyword);
+      const auto* slot = std::find(names.begin(), names.end(), name);
+      if (slot == names.end() || given[static_cast<std::size_t>(slot - names.begin())].is_valid()) {
+        throw TypeMismatch(text(method, ": found the keyword ", name, slot == names.end() ? "" : " a second time",
+                                ", expected queries and keys"));
+      }
+      given[static_cast<std::size_t>(slot - names.begin())] = nb::borrow(value);
+    }
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      if (!given[i].is_valid() || given[i].is_none()) {
+        throw TypeMismatch(text(method, ": ", names[i], " is missing, expected an integer"));
+      }
+      (i == 0 ? queries : keys) = read_count({method, names[i], given[i]}, 0);
+    }
+  }
+  std::int64_t queries = 0, keys = 0;
+};
+
 void add_class(nb::module_& module) {
   nb::class_<Mask> mask(module, "Mask", nb::is_weak_referenceable(), docs::mask);
   mask.def(
@@ -94,21 +127,35 @@ void add_class(nb::module_& module) {
       .def("__str__", [](const Mask& self) { return text(self); })
       .def_prop_ro("batch", &Mask::batch, docs::mask_batch)
       .def_prop_ro("heads", &Mask::heads, docs::mask_heads)
-      .def("pairs", &Mask::pairs, nb::arg("queries"), nb::arg("keys"), docs::mask_pairs)
-      .def("draw", &Mask::draw, nb::arg("queries"), nb::arg("keys"), docs::mask_draw)
+      .def(
+          "pairs",
+          [](const Mask& self, const nb::args& positional, const nb::kwargs& keywords) {
+            const Sizes sizes("Mask.pairs", positional, keywords);
+            return self.pairs(sizes.queries, sizes.keys);
+          },
+          nb::sig("def pairs(self, queries: int, keys: int) -> int"), docs::mask_pairs)
+      .def(
+          "draw",
+          [](const Mask& self, const nb::args& positional, const nb::kwargs& keywords) {
+            const Sizes sizes("Mask.draw", positional, keywords);
+            return self.draw(sizes.queries, sizes.keys);
+          },
+          nb::sig("def draw(self, queries: int, keys: int) -> str"), docs::mask_draw)
       .def(
           "to_bool",
-          [](const Mask& self, std::int64_t queries, std::int64_t keys) {
-            return to_numpy(self.to_bool(queries, keys));
+          [](const Mask& self, const nb::args& positional, const nb::kwargs& keywords) {
+            const Sizes sizes("Mask.to_bool", positional, keywords);
+            return to_numpy(self.to_bool(sizes.queries, sizes.keys));
           },
-          nb::arg("queries"), nb::arg("keys"), docs::mask_to_bool)
+          nb::sig("def to_bool(self, queries: int, keys: int) -> object"), docs::mask_to_bool)
       .def(
           "spans",
-          [](const Mask& self, std::int64_t queries, std::int64_t keys) {
-            const MaskSpans found = self.spans(queries, keys);
+          [](const Mask& self, const nb::args& positional, const nb::kwargs& keywords) {
+            const Sizes sizes("Mask.spans", positional, keywords);
+            const MaskSpans found = self.spans(sizes.queries, sizes.keys);
             return nb::make_tuple(to_numpy(found.spans), found.rows);
           },
-          nb::arg("queries"), nb::arg("keys"), docs::mask_spans);
+          nb::sig("def spans(self, queries: int, keys: int) -> tuple"), docs::mask_spans);
   mask.attr("__module__") = "headway.masks";
   mask.attr("__array_ufunc__") = nb::none();  // array & mask comes to __rand__, not to each of the array's elements
 }

@@ -6,18 +6,37 @@
 #include "numpy.h"
 
 namespace headway::python {
-namespace {
 
-constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
-
-// ---- Numbers ----
-
-// What was found, for error texts: the value as Python writes it, shortened where it is long.
 std::string found(const Argument& argument) {
   const nb::object repr = checked(PyObject_Repr(argument.object.ptr()));
   const nb::object start = checked(PyUnicode_Substring(repr.ptr(), 0, 100));
   return to_string(start) + (nb::len(repr) > 100 ? "..." : "");
 }
+
+namespace {
+
+nb::object to_numpy(const Argument& argument) {
+  try {
+    return numpy().asarray(argument.object);
+  } catch (nb::python_error& error) {
+    if (error.matches(PyExc_ValueError)) {  // [[1], [1, 2]]
+      refuse<InvalidArgument>(argument, "is ", found(argument), ", expected rows of equal length");
+    }
+    throw;
+  }
+}
+
+}  // namespace
+
+nb::object as_array(const Argument& argument) {
+  return is_array(argument.object) ? nb::borrow(argument.object) : to_numpy(argument);
+}
+
+namespace {
+
+constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
+
+// ---- Numbers ----
 
 double read_number(const Argument& argument) {
   if (PyUnicode_Check(argument.object.ptr()) || PyBytes_Check(argument.object.ptr())) {
@@ -106,22 +125,6 @@ std::optional<std::int64_t> read_side(const Argument& side) {
 }
 
 // ---- Arrays ----
-
-nb::object to_numpy(const Argument& argument) {
-  try {
-    return numpy().asarray(argument.object);
-  } catch (nb::python_error& error) {
-    if (error.matches(PyExc_ValueError)) {  // [[1], [1, 2]]
-      refuse<InvalidArgument>(argument, "is ", found(argument), ", expected rows of equal length");
-    }
-    throw;
-  }
-}
-
-// Lists and numbers become NumPy arrays; Python's own numbers have no width that could be wrong.
-nb::object as_array(const Argument& argument) {
-  return is_array(argument.object) ? nb::borrow(argument.object) : to_numpy(argument);
-}
 
 void open(const Argument& argument, nb::handle object, std::optional<Array>& array) {
   array.emplace(Argument{argument.operation, argument.name, object, argument.stream, argument.is_recorded});

@@ -10,6 +10,12 @@ namespace headway::python {
 
 // The order of an array's four axes; arrays with fewer have no heads, and one order only.
 enum class Layout : std::uint8_t { bhsd, bshd };
+// What was found, for error texts: the value as Python writes it, shortened where it is long.
+std::string found(const Argument& argument);
+
+// Lists and numbers become NumPy arrays; Python's own numbers have no width that could be wrong.
+nb::object as_array(const Argument& argument);
+
 Layout read_layout(const Arguments& arguments);
 
 // The same memory as (B, H, S, D).

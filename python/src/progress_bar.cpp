@@ -4,8 +4,9 @@
 
 namespace headway::python {
 
-ProgressBar::ProgressBar(nb::handle wanted)
-    : bar_(nb::module_::import_("headway._progress").attr("bar_for")(wanted.is_valid() ? wanted : nb::none())) {}
+ProgressBar::ProgressBar(const char* operation, nb::handle wanted)
+    : bar_(nb::module_::import_("headway._progress")
+               .attr("bar_for")(wanted.is_valid() ? wanted : nb::none(), operation)) {}
 
 ProgressBar::~ProgressBar() {
   if (bar_.is_none()) {

@@ -7,8 +7,8 @@ namespace headway::python {
 
 class ProgressBar {
  public:
-  // `wanted` is None (on a terminal only), True or False.
-  explicit ProgressBar(nb::handle wanted);
+  // `wanted` is None (on a terminal and in a notebook), True or False; anything else is an error of `operation`.
+  ProgressBar(const char* operation, nb::handle wanted);
   ~ProgressBar();  // wipes the line
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;

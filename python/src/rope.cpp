@@ -75,7 +75,7 @@ RopeConfig read_rope(const nb::dict& settings) {
 }
 
 void add_rope(nb::module_& module) {
-  module.def("rotate", &rotate, nb::arg("x"), nb::arg("positions"), nb::arg("settings"), nb::arg("back"),
+  module.def("rotate", &rotate, nb::arg("x").none(), nb::arg("positions").none(), nb::arg("settings"), nb::arg("back"),
              nb::arg("out").none(), "For headway.rope and headway.rope_backward.");
   module.def(
       "rope_frequencies",

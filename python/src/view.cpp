@@ -81,7 +81,7 @@ void write(const nb::list& layers, const nb::bytes& path, const nb::str& title, 
   request.overwrite = overwrite;
   const std::filesystem::path target(std::string(path.c_str(), path.size()));
   translated([&] {
-    const ProgressBar bar(progress);
+    const ProgressBar bar("view", progress);
     const Released released(request.progress, bar.callable());
     write_view(target, views, request);
   });
@@ -96,7 +96,7 @@ class OwnedLiveView {
     const std::vector<ViewLayer> views = views_of(layers);
     ViewRequest request = request_of(title, key_tokens, query_tokens, head_names);
     translated([&] {
-      const ProgressBar bar(progress);
+      const ProgressBar bar("view", progress);
       const Released released(request.progress, bar.callable());
       view_.emplace(std::span(views), request);
     });

@@ -1,6 +1,7 @@
 // load_safetensors and save_safetensors: the length of a JSON header, the header, and the elements of all tensors.
 #include <algorithm>
 #include <array>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,6 +28,10 @@ std::string read_header(const io::InputFile& file, const ReadLimits& limits) {
   file.read_at(0, start);
   const auto length = io::load_integer<std::uint64_t>(start);
   if (length > limits.header_bytes) {
+    const std::string_view found(reinterpret_cast<const char*>(start.data()), start.size());
+    if (found.starts_with("\x93NUMPY") || found.starts_with("PK\x03\x04")) {
+      file.context().fail("expected a .safetensors file, found a ", found[0] == 'P' ? ".npz file" : ".npy array");
+    }
     file.context().fail("expected a header of at most ", limits.header_bytes, " bytes, found ", length);
   }
   if (length > file.size() - length_bytes) {

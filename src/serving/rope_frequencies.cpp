@@ -52,6 +52,7 @@ class Scaling {
 
   std::vector<double> plain(double base) const {
     std::vector<double> result;
+    result.reserve(static_cast<std::size_t>(dims_ / 2));  // what cannot be stored is refused before the work
     for (std::int64_t n = 0; n < dims_; n += 2) {
       result.push_back(std::pow(base, -static_cast<double>(n) / static_cast<double>(dims_)));
     }

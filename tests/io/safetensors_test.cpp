@@ -184,6 +184,15 @@ TEST(Safetensors, deep_nesting_is_refused_at_once) {
   expect_refused(file_with(objects), {"another \"x\""});
 }
 
+TEST(Safetensors, a_file_of_another_format_is_called_by_its_name) {
+  const TestFolder folder;
+  save_npy(folder / "x.npy", Tensor({3}));
+  expect_file_error([&] { load_safetensors(folder / "x.npy"); }, {"expected a .safetensors file, found a .npy array"});
+  const std::string npz("PK\x03\x04\x14\0\0\0\0\0", 10);
+  expect_file_error([&] { load_safetensors(put(folder / "x.npz", npz)); },
+                    {"expected a .safetensors file, found a .npz file"});
+}
+
 TEST(Safetensors, limits_of_the_caller_are_kept) {
   const TestFolder folder;
   const auto path = put(folder / "x", file_with("{\"x\":" + one_tensor("I64", "[]", "[0,8]") + "}", "12345678"));

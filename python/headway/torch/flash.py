@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from headway import _headway
+from headway._arguments import flag, shown
 from headway._suggest import suggests_keywords
 from headway.functions import renamed
-from headway.torch.functional import Window, attention, attention_varlen
+from headway.torch.functional import Window, attention, attention_varlen, require_number
 
 
 @suggests_keywords
@@ -138,18 +139,23 @@ def _options(
     alibi_slopes: Tensor | None,
 ) -> dict[str, Any]:
     return {
-        "causal": "bottom_right" if causal else False,
+        "causal": "bottom_right" if flag("attention", "causal", causal) else False,
         "window": _window(window_size),
         "scale": softmax_scale,
-        "softcap": None if softcap == 0.0 else softcap,
+        "softcap": _softcap(softcap),
         "alibi_slopes": alibi_slopes,
         "dropout": dropout_p,
     }
 
 
+def _softcap(softcap: float) -> float | None:
+    require_number("attention", "softcap", softcap)
+    return None if softcap == 0.0 else softcap
+
+
 def _window(window_size: tuple[int, int]) -> Window | None:
     if not isinstance(window_size, tuple | list) or len(window_size) != 2:
-        raise ValueError(f"attention: window is {window_size!r}, expected a pair (left, right), -1 for unlimited")
+        raise ValueError(f"attention: window is {shown(window_size)}, expected a pair (left, right), -1 for unlimited")
     left, right = window_size
     if left == -1 and right == -1:
         return None

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from headway import _headway
-from headway.torch.flash import _window
+from headway._arguments import flag
+from headway.torch.flash import _softcap, _window
 from headway.torch.functional import require_tensors
 
 _NAME = "flash_attn_with_kvcache"
@@ -67,6 +68,15 @@ def flash_attn_with_kvcache(
         raise ValueError(
             f"{_NAME}: expected 4 axes, found q {_shape(q)}, k_cache {_shape(k_cache)}, v_cache {_shape(v_cache)}"
         )
+    try:  # before anything is written
+        causal = flag("attention_paged", "causal", causal)
+        options: dict[str, Any] = {"causal": "bottom_right" if causal else False, "window": _window(window_size)}
+        options |= {"scale": softmax_scale, "softcap": _softcap(softcap), "layout": "bshd"}
+    except (TypeError, ValueError) as error:
+        raise _in_their_words(error) from None
+    for name, given in (("k", k), ("v", v), ("alibi_slopes", alibi_slopes), ("block_table", block_table)):
+        if given is not None:
+            require_tensors(_NAME, (name, given))
     stays = q.is_cuda and k is None and cache_leftpad is None  # nobody here has to read the table or the lengths
     table = _table(q, k_cache, cache_batch_idx, block_table, stays)
     before = _lengths(q, k_cache, table, cache_seqlens, stays)
@@ -81,8 +91,6 @@ def flash_attn_with_kvcache(
             q = _rotated("q", q, rotary_cos, rotary_sin, before[:, None] + steps, rotary_interleaved)
     elif rotary_cos is not None or rotary_sin is not None:
         raise ValueError(f"{_NAME}: rotary_cos and rotary_sin need k and v, found none")
-    options: dict[str, Any] = {"causal": "bottom_right" if causal else False, "window": _window(window_size)}
-    options |= {"scale": softmax_scale, "softcap": None if softcap == 0.0 else softcap, "layout": "bshd"}
     if cache_leftpad is not None:
         options["spans"] = _spans_from(cache_leftpad, after, q.shape[1])
     try:
@@ -223,6 +231,8 @@ def _shape(x: Tensor) -> tuple[int, ...]:
 
 def _in_their_words(error: Exception) -> Exception:
     text = str(error)
+    if text.startswith("attention: "):
+        text = text.replace("attention: ", "attention_paged: ", 1)
     if not text.startswith("attention_paged: "):
         return error
     names = {

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from headway import _headway
+from headway._arguments import flag, shown, whole_number
 from headway._headway import Mask
 from headway._suggest import hint
-from headway.functions import whole_number
 from headway.torch._core import Options
 from headway.torch._dispatch import Results, attend
 from headway.torch._structured import with_mask
@@ -142,7 +142,10 @@ def attention_varlen(
     )  # fmt: skip
     if _has_heads_third("attention_varlen", layout):
         raise ValueError("attention_varlen: layout is 'bshd', expected none: packed sequences are (total, H, D)")
-    options = options._replace(cu_seqlens_q=_integers(cu_seqlens_q), cu_seqlens_k=_integers(cu_seqlens_k))
+    options = options._replace(
+        cu_seqlens_q=_integers("attention_varlen", "cu_seqlens_q", cu_seqlens_q),
+        cu_seqlens_k=_integers("attention_varlen", "cu_seqlens_k", cu_seqlens_k),
+    )
     if isinstance(mask, Mask):
         options = with_mask("attention_varlen", mask, query, key, options)
     return _results(attend(query, key, value, options, False, return_lse), False, return_lse)
@@ -166,8 +169,8 @@ def require_tensors(operation: str, *inputs: tuple[str, Any]) -> None:
 
 def require_number(operation: str, name: str, value: Any) -> None:
     """TypeError for what cannot be compared with one."""
-    if value is None or isinstance(value, str):
-        raise TypeError(f"{operation}: {name} is {value!r}, expected a number")
+    if not isinstance(value, int | float) and (not hasattr(value, "__float__") or getattr(value, "ndim", 0) != 0):
+        raise TypeError(f"{operation}: {name} is {shown(value)}, expected a number")
 
 
 def draw_seed() -> Tensor:
@@ -205,12 +208,12 @@ def _options(
         require_tensors(operation, ("bias", bias))
     return Options(
         bias=bias,
-        sinks=_floats(sinks, device),
+        sinks=_floats(operation, "sinks", sinks, device),
         mask=mask,
-        alibi_slopes=_floats(alibi_slopes, device),
-        valid_lens=_integers(valid_lens),
-        query_lens=_integers(query_lens),
-        spans=_integers(spans),
+        alibi_slopes=_floats(operation, "alibi_slopes", alibi_slopes, device),
+        valid_lens=_integers(operation, "valid_lens", valid_lens),
+        query_lens=_integers(operation, "query_lens", query_lens),
+        spans=_integers(operation, "spans", spans),
         seed=_seed(operation, dropout, seed),
         causal=_alignment(operation, causal),
         window_left=left,
@@ -219,25 +222,25 @@ def _options(
         softcap=softcap,
         dropout=dropout,
         engine=engine,
-        batch_invariant=bool(batch_invariant),
+        batch_invariant=flag(operation, "batch_invariant", batch_invariant),
         span_rows=whole_number(operation, "span_rows", span_rows),
     )
 
 
 def _has_heads_third(operation: str, layout: str) -> bool:
-    if layout in ("bhsd", "bshd"):
+    if isinstance(layout, str) and layout in ("bhsd", "bshd"):
         return layout == "bshd"
     error = ValueError if isinstance(layout, str) else TypeError
-    raise error(f"{operation}: layout is {layout!r}, expected 'bhsd' or 'bshd'")
+    raise error(f"{operation}: layout is {shown(layout)}, expected 'bhsd' or 'bshd'")
 
 
 def _alignment(operation: str, causal: Causal) -> str:
     if isinstance(causal, bool | np.bool_):
         return "square" if causal else "none"
-    if causal in ("top_left", "bottom_right"):
+    if isinstance(causal, str) and causal in ("top_left", "bottom_right"):
         return causal
     error = ValueError if isinstance(causal, str) else TypeError
-    raise error(f"{operation}: causal is {causal!r}, expected False, True, 'top_left' or 'bottom_right'")
+    raise error(f"{operation}: causal is {shown(causal)}, expected False, True, 'top_left' or 'bottom_right'")
 
 
 def _sides(operation: str, window: Window | None) -> Window:
@@ -245,7 +248,7 @@ def _sides(operation: str, window: Window | None) -> Window:
         return None, None
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         error = ValueError if isinstance(window, (tuple, list)) else TypeError
-        raise error(f"{operation}: window is {window!r}, expected a pair (left, right) of integers or None")
+        raise error(f"{operation}: window is {shown(window)}, expected a pair (left, right) of integers or None")
     return window[0], window[1]
 
 
@@ -253,25 +256,37 @@ def _seed(operation: str, dropout: float, seed: int | Tensor | None) -> Tensor |
     if seed is None:
         return draw_seed() if dropout > 0 else None
     if isinstance(seed, Tensor):
+        if seed.numel() != 1 or seed.is_floating_point() or seed.is_complex():
+            raise TypeError(
+                f"{operation}: seed is a tensor {tuple(seed.shape)} and type {seed.dtype}, expected an integer"
+            )
         return seed
-    seed = whole_number(operation, "seed", seed)
+    seed = whole_number(operation, "seed", seed, bits=64)
     if not 0 <= seed < 2**64:
         raise ValueError(f"{operation}: seed is {seed}, expected 0 to 2^64 - 1")
     return torch.tensor(seed - 2**64 if seed >= 2**63 else seed)  # its 64 bits
 
 
-def _integers(numbers: Any) -> Tensor | None:
+def _integers(operation: str, name: str, numbers: Any) -> Tensor | None:
     """Lengths and bounds: lists become tensors; what is none is left to the call's own checks."""
     if numbers is None or isinstance(numbers, Tensor):
         return numbers
-    tensor = torch.as_tensor(numbers)
+    tensor = _as_tensor(operation, name, numbers, "integers")
     return tensor.long() if tensor.numel() == 0 else tensor
 
 
-def _floats(numbers: Any, device: torch.device) -> Tensor | None:
+def _floats(operation: str, name: str, numbers: Any, device: torch.device) -> Tensor | None:
     if numbers is None or isinstance(numbers, Tensor):
         return numbers
-    return torch.as_tensor(numbers, dtype=torch.float64, device=device)
+    return _as_tensor(operation, name, numbers, "numbers", dtype=torch.float64, device=device)
+
+
+def _as_tensor(operation: str, name: str, numbers: Any, expected: str, **settings: Any) -> Tensor:
+    try:
+        return torch.as_tensor(numbers, **settings)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{operation}: {name} is {shown(numbers)}, expected {expected}") from None
 
 
 def _attend(
@@ -284,6 +299,7 @@ def _attend(
     out: Tensor | None,
 ) -> Any:
     if out is not None:
+        require_tensors("attention", ("out", out))
         return _write_to(out, query, key, value, options, return_weights, return_lse)
     return _results(attend(query, key, value, options, return_weights, return_lse), return_weights, return_lse)
 
@@ -293,7 +309,7 @@ def _write_to(
 ) -> Any:
     recorded = [x for x in (query, key, value, options.bias, options.sinks, out) if x is not None and x.requires_grad]
     if torch.is_grad_enabled() and recorded:
-        raise ValueError("attention: out= records no gradients: leave it away, or call it under torch.no_grad()")
+        raise ValueError("attention: out= records no gradients: omit it, or call it under torch.no_grad()")
     return _headway.attention(
         query, key, value, return_weights=return_weights, return_lse=return_lse, out=out, **options.keywords()
     )

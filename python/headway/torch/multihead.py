@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headway._arguments import whole_number
 from headway.torch._core import Options
 from headway.torch._dispatch import attend, autocast_active, is_watched
 from headway.torch._mean_weights import attend_for_mean
 from headway.torch._nested import Packed
 from headway.torch._parts import split
 from headway.torch._weights import hide_unseen
-from headway.torch.functional import attention_varlen, draw_seed, refuse_keywords, require_tensors
+from headway.torch.functional import attention_varlen, draw_seed, refuse_keywords, require_number, require_tensors
 
 _NAME = "MultiheadAttention"
 
@@ -60,6 +61,12 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> None:
         if unknown:
             refuse_keywords(_NAME, MultiheadAttention.__init__, unknown)
+        whole_number(_NAME, "embed_dim", embed_dim)
+        whole_number(_NAME, "num_heads", num_heads)
+        for name, width in (("kdim", kdim), ("vdim", vdim)):
+            if width is not None and whole_number(_NAME, name, width) < 0:
+                raise ValueError(f"{_NAME}: {name} is {width}, expected 0 or more")
+        require_number(_NAME, "dropout", dropout)
         if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads != 0:
             raise ValueError(f"{_NAME}: embed_dim is {embed_dim}, expected a multiple of the {num_heads} heads")
         if not 0.0 <= dropout <= 1.0:
