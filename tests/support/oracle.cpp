@@ -352,6 +352,7 @@ void Work<Arithmetic>::add_row_gradients(const Row<Number>& one, std::int64_t b,
   std::vector<Number> dp_size(one.keys.size());  // keep * sum |dO v|
   Number delta = 0;                              // sum_j p dP
   Number delta_size = 0, largest_dp = 0;
+  Number lost_of_row = lost_of_out_;  // what each element of the saved output lost: its products below 2^-126, its own
   for (std::size_t n = 0; n < one.keys.size(); ++n) {
     if (one.keep[n] == 0) continue;
     const Dot<Number> product = dot(arithmetic_, grad_row, v_.data() + v_at(b, g, one.keys[n]), value_width);
@@ -360,9 +361,10 @@ void Work<Arithmetic>::add_row_gradients(const Row<Number>& one, std::int64_t b,
     delta += one.p[n] * dp[n];
     delta_size += one.p_size[n] * dp_size[n];
     largest_dp = std::max(largest_dp, dp_size[n]);
+    lost_of_row += lost_ * one.keep[n];
   }
   // delta may come from a saved output: <dO, out>.
-  for (std::int64_t d = 0; d < value_width; ++d) delta_size += lost_ + lost_of_out_ * std::abs(grad_row[d]);
+  for (std::int64_t d = 0; d < value_width; ++d) delta_size += lost_ + lost_of_row * std::abs(grad_row[d]);
   const Number scale_size = std::abs(scale_);
   // What a score lost below the normal numbers counts for the slope of a cap that is itself no larger.
   const Number lost_slope =
