@@ -175,6 +175,7 @@ Prepared::Prepared(const Case& one) : materials(one) {
     layer = expected_of_layer(materials.what);
     return;
   }
+  if (one.subject == Subject::cache) return;
   const Call& call = materials.call;
   spec = call.spec();
   grad_out = gradient_as_padded(call, spec, materials.grad_out);
@@ -329,6 +330,7 @@ std::optional<Failure> check_scores(const Prepared& prepared, const Call& call) 
 
 std::optional<Failure> check(const Prepared& prepared, Engine engine, bool batch_invariant) {
   if (prepared.materials.what.subject == Subject::layer) return check_layer(prepared, engine);
+  if (prepared.materials.what.subject == Subject::cache) return check_cache(prepared, engine);
   Call call = prepared.materials.call;
   call.options.engine = engine;
   call.options.batch_invariant = batch_invariant;

@@ -389,9 +389,7 @@ TEST(KVCache, configs_that_cannot_be_are_refused) {
             "KVCache: expected a dtype of f32, f64, bf16 or f16, found i32");
   const std::vector<Engine> there = engines();
   if (std::find(there.begin(), there.end(), Engine::cuda) == there.end()) {
-    const std::string found = refused([](auto& c) {
-      c.device = {DeviceType::cuda, 0};
-    });
+    const std::string found = refused([](auto& c) { c.device = {DeviceType::cuda, 0}; });
     EXPECT_EQ(found.find("KVCache: the pages are to be on cuda:0, and the cuda engine says: "), 0U) << found;
   }
   EXPECT_EQ(refused([](auto& c) {

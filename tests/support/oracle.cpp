@@ -258,8 +258,18 @@ auto Work<Arithmetic>::row(std::int64_t b, std::int64_t h, std::int64_t i, Score
 // The softmax of the scores of a row's allowed keys.
 template <class Arithmetic>
 void Work<Arithmetic>::finish_row(std::int64_t h, const std::vector<Number>& s, Row<Number>& row) const {
-  const bool sink = spec_.sinks.has_value();
+  // exp(-inf) is 0: the row is one without a sink.
+  const bool sink = spec_.sinks && (*spec_.sinks)(h) != -infinity;
   if (row.keys.empty() && !sink) return;
+  const bool weights_vanish = sink && (*spec_.sinks)(h) == infinity &&
+                              std::all_of(s.begin(), s.end(), [](Number one) { return one < infinity; });
+  if (weights_vanish) {  // p = exp(s - inf)
+    row.lse = std::numeric_limits<Number>::infinity();
+    row.sink = 1;
+    row.p.assign(row.keys.size(), 0);
+    row.p_size.assign(row.keys.size(), 0);
+    return;
+  }
   const Number sink_score = sink ? static_cast<Number>((*spec_.sinks)(h)) : 0;
   Number largest = sink ? sink_score : -std::numeric_limits<Number>::infinity();
   for (Number one : s) largest = std::max(largest, one);
