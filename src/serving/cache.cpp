@@ -124,10 +124,10 @@ Tensor first_and_window(const CacheState& state, const AttendCall& call, const R
   for (std::size_t b = 0; b < call.ids.size(); ++b) {
     const std::int64_t length = state.book.at(attend_operation, call.ids[b]).length, count = rows.counts[b];
     const std::int64_t begin = packed ? rows.begins[b] : static_cast<std::int64_t>(b) * each;
-    for (std::int64_t i = std::max<std::int64_t>(count - length, 0); i < count; ++i) {
-      const std::int64_t position = length - count + i;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t position = length - count + i;  // negative where there are more queries than keys
       const bool bounded = window.right && *window.right < length - position;
-      const std::int64_t end = bounded ? position + *window.right + 1 : length;
+      const std::int64_t end = bounded ? std::max<std::int64_t>(position + *window.right + 1, 0) : length;
       auto* row = spans.as<std::int64_t>() + (begin + i) * 4;
       row[1] = std::min(first, end);
       row[2] = std::min(std::max(first, position - *window.left), end);

@@ -23,17 +23,19 @@ const Words& words();
     static const Words list{__VA_ARGS__}; \
     return list;                          \
   }
-HEADWAY_FUZZ_WORDS(Subject, "attention", "layer")
+HEADWAY_FUZZ_WORDS(Subject, "attention", "layer", "cache")
 HEADWAY_FUZZ_WORDS(Form, "bhsd", "bsd", "sd", "packed")
-HEADWAY_FUZZ_WORDS(Sharing, "none", "qkv", "kv", "all")
+HEADWAY_FUZZ_WORDS(Sharing, "none", "qkv", "kv", "all", "columns")
 HEADWAY_FUZZ_WORDS(Pattern, "none", "full", "random", "sparse", "rows", "columns", "tiles", "one_key", "empty")
 HEADWAY_FUZZ_WORDS(Spans, "none", "random", "prefix", "first", "documents", "blocks", "hostile")
 HEADWAY_FUZZ_WORDS(Lengths, "none", "item", "item32", "row", "row32")
 HEADWAY_FUZZ_WORDS(Numbers, "normal", "constant", "equal", "channel", "integers", "apart", "wide", "signed_zeros",
                    "denormal")
+HEADWAY_FUZZ_WORDS(Rope, "none", "whole", "interleaved", "partial", "linear", "yarn", "llama3")
+HEADWAY_FUZZ_WORDS(CacheFormat, "plain", "int8", "fp8")
 HEADWAY_FUZZ_WORDS(FloatType, "none", "f32", "f64", "bf16", "f16")
 HEADWAY_FUZZ_WORDS(Place, "query", "hidden_key", "hidden_value", "key", "value", "hidden_bias", "bias", "grad",
-                   "hidden_grad")
+                   "hidden_grad", "sink")
 HEADWAY_FUZZ_WORDS(Odd, "nan", "inf", "minus_inf", "tiny", "large")
 HEADWAY_FUZZ_WORDS(Causal, "none", "square", "top_left", "bottom_right")
 HEADWAY_FUZZ_WORDS(Layout, "contiguous", "heads_inside", "gaps", "reversed", "misaligned", "repeated", "repeated_heads",
@@ -114,6 +116,8 @@ void each_field(AnyCase& one, Visit visit) {
   visit("d", one.d), visit("dv", one.dv);
   visit("model", one.model), visit("key_dim", one.key_dim), visit("value_dim", one.value_dim);
   visit("biased", one.biased);
+  visit("page", one.page), visit("first", one.first), visit("slack", one.slack), visit("stored", one.stored);
+  visit("rope", one.rope);
   visit("q_layout", one.q_layout), visit("k_layout", one.k_layout), visit("v_layout", one.v_layout);
   visit("out_layout", one.out_layout), visit("grad_layout", one.grad_layout);
   visit("option_layout", one.option_layout), visit("sharing", one.sharing);
@@ -136,6 +140,30 @@ std::map<std::string, std::string> texts_of(const Case& one) {
   std::map<std::string, std::string> result;
   each_field(one, [&](const char* field, const auto& value) { result[field] = to_text(value); });
   return result;
+}
+
+// A cache has sizes of at least 1 and none of the options that its attend refuses.
+void legalise_cache(Case& one) {
+  const Case plain;
+  one.form = Form::bhsd;
+  one.b = 1;
+  for (auto size : {&Case::h, &Case::hkv, &Case::sq, &Case::sk, &Case::d, &Case::dv, &Case::page})
+    one.*size = std::max<std::int64_t>(one.*size, 1);
+  if (one.sharing != Sharing::columns) one.sharing = Sharing::none;
+  one.mask = one.bias = Pattern::none;
+  one.spans = plain.spans;
+  one.valid = one.queries = Lengths::none;
+  one.dropout = 0;
+  one.plants.clear();
+  if (one.stored != CacheFormat::plain && one.type == DType::f64) one.type = DType::f32;
+  if (one.rope != Rope::none) {
+    one.d += one.d % 2;
+    one.sharing = Sharing::none;  // values that are rotated are refused
+  }
+  if (one.left < 0) one.right = -1;
+  if (one.left < 0) one.first = one.slack = 0;
+  one.first = std::max<std::int64_t>(one.first, 0);
+  one.slack = std::max<std::int64_t>(one.slack, 0);
 }
 
 bool reads_keys_twice(Layout layout) { return layout >= Layout::repeated; }
@@ -195,6 +223,7 @@ double cost(const Case& one) {
   const double attention =
       number(one.b) * number(one.h) * number(one.sq) * number(one.sk) * number(one.d + one.dv + 16);
   if (one.subject == Subject::attention) return attention;
+  if (one.subject == Subject::cache) return 12 * attention;
   const double width = number(one.h) * number(one.d);
   return attention +
          number(one.b) * width *
@@ -214,6 +243,7 @@ Case legal(Case one) {
     if (one.sharing == Sharing::all) one.key_dim = one.value_dim = one.model;
     one.plants.clear();
   }
+  if (one.subject == Subject::cache) legalise_cache(one);
   if (one.form == Form::bsd || one.form == Form::sd) one.h = one.hkv = 1;
   if (one.form == Form::sd) one.b = 1;
   if (one.form == Form::packed) one.b = std::max<std::int64_t>(one.b, 1);
@@ -222,7 +252,7 @@ Case legal(Case one) {
   if (one.sharing == Sharing::qkv || one.sharing == Sharing::all) one.sk = one.sq;
   if (one.sharing == Sharing::all) one.hkv = one.h = std::max<std::int64_t>(one.h, 1);
   if (one.sharing != Sharing::none) {
-    one.dv = one.d;
+    one.dv = one.sharing == Sharing::columns ? std::min(one.dv, one.d) : one.d;
     one.v_layout = one.k_layout;
   }
   if (one.sharing == Sharing::qkv || one.sharing == Sharing::all) one.q_layout = one.k_layout;
@@ -254,15 +284,26 @@ Case legal(Case one) {
   }
   if (one.alibi == FloatType::none) one.alibi_size = plain.alibi_size;
   if (one.sinks == FloatType::none) one.sinks_size = plain.sinks_size;
-  if (one.subject == Subject::attention) {
+  if (one.subject != Subject::cache) {
+    one.page = plain.page;
+    one.first = one.slack = 0;
+    one.stored = plain.stored;
+    one.rope = plain.rope;
+  }
+  if (one.subject != Subject::layer) {
     one.model = one.key_dim = one.value_dim = 1;
     one.biased = false;
   }
-  // Whether a weight of NaN survives being dropped is not said.
-  if (one.dropout > 0)
+  // Whether a weight of NaN survives being dropped is not said. Sizes past what f16 holds make infinities.
+  if (one.dropout > 0) {
+    constexpr double most = 1e4;
+    if (one.alibi == FloatType::f16) one.alibi_size = std::min(one.alibi_size, most);
+    if (one.sinks == FloatType::f16) one.sinks_size = std::min(one.sinks_size, most);
+    if (one.bias_type == DType::f16) one.bias_size = std::min(one.bias_size, most);
     std::erase_if(one.plants, [&](const Plant& plant) {
       return plant.odd <= Odd::minus_inf && (!is_hidden(plant.place) || shares_elements(one));
     });
+  }
   if (one.causal == Causal::square && one.sq != one.sk) one.causal = Causal::bottom_right;
   if (one.queries == Lengths::row) one.queries = Lengths::item;
   if (one.queries == Lengths::row32) one.queries = Lengths::item32;

@@ -9,15 +9,16 @@
 #include <vector>
 
 #include "headway/attention.h"
+#include "headway/cache.h"
 #include "support/strided.h"
 
 namespace headway::test::fuzz {
 
-enum class Subject : std::uint8_t { attention, layer };
+enum class Subject : std::uint8_t { attention, layer, cache };
 enum class Form : std::uint8_t { bhsd, bsd, sd, packed };
 // Which of q, k and v are views of one buffer: slices of [B,S,H+2Hkv,D]; one tensor as keys and values; one as all
-// three.
-enum class Sharing : std::uint8_t { none, qkv, kv, all };
+// three; values that are the first columns of the keys (multi-head latent attention).
+enum class Sharing : std::uint8_t { none, qkv, kv, all, columns };
 // Where a mask is true, or a bias is not -inf.
 enum class Pattern : std::uint8_t { none, full, random, sparse, rows, columns, tiles, one_key, empty };
 // What spans leave open: ranges at random; what people ask for; and what is legal but awkward: empty, overlapping,
@@ -35,10 +36,23 @@ enum class Numbers : std::uint8_t {
   signed_zeros,
   denormal,
 };
+// Rotary embeddings of a cache: of whole rows, of a part of them, with each scaling that a cache takes.
+enum class Rope : std::uint8_t { none, whole, interleaved, partial, linear, yarn, llama3 };
 enum class FloatType : std::uint8_t { none, f32, f64, bf16, f16 };
 
 // Single elements that hold something else.
-enum class Place : std::uint8_t { query, hidden_key, hidden_value, key, value, hidden_bias, bias, grad, hidden_grad };
+enum class Place : std::uint8_t {
+  query,
+  hidden_key,
+  hidden_value,
+  key,
+  value,
+  hidden_bias,
+  bias,
+  grad,
+  hidden_grad,
+  sink,
+};
 enum class Odd : std::uint8_t { nan, inf, minus_inf, tiny, large };
 struct Plant {
   Place place;
@@ -89,6 +103,11 @@ struct Case {
   // A layer's: model_dim, widths of keys and values, whether it has biases.
   std::int64_t model = 1, key_dim = 1, value_dim = 1;
   bool biased = false;
+
+  // A cache's, whose window is the case's.
+  std::int64_t page = 16, first = 0, slack = 0;
+  CacheFormat stored = CacheFormat::plain;
+  Rope rope = Rope::none;
 
   bool operator==(const Case&) const;
 };

@@ -35,13 +35,13 @@ std::optional<Failure> failure(const std::string& check_name, const std::optiona
   return Failure{check_name, *found};
 }
 
-// Whether all products of a query and a key are equal, or of few sizes, so that they round alike.
+// Whether all products of a query and a key are equal, so that they round alike.
 bool has_equal_products(const Case& one) {
-  const auto is_level = [&](Numbers numbers, Layout layout) {
-    return numbers == Numbers::constant || numbers == Numbers::integers || layout == Layout::repeated_columns ||
-           one.sharing == Sharing::all;
+  const auto is_level = [](Numbers numbers, Layout layout) {
+    return numbers == Numbers::constant || layout == Layout::repeated_columns;
   };
-  return is_level(one.q, one.q_layout) && is_level(one.k, one.k_layout);
+  const Numbers queries = one.sharing == Sharing::all ? one.k : one.q;  // one tensor, with the numbers of the keys
+  return is_level(queries, one.q_layout) && is_level(one.k, one.k_layout);
 }
 
 // Open (docs/reliability.md), as multiples of the bounds' multiple of L: heads of 32 to 63 add up 32 products one by
@@ -72,6 +72,15 @@ OpenGrowth open_growth(const Case& one) {
 
 void grow(Bounded& bounded, Real factor) {
   for (Real& weighted : bounded.weighted.values) weighted *= factor;
+}
+
+// Whether the sum of a row's values, each with a weight of up to 1 before the division by the sum of the weights, may
+// overflow: the contract promises that it does not for values up to 1e18. Keys of up to 1e37 may be the values too.
+bool sums_of_values_may_overflow(const Spec& spec, const Array& largest_values) {
+  if (spec.type == DType::f64) return false;
+  const Real most = largest_sum / static_cast<Real>(std::max<std::int64_t>(spec.k.size(2), 1));
+  return std::any_of(largest_values.values.begin(), largest_values.values.end(),
+                     [&](Real one) { return std::isfinite(one) && one > most; });
 }
 
 // Whether no output overflows its type: gradients begin with outputs as they were stored.
@@ -166,6 +175,7 @@ Prepared::Prepared(const Case& one) : materials(one) {
     layer = expected_of_layer(materials.what);
     return;
   }
+  if (one.subject == Subject::cache) return;
   const Call& call = materials.call;
   spec = call.spec();
   grad_out = gradient_as_padded(call, spec, materials.grad_out);
@@ -173,6 +183,10 @@ Prepared::Prepared(const Case& one) : materials(one) {
   std::tie(forward, backward) = both(spec, grad_out, call.packing ? nullptr : &exact_scores);
   if (!(forward.largest_score <= largest_promised_score)) {
     rejected = "scores past 1e38";
+    return;
+  }
+  if (sums_of_values_may_overflow(spec, forward.out.limit)) {
+    rejected = "values past 1e18, whose sum may overflow";
     return;
   }
   const OpenGrowth growth = open_growth(one);
@@ -316,6 +330,7 @@ std::optional<Failure> check_scores(const Prepared& prepared, const Call& call) 
 
 std::optional<Failure> check(const Prepared& prepared, Engine engine, bool batch_invariant) {
   if (prepared.materials.what.subject == Subject::layer) return check_layer(prepared, engine);
+  if (prepared.materials.what.subject == Subject::cache) return check_cache(prepared, engine);
   Call call = prepared.materials.call;
   call.options.engine = engine;
   call.options.batch_invariant = batch_invariant;

@@ -114,6 +114,7 @@ std::optional<Failure> check_analysis(const Prepared& prepared, const Call& call
 std::optional<Failure> check_bits(const Prepared& prepared, const Call& call, Outputs& outputs);
 std::optional<Failure> check_paged(const Prepared& prepared, const Call& call, const Results& base);
 std::optional<Failure> check_layer(const Prepared& prepared, Engine engine);
+std::optional<Failure> check_cache(const Prepared& prepared, Engine engine);
 std::vector<ExpectedOfLayer> expected_of_layer(const Case& one);
 
 // The first element that is further from the exact value than the bound, as text. NaN must be NaN and infinities the

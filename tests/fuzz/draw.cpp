@@ -14,6 +14,7 @@ class Draw {
 
   Case attention();
   Case layer();
+  Case cache();
 
  private:
   bool chance(double probability) { return std::bernoulli_distribution(probability)(random_); }
@@ -27,7 +28,7 @@ class Draw {
   std::int64_t length();
   std::int64_t width();
   void sizes(Case& one);
-  void shrink_to_budget(Case& one);
+  void shrink_to_budget(Case& one, bool keep_widths);
   void layouts(Case& one);
   void masks(Case& one);
   void modifiers(Case& one);
@@ -72,12 +73,12 @@ void Draw::sizes(Case& one) {
 
 // Most cases are small, since a case's time grows with its size; the budget of a few lets every tile of the largest
 // kernels occur.
-void Draw::shrink_to_budget(Case& one) {
+void Draw::shrink_to_budget(Case& one, bool keep_widths) {
   const double most = chance(0.001) ? 3e7 : chance(0.01) ? 4e6 : chance(0.1) ? 4e5 : 2e4;
   const double budget = std::exp(between(std::log(1e3), std::log(most)));
   while (cost(one) > budget) {
     std::int64_t* size = one_of<std::int64_t*>({&one.b, &one.h, &one.sq, &one.sk, &one.d, &one.dv, &one.d, &one.dv});
-    if (*size <= 1) continue;
+    if (*size <= 1 || (keep_widths && (size == &one.d || size == &one.dv) && one.sq * one.sk > 1)) continue;
     if (size == &one.b)
       *size = 1 + up_to(*size - 2);
     else if (size == &one.h)
@@ -110,7 +111,7 @@ void Draw::layouts(Case& one) {
   }
   one.out_layout = layout(false);
   one.option_layout = layout(false);
-  if (chance(0.15)) one.sharing = static_cast<Sharing>(1 + up_to(2));
+  if (chance(0.15)) one.sharing = static_cast<Sharing>(1 + up_to(3));
 }
 
 std::string Draw::axes() {
@@ -128,13 +129,17 @@ void Draw::masks(Case& one) {
   if (chance(0.3)) one.bias = chance(0.5) ? Pattern::full : pattern();
   one.bias_axes = axes();
   one.bias_type = chance(0.5) ? one.type : one_of({DType::f32, DType::f64, DType::bf16, DType::f16});
-  one.bias_size = chance(0.8) ? 1 : one_of({0.0, 1e-30, 30.0, 1e3, 1e4});
+  one.bias_size = chance(0.8) ? 1 : one_of({0.0, 1e-30, 30.0, 1e3, 1e4, 1e10, 1e36});
   one.trimmed = chance(0.3);
   one.expanded = chance(0.15);
   if (chance(0.4)) one.causal = static_cast<Causal>(1 + up_to(2));
   if (chance(0.2)) {
-    if (chance(0.75)) one.left = chance(0.4) ? up_to(3) : up_to(std::max<std::int64_t>(one.sk, 1));
-    if (chance(0.6)) one.right = chance(0.4) ? up_to(3) : up_to(std::max<std::int64_t>(one.sk, 1));
+    const auto side = [&] {
+      if (chance(0.1)) return one_of<std::int64_t>({one.sk + 1, one.sq + one.sk, 1ll << 31, 1ll << 62, INT64_MAX});
+      return chance(0.4) ? up_to(3) : up_to(std::max<std::int64_t>(one.sk, 1));
+    };
+    if (chance(0.75)) one.left = side();
+    if (chance(0.6)) one.right = side();
   }
   if (chance(0.25)) {
     one.spans = static_cast<Spans>(1 + up_to(5));
@@ -152,10 +157,10 @@ void Draw::modifiers(Case& one) {
   if (chance(0.15)) one.softcap = one_of({0.7, 5.0, 30.0, 50.0, 1e-3, 1e4, 1e-40, 1e39, 1e-30});
   const auto float_type = [&] { return static_cast<FloatType>(1 + up_to(3)); };
   if (chance(0.15)) one.alibi = float_type();
-  one.alibi_size = chance(0.8) ? 0.2 : one_of({0.0, 8.0, 1e3});
+  one.alibi_size = chance(0.8) ? 0.2 : one_of({0.0, 8.0, 1e3, 1e10, 1e33});
   if (chance(0.15)) one.sinks = float_type();
-  one.sinks_size = chance(0.7) ? 1 : one_of({0.0, 20.0, 300.0, 1e4});
-  if (chance(0.15)) one.dropout = one_of({0.1, 0.3, 0.5, 0.9, 1.0, 1e-12});
+  one.sinks_size = chance(0.7) ? 1 : one_of({0.0, 20.0, 300.0, 1e4, 1e30});
+  if (chance(0.15)) one.dropout = one_of({0.1, 0.3, 0.5, 0.9, 1.0, 1e-12, 1 - 1e-9});
 }
 
 // q and k so that scores come to about 1e3 to 1e38; the type may end below that.
@@ -198,7 +203,7 @@ void Draw::plants(Case& one) {
   const std::int64_t count = 1 + up_to(2);
   for (std::int64_t n = 0; n < count; ++n) {
     const Odd odd = chance(0.5) ? Odd::nan : static_cast<Odd>(up_to(4));
-    one.plants.push_back({static_cast<Place>(up_to(8)), odd});
+    one.plants.push_back({static_cast<Place>(up_to(9)), odd});
   }
 }
 
@@ -208,8 +213,14 @@ Case Draw::attention() {
   one.form = chance(0.6) ? Form::bhsd : one_of({Form::bsd, Form::sd, Form::packed, Form::packed});
   sizes(one);
   layouts(one);
+  const bool latent = chance(0.02);
+  if (latent) {  // heads as multi-head latent attention has them: of one key head, or each its own
+    one.d = chance(0.7) ? 576 : 192;
+    one.dv = one.d == 576 ? 512 : 128;
+    if (chance(0.7)) one.sharing = Sharing::columns;
+  }
   one = legal(one);
-  shrink_to_budget(one);
+  shrink_to_budget(one, latent);
   masks(one);
   modifiers(one);
   numbers(one);
@@ -251,11 +262,39 @@ Case Draw::layer() {
   return legal(one);
 }
 
+Case Draw::cache() {
+  Case one;
+  one.subject = Subject::cache;
+  one.type = one_of({DType::f32, DType::f64, DType::bf16, DType::f16});
+  sizes(one);
+  one.sk = 1 + up_to(chance(0.8) ? 40 : 300);
+  one.sq = 1 + up_to(chance(0.8) ? 8 : 40);
+  one.page = one_of<std::int64_t>({1, 2, 3, 4, 8, 16, 16, 24, 64});
+  one.stored = chance(0.6) ? CacheFormat::plain : one_of({CacheFormat::int8, CacheFormat::fp8});
+  if (chance(0.4)) one.rope = static_cast<Rope>(1 + up_to(5));
+  layouts(one);
+  one.sharing = chance(0.15) ? Sharing::columns : Sharing::none;
+  if (chance(0.5)) {
+    one.left = chance(0.1) ? one_of<std::int64_t>({1ll << 62, INT64_MAX}) : up_to(chance(0.5) ? 6 : one.sk);
+    if (chance(0.3)) one.right = up_to(4);
+    if (chance(0.5)) one.first = up_to(chance(0.7) ? 5 : one.sk);
+    if (chance(0.3)) one.slack = chance(0.1) ? INT64_MAX : up_to(9);
+  }
+  one = legal(one);
+  shrink_to_budget(one, false);
+  modifiers(one);
+  if (chance(0.7)) one.causal = Causal::bottom_right;
+  numbers(one);
+  one.seed = random_();
+  return legal(one);
+}
+
 }  // namespace
 
 Case draw(Random& random) {
   Draw one(random);
-  return std::bernoulli_distribution(0.06)(random) ? one.layer() : one.attention();
+  const double kind = std::uniform_real_distribution<double>(0, 1)(random);
+  return kind < 0.06 ? one.layer() : kind < 0.1 ? one.cache() : one.attention();
 }
 
 }  // namespace headway::test::fuzz

@@ -70,6 +70,32 @@ constexpr Finding findings[] = {
      "plants=key:minus_inf"},
     // Times its part of the scale, the key was 0.
     {"infinite_queries_of_tiny_keys", "scale=1e-30 softcap=10000 plants=query:minus_inf,key:tiny"},
+    // Products below 2^-126 in a saved output, times a grad_out of 1e17: the oracle did not count them.
+    {"gradients_of_outputs_below_the_normal_numbers",
+     "form=packed b=2 sq=13 sk=8 grad_layout=repeated dropout=0.90000000000000002 q_size=8 v=denormal grad_size=1e+17 "
+     "plants=hidden_grad:large seed=14403157513025587654"},
+    // Rows before the first key saw nothing beside a sequence whose window leaves a gap behind the first keys.
+    {"more_queries_than_keys_in_a_cache_with_first_keys",
+     "subject=cache h=2 sq=3 sk=41 d=8 page=1 first=10 left=0 right=4 alibi=f32 seed=571109354320528872"},
+    {"more_queries_than_keys_in_an_8_bit_cache_with_first_keys",
+     "subject=cache type=bf16 h=4 hkv=2 sq=5 sk=31 d=24 dv=4 page=64 first=4 slack=9 stored=int8 rope=whole left=1 "
+     "seed=488421994831679490"},
+    // A sink of +inf has all weight, one of NaN makes the rows that see a key NaN, one of -inf is none.
+    {"infinite_sinks", "type=f64 sinks=f16 sinks_size=1e+30"},
+    {"infinite_sinks_of_many_rows",
+     "b=4 h=2 sq=65 spans=blocks span_rows=128 narrow_spans=yes queries=item32 sinks=f16 sinks_size=1e+30 k=equal "
+     "seed=6299228241569644077"},
+    {"nan_sinks_of_rows_without_keys", "type=f16 mask=one_key sinks=f64 plants=sink:nan"},
+    {"nan_sinks_of_infinite_keys", "type=bf16 sinks=f16 plants=sink:nan,key:inf seed=3"},
+    {"sinks_of_minus_infinity_beside_nan", "type=f64 sk=12 sinks=f64 plants=sink:minus_inf,key:nan"},
+    // +inf, where the sum of a NaN and a bias of +inf is NaN.
+    {"infinite_biases_of_nan",
+     "form=bsd sq=3 sk=18 dv=5 bias=random bias_type=f16 bias_size=1e+36 valid=row32 k=equal plants=query:nan "
+     "seed=3267341283780762036"},
+    // Slopes that are infinite: the definition's NaN and -inf, and a bias of -inf still forbids.
+    {"infinite_slopes", "type=bf16 sq=2 alibi=f16 alibi_size=10000000000"},
+    {"infinite_slopes_of_forbidden_keys", "type=bf16 mask=one_key alibi=f16 alibi_size=10000000000"},
+    {"infinite_slopes_of_nan", "type=bf16 sk=2 alibi=f16 alibi_size=9.9999999999999995e+32 plants=query:nan"},
 };
 
 INSTANTIATE_TEST_SUITE_P(Cases, Findings, testing::ValuesIn(findings),

@@ -329,6 +329,7 @@ void Materials::make_tensors() {
       v_ = Strided(sizes(what.hkv, total_k, what.dv), what.type, what.v_layout);
       call.v = v_.view();
     }
+    if (what.sharing == Sharing::columns) call.v = k_.view().slice(k_.view().rank() - 1, 0, what.dv);
   }
   const auto writable = [](ConstTensorView view) {
     return TensorView(const_cast<void*>(view.data()), view.dtype(), view.sizes(), view.strides());
@@ -386,6 +387,14 @@ void Materials::plant_one(const Plant& plant, const Spec& spec, Random& random) 
       case Place::value: done = seen && element(call.v, g, j, true); break;
       case Place::grad: done = row_sees && element(grad_out, h, i, false); break;
       case Place::hidden_grad: done = !row_sees && element(grad_out, h, i, false); break;
+      case Place::sink: {
+        if (!call.options.sinks) return;
+        const ConstTensorView sinks = *call.options.sinks;
+        set(TensorView(const_cast<void*>(sinks.data()), sinks.dtype(), sinks.sizes(), sinks.strides()), {h},
+            value_of(plant.odd, sinks.dtype()));
+        done = true;
+        break;
+      }
       case Place::bias:
       case Place::hidden_bias: {
         if (!call.options.bias || plant.odd == Odd::minus_inf) return;

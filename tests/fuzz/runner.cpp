@@ -27,8 +27,9 @@ void interrupt(int) { interrupted = 1; }
 
 // Kinds of cases that are counted: every level of these fields.
 const std::vector<std::string>& counted_fields() {
-  static const std::vector<std::string> fields{"subject", "type",  "form",    "sharing", "mask", "bias",
-                                               "causal",  "valid", "queries", "q",       "k",    "v"};
+  static const std::vector<std::string> fields{"subject", "type",    "form", "sharing", "mask",
+                                               "bias",    "stored",  "rope", "spans",   "causal",
+                                               "valid",   "queries", "q",    "k",       "v"};
   return fields;
 }
 

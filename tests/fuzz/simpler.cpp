@@ -50,6 +50,9 @@ std::vector<Case> simpler(const Case& one) {
   for (auto member :
        {&Case::dropout, &Case::softcap, &Case::scale, &Case::bias_size, &Case::alibi_size, &Case::sinks_size})
     reset(member);
+  for (auto member : {&Case::page, &Case::first, &Case::slack}) reset(member);
+  reset(&Case::stored);
+  reset(&Case::rope);
   reset(&Case::causal);
   reset(&Case::bias_type);
   reset(&Case::form);

@@ -108,8 +108,9 @@ std::vector<std::string> draw_texts(Input& input, std::int64_t expected) {
 double work_of(const Call& call) {
   double work = 1;
   for (const ConstTensorView* view : {&call.query, &call.key}) {
-    for (const std::int64_t size : view->sizes()) {
-      work *= static_cast<double>(std::max<std::int64_t>(size, 1));
+    const int axes = view == &call.key ? view->rank() - 1 : view->rank();  // a product has one width
+    for (int axis = 0; axis < axes; ++axis) {
+      work *= static_cast<double>(std::max<std::int64_t>(view->size(axis), 1));
     }
   }
   return work;

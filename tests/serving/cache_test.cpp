@@ -134,6 +134,24 @@ TEST(KVCache, a_window_frees_pages_and_gives_what_the_window_option_gives) {
   EXPECT_EQ(cache.length(sequence.id), 200);
 }
 
+TEST(KVCache, more_queries_than_keys_see_the_same_keys_beside_a_sequence_with_a_gap) {
+  KVCache cache({.pages = 20,
+                 .page_size = 4,
+                 .kv_heads = kv_heads,
+                 .head_dim = dim,
+                 .window = Window{2, std::nullopt},
+                 .first = 3});
+  const Sequence few = random_sequence(cache, 2, 4), many = random_sequence(cache, 30, 5);
+  append(cache, few, 0, 2);
+  append(cache, many, 0, 30);
+  const Tensor query = random_tensor({2, heads, 4, dim}, DType::f32, 3);  // the first two rows stand before the keys
+  const AttentionOptions all{.causal = Causal::none};
+  const Tensor alone = cache.attend(few.id, query.view().slice(0, 0, 1), all);
+  EXPECT_TRUE(same_bits(alone, attention(query.view().slice(0, 0, 1), few.key, few.value)));
+  const Tensor both = cache.attend({few.id, many.id}, query, all);
+  EXPECT_TRUE(same_bits(alone, both.view().slice(0, 0, 1)));
+}
+
 TEST(KVCache, values_inside_of_keys_are_stored_once) {
   KVCache cache({.pages = 10, .page_size = 4, .kv_heads = 1, .head_dim = 12, .value_in_key = 8});
   const std::int64_t id = cache.add();
@@ -371,9 +389,7 @@ TEST(KVCache, configs_that_cannot_be_are_refused) {
             "KVCache: expected a dtype of f32, f64, bf16 or f16, found i32");
   const std::vector<Engine> there = engines();
   if (std::find(there.begin(), there.end(), Engine::cuda) == there.end()) {
-    const std::string found = refused([](auto& c) {
-      c.device = {DeviceType::cuda, 0};
-    });
+    const std::string found = refused([](auto& c) { c.device = {DeviceType::cuda, 0}; });
     EXPECT_EQ(found.find("KVCache: the pages are to be on cuda:0, and the cuda engine says: "), 0U) << found;
   }
   EXPECT_EQ(refused([](auto& c) {

@@ -258,8 +258,18 @@ auto Work<Arithmetic>::row(std::int64_t b, std::int64_t h, std::int64_t i, Score
 // The softmax of the scores of a row's allowed keys.
 template <class Arithmetic>
 void Work<Arithmetic>::finish_row(std::int64_t h, const std::vector<Number>& s, Row<Number>& row) const {
-  const bool sink = spec_.sinks.has_value();
+  // exp(-inf) is 0: the row is one without a sink.
+  const bool sink = spec_.sinks && (*spec_.sinks)(h) != -infinity;
   if (row.keys.empty() && !sink) return;
+  const bool weights_vanish = sink && (*spec_.sinks)(h) == infinity &&
+                              std::all_of(s.begin(), s.end(), [](Number one) { return one < infinity; });
+  if (weights_vanish) {  // p = exp(s - inf)
+    row.lse = std::numeric_limits<Number>::infinity();
+    row.sink = 1;
+    row.p.assign(row.keys.size(), 0);
+    row.p_size.assign(row.keys.size(), 0);
+    return;
+  }
   const Number sink_score = sink ? static_cast<Number>((*spec_.sinks)(h)) : 0;
   Number largest = sink ? sink_score : -std::numeric_limits<Number>::infinity();
   for (Number one : s) largest = std::max(largest, one);
@@ -352,6 +362,7 @@ void Work<Arithmetic>::add_row_gradients(const Row<Number>& one, std::int64_t b,
   std::vector<Number> dp_size(one.keys.size());  // keep * sum |dO v|
   Number delta = 0;                              // sum_j p dP
   Number delta_size = 0, largest_dp = 0;
+  Number lost_of_row = lost_of_out_;  // what each element of the saved output lost: its products below 2^-126, its own
   for (std::size_t n = 0; n < one.keys.size(); ++n) {
     if (one.keep[n] == 0) continue;
     const Dot<Number> product = dot(arithmetic_, grad_row, v_.data() + v_at(b, g, one.keys[n]), value_width);
@@ -360,9 +371,10 @@ void Work<Arithmetic>::add_row_gradients(const Row<Number>& one, std::int64_t b,
     delta += one.p[n] * dp[n];
     delta_size += one.p_size[n] * dp_size[n];
     largest_dp = std::max(largest_dp, dp_size[n]);
+    lost_of_row += lost_ * one.keep[n];
   }
   // delta may come from a saved output: <dO, out>.
-  for (std::int64_t d = 0; d < value_width; ++d) delta_size += lost_ + lost_of_out_ * std::abs(grad_row[d]);
+  for (std::int64_t d = 0; d < value_width; ++d) delta_size += lost_ + lost_of_row * std::abs(grad_row[d]);
   const Number scale_size = std::abs(scale_);
   // What a score lost below the normal numbers counts for the slope of a cap that is itself no larger.
   const Number lost_slope =

@@ -40,8 +40,9 @@ RowPermission::RowPermission(const Spec& spec, std::int64_t b, std::int64_t h, s
   const std::int64_t diagonal = i + offset(spec, b);
   end_ = spec.keys[at(b)];
   if (spec.causal != Causal::none) end_ = std::min(end_, diagonal + 1);
-  if (spec.window.left) begin_ = std::max<std::int64_t>(begin_, diagonal - *spec.window.left);
-  if (spec.window.right) end_ = std::min(end_, diagonal + *spec.window.right + 1);
+  // Written so that windows of up to 2^63 - 1 overflow nothing.
+  if (spec.window.left && *spec.window.left < diagonal) begin_ = diagonal - *spec.window.left;
+  if (spec.window.right && *spec.window.right < end_ - diagonal) end_ = diagonal + *spec.window.right + 1;
   if (spec.valid_lens) {
     const Array& lens = *spec.valid_lens;
     end_ = std::min(end_, integer(lens.sizes().size() == 1 ? lens(b) : lens(b, i)));

@@ -114,8 +114,8 @@ class Backward {
     double delta;
 
     double weight(double score) const {
-      const double exponent = (score - reference) - lse;
-      return std::exp(exponent > 0 ? 0 : exponent);  // NaN stays NaN
+      const double exponent = (score == reference ? 0.0 : score - reference) - lse;  // of an infinite sink, too
+      return std::exp(exponent > 0 ? 0 : exponent);                                  // NaN stays NaN
     }
   };
 

@@ -172,7 +172,7 @@ struct Softmax {
       sum.add(std::exp(scored.score - highest));
     }
     if (sink) {
-      sum.add(std::exp(*sink - highest));
+      sum.add(*sink == infinity ? 1.0 : std::exp(*sink - highest));  // an infinite one has all weight
     }
     total = sum.value();
   }

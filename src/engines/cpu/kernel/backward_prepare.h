@@ -81,7 +81,7 @@ template <class Scalar>
 HEADWAY_NOINLINE bool attends(const BackwardHead& head, std::int64_t i, Scalar lse, Scalar delta) {
   const Range range = range_of_row(head.ranges, i);
   const bool masks = head.modifiers.mask.data != nullptr || head.modifiers.bias.data != nullptr;
-  const bool suspicious = lse == static_cast<Scalar>(head.sink) || !(delta - delta == 0);
+  const bool suspicious = lse == static_cast<Scalar>(head.sink) || lse != lse || !(delta - delta == 0);
   if (!masks || !suspicious) {
     return range.begin < range.end;
   }
@@ -101,6 +101,9 @@ HEADWAY_INLINE double sink_gradient(const BackwardArgs& args, const BackwardHead
   const Scalar delta = static_cast<const Scalar*>(head.delta)[row];
   if (!attends(head, row, lse, delta)) {
     return 0;
+  }
+  if (head.sink == __builtin_inf()) {  // it has all weight
+    return lse == lse ? -static_cast<double>(delta) : static_cast<double>(lse);
   }
   const auto reference = static_cast<double>(static_cast<const Scalar*>(head.references)[row]);
   if (reference == 0) {

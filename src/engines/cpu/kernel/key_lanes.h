@@ -91,11 +91,11 @@ class KeyLaneModifier {
     if (modifiers_.softcap != 0) {
       cap(patch, scores, slopes);
     }
-    if (modifiers_.bias.data != nullptr) {
-      with_storage(modifiers_.bias_storage, [&]<class In>(In*) { add_bias<In>(place, patch, scores, allowed); });
-    }
     if (modifiers_.has_alibi) {
       add_alibi(place, patch, scores);
+    }
+    if (modifiers_.bias.data != nullptr) {  // behind ALiBi, since a bias of -inf forbids whatever the score is
+      with_storage(modifiers_.bias_storage, [&]<class In>(In*) { add_bias<In>(place, patch, scores, allowed); });
     }
   }
 
@@ -145,14 +145,15 @@ class KeyLaneModifier {
     for (int l = 0; l < width; ++l) {
       lane_positions[l] = static_cast<Scalar>(l);
     }
-    const Vector slope = S::set(static_cast<Scalar>(-modifiers_.alibi_slope));
+    const AlibiSlope<S> slope(modifiers_.alibi_slope);
     for (int r = patch.row_begin; r < patch.row_end; ++r) {
       const Vector position = S::set(static_cast<Scalar>(place.row_begin + r + ranges_.offset - place.key_begin));
       for (int v = patch.vector_begin; v < patch.vector_end; ++v) {
         Scalar* at = scores + r * width + v * lanes;
         const Vector score = S::load(at);
         const Vector distance = S::abs(position - S::load(lane_positions + v * lanes));
-        S::store(at, settled<S>(S::fma(slope, distance, score), score, S::zero()));
+        const Vector sum = S::fma(slope.factor, distance, score);
+        S::store(at, slope.finite ? settled<S>(sum, score, S::zero()) : sum);
       }
     }
   }

@@ -80,8 +80,9 @@ HEADWAY_NOINLINE void load_mask_bits(const Matrix& mask, const ChunkPlace& place
   transpose_bits<S>(bits);
 }
 
-// score + term where that is finite; else what the definition says: an infinite or NaN operand decides, and two finite
-// ones that overflow in units of log2 (a mask made of the type's lowest number) stay finite.
+// score + term where that is finite; else what the definition says: a term of -inf forbids, another infinite or NaN
+// operand makes the sum what it is, and two finite ones that overflow in units of log2 (a mask made of the type's
+// lowest number) stay finite.
 template <class S>
 HEADWAY_INLINE typename S::Vector settled(typename S::Vector sum, typename S::Vector score, typename S::Vector term) {
   using Scalar = typename S::Scalar;
@@ -93,7 +94,8 @@ HEADWAY_INLINE typename S::Vector settled(typename S::Vector sum, typename S::Ve
   const typename S::Vector infinity = S::set(static_cast<Scalar>(__builtin_inff()));
   const typename S::Vector finite = S::max(S::zero() - highest, S::min(highest, sum));  // NaN passes
   const typename S::Vector kept = S::select(S::equal(S::abs(score), infinity), sum, finite);
-  return S::select(S::equal(S::abs(term), infinity), term, kept);
+  const typename S::Vector summed = S::select(S::equal(term, infinity), sum, kept);
+  return S::select(S::equal(term, S::zero() - infinity), term, summed);
 }
 
 // A score with its bias added; -inf forbids whatever the score is. `units` is 1 for natural scores, log2e for those in
@@ -132,6 +134,22 @@ class RowsToCome {
   std::int64_t done_ = 0;
 };
 
+// What distances are multiplied by. A finite slope stays finite in the type of the scores, so that 0 is what it gives a
+// row's own position; what another one gives needs no settling.
+template <class S>
+struct AlibiSlope {
+  using Scalar = typename S::Scalar;
+
+  explicit AlibiSlope(double slope) : finite(slope - slope == 0) {
+    constexpr double highest = sizeof(Scalar) == 4 ? static_cast<double>(__FLT_MAX__) : __DBL_MAX__;
+    const double cut = !finite ? slope : slope > highest ? highest : slope < -highest ? -highest : slope;
+    factor = S::set(static_cast<Scalar>(-cut));
+  }
+
+  bool finite;
+  typename S::Vector factor;
+};
+
 template <class S>
 class ScoreModifier {
  public:
@@ -147,16 +165,16 @@ class ScoreModifier {
     if (modifiers_.softcap != 0) {
       cap(scores, width, place.keys);
     }
-    if (modifiers_.bias.data != nullptr) {
+    if (modifiers_.has_alibi) {
+      add_alibi(scores, width, place);
+    }
+    if (modifiers_.bias.data != nullptr) {  // behind ALiBi, since a bias of -inf forbids whatever the score is
       switch (modifiers_.bias_storage) {
         case Storage::f32: add_bias<float>(scores, width, place); break;
         case Storage::f64: add_bias<double>(scores, width, place); break;
         case Storage::bf16: add_bias<bfloat16>(scores, width, place); break;
         case Storage::f16: add_bias<float16>(scores, width, place); break;
       }
-    }
-    if (modifiers_.has_alibi) {
-      add_alibi(scores, width, place);
     }
     if (modifiers_.mask.data != nullptr) {
       for (int j = 0; j < place.keys; ++j) {
@@ -200,13 +218,17 @@ class ScoreModifier {
     for (int r = 0; r < S::lanes; ++r) {
       positions[r] = static_cast<Scalar>(place.row_begin + r + ranges_.offset - place.key_begin);
     }
-    const Vector slope = S::set(static_cast<Scalar>(-modifiers_.alibi_slope));
-    for (int j = 0; j < place.keys; j += S::lanes) {
+    const AlibiSlope<S> slope(modifiers_.alibi_slope);
+    for (int j = 0; !slope.finite && j < place.keys; ++j) {
+      const Vector distance = S::abs(S::load(positions) - S::set(static_cast<Scalar>(j)));
+      S::store(scores + j * width, S::fma(slope.factor, distance, S::load(scores + j * width)));
+    }
+    for (int j = 0; slope.finite && j < place.keys; j += S::lanes) {
       const Vector position = S::load(positions) - S::set(static_cast<Scalar>(j));
       add_terms(
           scores + j * width, width, at_most(place.keys - j, S::lanes),
           [&](int c, Vector score)
-              HEADWAY_LAMBDA { return S::fma(slope, S::abs(position - S::set(static_cast<Scalar>(c))), score); },
+              HEADWAY_LAMBDA { return S::fma(slope.factor, S::abs(position - S::set(static_cast<Scalar>(c))), score); },
           [&](int) HEADWAY_LAMBDA { return S::zero(); });
     }
   }

@@ -52,10 +52,15 @@ HEADWAY_NOINLINE double end_unusual_row(const ForwardArgs& args, std::int64_t i,
   const Wider reference = row.reference * (row.to_log2 == log2e ? wide_log2e : static_cast<Wider>(row.to_log2));
   const Wider sum = row.sum;
   const bool sinks = args.has_sink && i < args.ranges.real_queries;
-  if (sum == 0) {  // no key may be attended to; or, without a sink, a key may and every score is -inf
-    const bool lost = !sinks && any_allowed(args.ranges, args.modifiers, range, i);
+  if (sum == 0) {  // no key may be attended to; or a key may and every score is -inf, the sink too unless it is NaN
+    const bool lost =
+        !(sinks && args.sink > -static_cast<double>(infinity)) && any_allowed(args.ranges, args.modifiers, range, i);
     factor = lost ? static_cast<Scalar>(__builtin_nanf("")) : Scalar{0};
     return lost ? __builtin_nan("") : sinks ? args.sink : -static_cast<double>(infinity);
+  }
+  if (sinks && args.sink == static_cast<double>(infinity)) {  // every weight is exp(score - inf)
+    factor = sum == sum ? Scalar{0} : row.sum;
+    return args.sink + static_cast<double>(sum);
   }
   const Wider sink = sinks ? args.sink * wide_log2e : -static_cast<Wider>(infinity);
   const Wider highest = sink > reference ? sink : reference;
