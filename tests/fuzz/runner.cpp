@@ -57,7 +57,7 @@ std::vector<std::string> kinds_of(const Case& one) {
   for (const std::string& field : counted_fields())
     if (levels.count(field)) kinds.push_back(field + "=" + levels[field]);
   for (const Plant& plant : one.plants)
-    kinds.push_back(plant.odd <= Odd::minus_inf ? "planted=not_finite" : "planted=odd_size");
+    kinds.emplace_back(plant.odd <= Odd::minus_inf ? "planted=not_finite" : "planted=odd_size");
   return kinds;
 }
 
