@@ -10,3 +10,7 @@ function(headway_precompile name)
   target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   target_precompile_headers(${name} PRIVATE ${ARGN})
 endfunction()
+
+# For folders whose files read a precompiled header: gcc 12 forgets which headers inside of it are the system's, and
+# reports what it suspects there (GCC bugs 105329, 105651).
+set(HEADWAY_NO_WARNINGS_OF_SYSTEM_HEADERS "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-array-bounds;-Wno-restrict;-Wno-stringop-overflow;-Wno-stringop-overread>")

@@ -88,6 +88,9 @@ constexpr Finding findings[] = {
     {"nan_sinks_of_rows_without_keys", "type=f16 mask=one_key sinks=f64 plants=sink:nan"},
     {"nan_sinks_of_infinite_keys", "type=bf16 sinks=f16 plants=sink:nan,key:inf seed=3"},
     {"sinks_of_minus_infinity_beside_nan", "type=f64 sk=12 sinks=f64 plants=sink:minus_inf,key:nan"},
+    // exp(sink - lse) was infinite beside a rounded lse, times a delta of 0.
+    {"sinks_far_above_scores_of_0", "type=bf16 d=0 dv=0 sinks=f64 sinks_size=1e+30"},
+    {"sinks_far_above_integers", "sinks=f64 sinks_size=1e+30 q=integers"},
     // +inf, where the sum of a NaN and a bias of +inf is NaN.
     {"infinite_biases_of_nan",
      "form=bsd sq=3 sk=18 dv=5 bias=random bias_type=f16 bias_size=1e+36 valid=row32 k=equal plants=query:nan "

@@ -93,6 +93,9 @@ HEADWAY_NOINLINE bool attends(const BackwardHead& head, std::int64_t i, Scalar l
   return false;
 }
 
+// exp(exponent), at most 1: beside a large sink lse is rounded, and the difference may come out above 0.
+HEADWAY_INLINE double weight_of(double exponent) { return __builtin_exp(exponent > 0 ? 0 : exponent); }
+
 // What a row adds to the sink's gradient: - exp(sink - lse) delta.
 template <class S>
 HEADWAY_INLINE double sink_gradient(const BackwardArgs& args, const BackwardHead& head, std::int64_t row) {
@@ -107,7 +110,7 @@ HEADWAY_INLINE double sink_gradient(const BackwardArgs& args, const BackwardHead
   }
   const auto reference = static_cast<double>(static_cast<const Scalar*>(head.references)[row]);
   if (reference == 0) {
-    return -__builtin_exp(head.sink - static_cast<double>(lse)) * static_cast<double>(delta);
+    return -weight_of(head.sink - static_cast<double>(lse)) * static_cast<double>(delta);
   }
   // Counted from the reference, as the row's lse is.
   const auto factor = TileGradients<S>::factor_of(args.scale, head.modifiers);
@@ -116,8 +119,7 @@ HEADWAY_INLINE double sink_gradient(const BackwardArgs& args, const BackwardHead
                              ? reference
                              : reference * static_cast<double>(factor.power) * static_cast<double>(factor.rest) * units;
   const double rest = static_cast<double>(static_cast<const Scalar*>(head.prepared_lse)[row]) * units;
-  const double exponent = (head.sink - natural) - rest;
-  return -__builtin_exp(exponent > 0 ? 0 : exponent) * static_cast<double>(delta);
+  return -weight_of((head.sink - natural) - rest) * static_cast<double>(delta);
 }
 
 // Prepares rows [row_begin, row_end) of a head; row_begin is a multiple of query_block. Returns their part of the
