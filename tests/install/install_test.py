@@ -99,7 +99,7 @@ def check_soname(args, prefix):
 
 def check_headers(args, prefix):
     """Everything public is installed, and nothing else."""
-    public = {path.name for path in (args.source / "include/headway").glob("*.h")} | {"version.h"}
+    public = {path.name for path in (args.source / "include/headway").glob("*.h")}
     folder = prefix / "include"
     installed = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     if installed != {f"headway/{name}" for name in public}:
@@ -166,7 +166,7 @@ def libdir(prefix):
 
 
 def project_version(args):
-    header = (args.build / "include/headway/version.h").read_text()
+    header = (args.source / "include/headway/version.h").read_text()
     return header.split('HEADWAY_VERSION "')[1].split('"')[0]
 
 
