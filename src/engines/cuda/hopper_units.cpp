@@ -53,8 +53,11 @@ std::size_t aligned_matrix_bytes(const Problem& problem) {
   if (is_mappable(matrix) || !has_rows(matrix) || problem.packed()) {
     return 0;
   }
+  // A copy moves the matrix twice more; rows that the guard shifts into place take several times as long. Scratch stays
+  // bounded: a larger matrix is left to the guard.
+  constexpr std::size_t most_scratch = std::size_t{256} << 20;
   const auto bytes = static_cast<std::size_t>(own_rows(matrix) * aligned_row_bytes(row_bytes(matrix)));
-  return bytes <= input_bytes(problem) ? Workspace::rounded(bytes) : 0;
+  return bytes <= std::max(input_bytes(problem), most_scratch) ? Workspace::rounded(bytes) : 0;
 }
 
 std::optional<ConstTensorView> place_aligned_matrix(const Problem& problem, Workspace& workspace) {
