@@ -45,7 +45,7 @@ bool has_equal_products(const Case& one) {
 }
 
 // Open (docs/reliability.md), as multiples of the bounds' multiple of L: heads of 32 to 63 add up 32 products one by
-// one, wider ones 16, where equal ones round alike; and where one product makes most of a score, every product that is
+// one, wider ones 16 and then the sums of those, where equal ones round alike (up to 9 units of the score); and where one product makes most of a score, every product that is
 // added to it later rounds it once more, and n such roundings come to about sqrt(n) units. The bound of lse, unlike
 // that of out and gradients, has what rounds lse itself on top.
 struct OpenGrowth {
@@ -55,12 +55,15 @@ struct OpenGrowth {
 
 OpenGrowth open_growth(const Case& one) {
   const auto is_uneven = [](Numbers numbers) { return numbers == Numbers::channel || numbers == Numbers::wide; };
-  const bool planted = std::any_of(one.plants.begin(), one.plants.end(), [](const Plant& plant) {
-    return plant.odd == Odd::large && (plant.place == Place::query || plant.place == Place::key);
+  const bool values_are_keys =
+      one.sharing == Sharing::kv || one.sharing == Sharing::all || one.sharing == Sharing::columns;
+  const bool planted = std::any_of(one.plants.begin(), one.plants.end(), [&](const Plant& plant) {
+    return plant.odd == Odd::large && (plant.place == Place::query || plant.place == Place::key ||
+                                       (values_are_keys && plant.place == Place::value));
   });
   OpenGrowth growth;
   if (one.d >= 32 && one.d < 64) growth.of_scores = 1.5L;
-  if (has_equal_products(one)) growth = {1.5L, 2};
+  if (has_equal_products(one)) growth = {2, 2};
   if (!is_uneven(one.q) && !is_uneven(one.k) && !planted) return growth;
   const bool half = one.type == DType::bf16 || one.type == DType::f16;
   const auto width = static_cast<Real>(one.d);

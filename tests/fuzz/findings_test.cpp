@@ -48,6 +48,9 @@ constexpr Finding findings[] = {
     {"equal_products_of_usual_heads",
      "sq=9 sk=53 d=112 k_layout=repeated_columns alibi=f32 q=constant q_size=455801.01311310916 "
      "k_size=16408836.472071929 seed=6533415480697191585"},
+    // 12 chains of 16 of them: lse 1.4 times its bound (open, docs/reliability.md).
+    {"equal_products_of_many_chains",
+     "d=192 q=constant q_size=2.7557946806613203e+17 k=constant k_size=2.7557946806613203e+17"},
     {"equal_products_beside_a_sink",
      "sq=18 d=31 q_layout=repeated_columns sinks=bf16 q=channel q_size=24.565414059588967 k=constant "
      "k_size=884.3549061452029 seed=2"},
@@ -88,9 +91,24 @@ constexpr Finding findings[] = {
     {"nan_sinks_of_rows_without_keys", "type=f16 mask=one_key sinks=f64 plants=sink:nan"},
     {"nan_sinks_of_infinite_keys", "type=bf16 sinks=f16 plants=sink:nan,key:inf seed=3"},
     {"sinks_of_minus_infinity_beside_nan", "type=f64 sk=12 sinks=f64 plants=sink:minus_inf,key:nan"},
+    // lse is +inf there, which times log2 e or 1, and what rounding that loses, was NaN.
+    {"infinite_sinks_of_infinite_queries",
+     "alibi=bf16 sinks=f64 plants=sink:inf,query:minus_inf seed=15114130037120684647"},
+    {"infinite_sinks_of_infinite_keys_that_are_values",
+     "sharing=columns alibi=f16 sinks=f64 plants=sink:inf,value:minus_inf"},
+    {"infinite_sinks_of_infinite_keys",
+     "type=bf16 sq=70 right=0 alibi=f32 sinks=f16 sinks_size=1e+30 plants=key:inf"},
+    {"infinite_sinks_of_infinite_queries_in_f64", "type=f64 sk=3 sinks=f64 plants=sink:inf,query:minus_inf"},
     // exp(sink - lse) was infinite beside a rounded lse, times a delta of 0.
     {"sinks_far_above_scores_of_0", "type=bf16 d=0 dv=0 sinks=f64 sinks_size=1e+30"},
     {"sinks_far_above_integers", "sinks=f64 sinks_size=1e+30 q=integers"},
+    // One large channel of a score, planted as a value where keys are values: the judge did not see it.
+    {"large_values_that_are_keys", "type=f64 sq=7 d=31 dv=3 sharing=columns plants=value:large"},
+    {"large_values_that_are_keys_in_bf16",
+     "type=bf16 b=2 sq=25 d=100 dv=100 sharing=kv plants=value:large seed=12343383550761263897"},
+    // Values past 1e18 times a grad_out of 1e17 pass what a float holds, before dropout makes 0 of them: not promised.
+    {"dropped_gradients_beyond_a_float",
+     "type=bf16 sq=4 sharing=kv dropout=0.99999999900000003 k_size=2.9717305570080189e+21 grad_size=1e+17"},
     // +inf, where the sum of a NaN and a bias of +inf is NaN.
     {"infinite_biases_of_nan",
      "form=bsd sq=3 sk=18 dv=5 bias=random bias_type=f16 bias_size=1e+36 valid=row32 k=equal plants=query:nan "

@@ -364,8 +364,9 @@ void Work<Arithmetic>::add_row_gradients(const Row<Number>& one, std::int64_t b,
   Number delta_size = 0, largest_dp = 0;
   Number lost_of_row = lost_of_out_;  // what each element of the saved output lost: its products below 2^-126, its own
   for (std::size_t n = 0; n < one.keys.size(); ++n) {
-    if (one.keep[n] == 0) continue;
     const Dot<Number> product = dot(arithmetic_, grad_row, v_.data() + v_at(b, g, one.keys[n]), value_width);
+    to.reach(product.size);  // an engine multiplies before it drops
+    if (one.keep[n] == 0) continue;
     dp[n] = arithmetic_.store(one.keep[n] * product.value);
     dp_size[n] = one.keep[n] * product.size + tiny_;
     delta += one.p[n] * dp[n];

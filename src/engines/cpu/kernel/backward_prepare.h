@@ -20,14 +20,14 @@ HEADWAY_INLINE bool has_keys(const RangeRule& rule, std::int64_t i) {
   return range.begin < range.end;
 }
 
-// lse times `units`, which is 1 or log2 e: with what rounding the factor would lose. -inf stays -inf.
+// lse times `units`, which is 1 or log2 e: with what rounding the factor would lose, which may be 0. Infinities stay.
 template <class S>
 HEADWAY_INLINE typename S::Vector in_units(typename S::Vector lse, double units) {
   using Scalar = typename S::Scalar;
   const auto factor = static_cast<Scalar>(units);
   const auto rest = static_cast<Scalar>(units - static_cast<double>(factor));
   const typename S::Vector product = S::fma(lse, S::set(factor), lse * S::set(rest));
-  return S::select(S::equal(lse, S::set(-static_cast<Scalar>(__builtin_inff()))), lse, product);
+  return S::select(S::equal(S::abs(lse), S::set(static_cast<Scalar>(__builtin_inff()))), lse, product);
 }
 
 // delta of up to S::lanes rows from row `begin` on, of any layout; rows without keys are not read and get 0.
