@@ -1,5 +1,8 @@
 // What happens to one score between the product and the softmax, in the contract's order: scale, softcap, bias, ALiBi;
 // and whether mask and bias allow the pair. Ranges and dropout are elsewhere (key_range.cuh, dropout.cuh).
+//
+// A score of -inf says that its pair is forbidden. An allowed pair's score may be -inf too, because of infinite inputs:
+// it becomes the type's lowest number, which weighs as little, and finite scores stay above that number.
 #pragma once
 
 #include "engines/cuda/arguments.h"
@@ -51,11 +54,20 @@ class Modifiers {
   // before the first is used. `slopes` receives d(capped) / d(scaled), 1 without softcap.
   template <int Count, class Where>
   __device__ void apply(Real (&scores)[Count], const Where& where, Real* slopes = nullptr) const {
+#pragma unroll
+    for (int x = 0; x < Count; ++x) {
+      scores[x] = scaled(scores[x]);
+    }
+    apply_to_scaled(scores, where, slopes);
+  }
+
+  // The same for products that are scaled already.
+  template <int Count, class Where>
+  __device__ void apply_to_scaled(Real (&scores)[Count], const Where& where, Real* slopes = nullptr) const {
     bool allowed[Count];
 #pragma unroll
     for (int x = 0; x < Count; ++x) {
       allowed[x] = where(x).inside;
-      scores[x] = scaled(scores[x]);
       if (slopes != nullptr) {
         slopes[x] = 1;
       }
@@ -96,8 +108,14 @@ class Modifiers {
     }
 #pragma unroll
     for (int x = 0; x < Count; ++x) {
-      scores[x] = allowed[x] ? scores[x] : -infinity<Real>();
+      scores[x] = allowed[x] ? of_allowed(scores[x]) : -infinity<Real>();
     }
+  }
+
+  // The score of an allowed pair as it is told from a forbidden one's.
+  __device__ static Real of_allowed(Real score) {
+    constexpr Real lowest = Limits<Real>::lowest_score;
+    return score == -infinity<Real>() ? -Limits<Real>::highest : score < lowest ? lowest : score;
   }
 
  private:
@@ -148,6 +166,13 @@ class Modifiers {
   std::int64_t offset_, bias_at_, mask_at_;
   const Matrix &bias_, &mask_;  // kernel parameters: read where they are needed, not kept in registers
 };
+
+// Whether the score of an allowed pair says too little: infinite, NaN, or the lowest number. Products may have
+// overflowed on the way to a finite score.
+template <class Real>
+__device__ inline bool is_odd_score(Real score) {
+  return !(score > -Limits<Real>::highest && score <= Limits<Real>::highest) && score != -infinity<Real>();
+}
 
 // The sink of a head as one more score; -inf without one.
 template <class Real>
