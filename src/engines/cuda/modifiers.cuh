@@ -42,13 +42,7 @@ class Modifiers {
 
   __device__ Real scaled(Real product) const { return product * scale_; }
 
-  __device__ Real capped(Real scaled) const {
-    if constexpr (std::is_same_v<Real, float>) {
-      return softcap_ == 0 ? scaled : softcap_ * tanhf(scaled / softcap_);
-    } else {
-      return softcap_ == 0 ? scaled : softcap_ * tanh(scaled / softcap_);
-    }
-  }
+  __device__ Real capped(Real scaled) const { return softcap_ == 0 ? scaled : softcap_ * share_of_cap(scaled); }
 
   // Turns a few products into scores, -inf where forbidden. where(x) is the Pair of product x; its loads are all issued
   // before the first is used. `slopes` receives d(capped) / d(scaled), 1 without softcap.
@@ -82,9 +76,9 @@ class Modifiers {
     if (softcap_ != 0) {
 #pragma unroll
       for (int x = 0; x < Count; ++x) {
-        scores[x] = capped(scores[x]);
+        const Real share = share_of_cap(scores[x]);
+        scores[x] = softcap_ * share;
         if (slopes != nullptr) {
-          const Real share = scores[x] / softcap_;
           slopes[x] = 1 - share * share;
         }
       }
@@ -119,6 +113,14 @@ class Modifiers {
   }
 
  private:
+  __device__ Real share_of_cap(Real scaled) const {
+    if constexpr (std::is_same_v<Real, float>) {
+      return tanhf(scaled / softcap_);
+    } else {
+      return tanh(scaled / softcap_);
+    }
+  }
+
   __device__ std::uint8_t mask_byte(std::int64_t at) const { return static_cast<const std::uint8_t*>(mask_.data)[at]; }
 
   template <int Count, class Where>

@@ -53,7 +53,7 @@ class CoarseGradients : private CoarseBlock<T, CoarseGradientArguments> {
 
  private:
   struct Coefficients {
-    bool allowed = false, kept = false;        // kept: by dropout, of what is allowed
+    bool allowed = false, kept = false;         // kept: by dropout, of what is allowed
     double weight = 0.0, score_gradient = 0.0;  // p with dropout, and ds
   };
 

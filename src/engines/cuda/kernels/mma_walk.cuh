@@ -153,8 +153,7 @@ class MmaWalk {
     if (!is_masked(stage)) {
       each_slot(scores, [&](float& score, int) { score = modifiers.scaled(score); });
       settle(stage, key, scores);
-      each_slot(scores,
-                [&](float& score, int) { score = stage == Stage::capped ? modifiers.capped(score) : score; });
+      each_slot(scores, [&](float& score, int) { score = stage == Stage::capped ? modifiers.capped(score) : score; });
       return;
     }
     const auto where = [&](int r, int c) {

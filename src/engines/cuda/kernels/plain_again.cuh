@@ -23,8 +23,7 @@ __device__ __forceinline__ void attend_plainly(const ForwardArguments& args, std
                                                std::int64_t i, std::int64_t first, std::int64_t last, int power = 0) {
 #pragma unroll 1
   do {
-    PlainRow<T, Stored>(ptx::hidden(args), b, h, i, first, static_cast<int>(threadIdx.x % 32), power)
-        .attend();
+    PlainRow<T, Stored>(ptx::hidden(args), b, h, i, first, static_cast<int>(threadIdx.x % 32), power).attend();
     first += PlainRow<T>::features;
   } while (first < last);
 }

@@ -180,9 +180,9 @@ class PlainHead {
       }
     }
     const SplitScale scale(args_.scale);
-    return bounded<Real>(plain_product<T>(query, args_.query.feature, key, args_.key.feature, args_.head_dim,
-                                          scale.of_queries) *
-                         scale.of_products);
+    return bounded<Real>(
+        plain_product<T>(query, args_.query.feature, key, args_.key.feature, args_.head_dim, scale.of_queries) *
+        scale.of_products);
   }
 
  private:

@@ -9,8 +9,8 @@ namespace {
 constexpr int warp = 32;
 constexpr int rows_a_block = delta_rows_a_tile;
 
-// Whether a row has no key to see, for all lanes of a warp. Under a mask or bias its lse is the sink's then, or -inf; or
-// the sink has all weight beside keys, or is NaN.
+// Whether a row has no key to see, for all lanes of a warp. Under a mask or bias its lse is the sink's then, or -inf;
+// or the sink has all weight beside keys, or is NaN.
 template <class T>
 __device__ bool is_keyless(const Arguments& args, const Sequence& sequence, std::int64_t b, std::int64_t h,
                            std::int64_t i, RealOf<T> lse, int lane) {
@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(warp* rows_a_block)
       Real sum = warp_delta<T>(grad, args.grad_out.feature, out, args.out.feature, args.value_dim, lane);
       const Real lse = head_of<Real>(args.lse, b, h)[row * args.lse.row];
       if (args.sinks.data != nullptr) {
-        const Real poison = warp_poison(grad, args.grad_out.feature, args.value_dim, lane) + (lse == lse ? Real(0) : lse);
+        const Real poison =
+            warp_poison(grad, args.grad_out.feature, args.value_dim, lane) + (lse == lse ? Real(0) : lse);
         sum = is_keyless<T>(args, sequence, b, h, i, lse, lane) ? Real(0) : sum + poison;
       }
       coarse = is_coarse(args.coarse, lse);

@@ -113,7 +113,7 @@ class SimtGradient {
     pairs_.run(modifiers, col, plain && !careful, args_.of == GradientOf::value, true, careful, coefficients,
                forbidden);
     odd_ |= plain && !careful && forbidden != 0;  // every pair of a plain tile is allowed
-    __syncthreads();  // each thread has read its part of what becomes the coefficients
+    __syncthreads();                              // each thread has read its part of what becomes the coefficients
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       Real column[M];

@@ -159,8 +159,8 @@ class SimtPairs {
           scores[m][n] = -infinity<Real>();
         } else if (is_odd_score(scores[m][n])) {
           Real slope;
-          scores[m][n] = settled_score<T, Summing::in_order>(
-              args_, b_, h_, first_query + (KeysAreRows ? col : row), first_key + (KeysAreRows ? row : col), slope);
+          scores[m][n] = settled_score<T, Summing::in_order>(args_, b_, h_, first_query + (KeysAreRows ? col : row),
+                                                             first_key + (KeysAreRows ? row : col), slope);
           if (slopes != nullptr) {
             slopes[(m * N + n) * Shape::threads + threadIdx.x] = slope;
           }
