@@ -119,7 +119,8 @@ void append(KVCache& cache, nb::handle ids, nb::handle key, nb::handle value, nb
 }
 
 nb::object call_attend(const Arguments& arguments) {
-  const KVCache& cache = nb::cast<const KVCache&>(arguments.leading(0).object);
+  const nb::handle self = arguments.leading(0).object;
+  const KVCache& cache = nb::cast<const KVCache&>(self);
   const Ids ids(arguments.leading(1));
   PagedCall call(arguments, arguments.leading(2),
                  {arguments.own(0), arguments.own(1), arguments.own(2), arguments.own(3)});

@@ -1,7 +1,10 @@
 // Cases that once failed, each on every engine and instruction set.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "fuzz/runner.h"
+#include "support/inputs.h"
 
 namespace headway::test::fuzz {
 namespace {
@@ -9,6 +12,7 @@ namespace {
 struct Finding {
   const char* name;
   const char* line;
+  bool open_on_cuda = false;  // docs/reliability.md
 };
 
 void PrintTo(const Finding& finding, std::ostream* stream) { *stream << finding.line; }
@@ -24,6 +28,24 @@ TEST_P(Findings, stay_mended) {
   }
 }
 
+// In this process: a device does not survive a fork.
+class FindingsOnDevice : public Findings {};
+
+TEST_P(FindingsOnDevice, stay_mended) {
+  if (std::ranges::count(tested_engines(), Engine::cuda) == 0) GTEST_SKIP() << "there is no GPU";
+  if (GetParam().open_on_cuda) GTEST_SKIP() << "open on CUDA: docs/reliability.md";
+  const Prepared prepared(case_of(GetParam().line));
+  ASSERT_EQ(prepared.rejected, "");
+  try {
+    const auto failure = check(prepared, Engine::cuda);
+    EXPECT_FALSE(failure) << failure->check << ": " << failure->text;
+  } catch (const Unsupported& refusal) {
+    GTEST_SKIP() << refusal.what();
+  }
+}
+
+constexpr bool open_on_cuda = true;
+
 constexpr Finding findings[] = {
     // Chains of 31 equal products: lse 1.4 times its bound, dv of f64 1.004 times.
     {"equal_products_of_narrow_heads",
@@ -32,8 +54,9 @@ constexpr Finding findings[] = {
      "type=f64 h=8 hkv=8 sq=3 sk=3 d=31 dv=31 sharing=all alibi=f16 k=constant k_size=649.17335680729718 "
      "seed=12322707637345376528"},
     // 32 chains of them: lse 1.4 times its bound.
-    {"equal_products_of_wide_heads", "sq=70 sk=70 d=512 q=constant q_size=17.3 k=constant k_size=33.7"},
-    {"equal_products_of_wide_heads_in_few_rows", "sq=20 sk=20 d=520 q=constant q_size=17.3 k=constant k_size=33.7"},
+    {"equal_products_of_wide_heads", "sq=70 sk=70 d=512 q=constant q_size=17.3 k=constant k_size=33.7", open_on_cuda},
+    {"equal_products_of_wide_heads_in_few_rows", "sq=20 sk=20 d=520 q=constant q_size=17.3 k=constant k_size=33.7",
+     open_on_cuda},
     // A reference that rises by 2^140 after a weight was found.
     {"weights_before_a_rows_highest_score",
      "type=bf16 form=bsd sq=484 sk=484 d=2 dv=2 sharing=all k=apart seed=18261938594801349286"},
@@ -47,10 +70,11 @@ constexpr Finding findings[] = {
     // Products of 112 equal numbers, which round alike: lse 1.03 times its bound (open, docs/reliability.md).
     {"equal_products_of_usual_heads",
      "sq=9 sk=53 d=112 k_layout=repeated_columns alibi=f32 q=constant q_size=455801.01311310916 "
-     "k_size=16408836.472071929 seed=6533415480697191585"},
+     "k_size=16408836.472071929 seed=6533415480697191585",
+     open_on_cuda},
     // 12 chains of 16 of them: lse 1.4 times its bound (open, docs/reliability.md).
     {"equal_products_of_many_chains",
-     "d=192 q=constant q_size=2.7557946806613203e+17 k=constant k_size=2.7557946806613203e+17"},
+     "d=192 q=constant q_size=2.7557946806613203e+17 k=constant k_size=2.7557946806613203e+17", open_on_cuda},
     {"equal_products_beside_a_sink",
      "sq=18 d=31 q_layout=repeated_columns sinks=bf16 q=channel q_size=24.565414059588967 k=constant "
      "k_size=884.3549061452029 seed=2"},
@@ -117,10 +141,124 @@ constexpr Finding findings[] = {
     {"infinite_slopes", "type=bf16 sq=2 alibi=f16 alibi_size=10000000000"},
     {"infinite_slopes_of_forbidden_keys", "type=bf16 mask=one_key alibi=f16 alibi_size=10000000000"},
     {"infinite_slopes_of_nan", "type=bf16 sk=2 alibi=f16 alibi_size=9.9999999999999995e+32 plants=query:nan"},
+    // On CUDA a sink of +inf made its rows NaN, and its own gradient: exp(sink - lse) of two infinities.
+    {"infinite_sinks_beside_forbidden_values",
+     "form=packed h=8 d=192 dv=128 k_layout=gaps v_layout=gaps out_layout=gaps grad_layout=misaligned sharing=columns "
+     "bias=full bias_type=f64 trimmed=yes valid=item32 sinks=f32 q=constant k=signed_zeros v=wide "
+     "plants=key:tiny,hidden_value:nan,sink:inf seed=14171568319599940667"},
+    {"infinite_sinks_of_many_f64_rows",
+     "type=f64 sq=143 sk=5 d=2 k_layout=gaps v_layout=gaps grad_layout=misaligned sharing=columns bias=full "
+     "bias_type=f64 bias_size=10000000000 scale=0 sinks=f16 sinks_size=1e+30 q_size=1e-10 v=integers v_size=100 "
+     "seed=17032178938260898317"},
+    {"infinite_sinks_have_no_gradient",
+     "type=f64 form=sd sq=7 left=3 right=0 valid=row32 sinks=f16 sinks_size=1e+30 "
+     "seed=14589781317120557952"},
+    {"infinite_sinks_of_half_rows_have_no_gradient",
+     "type=bf16 b=2 sq=23 sk=4 d=38 dv=3 q_layout=repeated_columns k_layout=reversed v_layout=reversed out_layout=gaps "
+     "grad_layout=heads_inside left=0 right=2 queries=item sinks=f16 sinks_size=1e+30 v=signed_zeros "
+     "seed=11650409330235711400"},
+    {"sinks_of_rows_without_keys_have_no_gradient",
+     "form=packed b=2 h=3 d=47 q_layout=repeated_rows v_layout=gaps out_layout=gaps grad_layout=misaligned "
+     "mask=one_key "
+     "mask_axes=bhj causal=top_left valid=row queries=item scale=1 sinks=f64 sinks_size=1e+30 k=signed_zeros "
+     "plants=hidden_grad:nan,key:nan,sink:minus_inf seed=5110292260621535979"},
+    {"nan_sinks_of_rows_without_keys_have_no_gradient",
+     "type=bf16 form=packed b=2 sk=14 d=72 dv=72 out_layout=heads_inside mask=full mask_axes=bh bias=empty "
+     "bias_axes=ij "
+     "trimmed=yes causal=bottom_right valid=item32 sinks=f16 plants=value:tiny,sink:nan seed=3613235392163493586"},
+    // Scores of -inf beside a sink: NaN, where every weight is 0.
+    {"sinks_beside_scores_of_minus_infinity",
+     "type=bf16 sq=12 d=8 dv=39 v_layout=heads_inside out_layout=reversed valid=row scale=1.0000000000000001e-30 "
+     "sinks=f16 plants=query:tiny,key:inf seed=6195778184205721033"},
+    // An allowed score of -inf was taken for a forbidden pair: 0, where the row or the product with it is NaN.
+    {"weights_of_infinite_keys", "dv=40 k_layout=gaps grad_layout=gaps plants=key:inf seed=11653483428966101901"},
+    {"weights_of_infinite_half_queries",
+     "type=bf16 b=2 sq=15 d=3 dv=3 out_layout=heads_inside q=integers grad_size=100 plants=query:minus_inf,bias:nan "
+     "seed=5070986864552225294"},
+    {"weights_of_infinite_keys_beside_nan",
+     "type=f64 sk=97 out_layout=misaligned v=wide v_size=0.0001 plants=key:inf,key:nan,hidden_grad:tiny "
+     "seed=6463102745693561017"},
+    {"infinite_keys_under_a_mask",
+     "b=4 h=3 hkv=3 d=31 dv=2 v_layout=gaps out_layout=heads_inside mask=random trimmed=yes causal=square queries=item "
+     "k=integers grad_size=1.0000000000000001e-37 plants=value:nan,key:inf,query:nan seed=12765539027120553487"},
+    {"infinite_half_keys_under_a_bias",
+     "type=f16 b=3 h=3 hkv=3 d=192 dv=128 k_layout=misaligned out_layout=gaps bias=random bias_axes=bj bias_type=f16 "
+     "expanded=yes spans=prefix span_axes=h span_count=3 q=channel q_size=23.148148148148149 k_size=30000 "
+     "plants=key:inf seed=18111978630332441679"},
+    {"infinite_values_that_weigh_nothing",
+     "b=2 sq=3 sk=5 d=16 sharing=columns valid=item32 k=integers plants=value:inf,value:nan seed=15552711678830638094"},
+    {"infinite_half_values_that_weigh_nothing",
+     "type=bf16 form=packed sq=65 sk=65 d=127 dv=127 q_layout=reversed k_layout=reversed v_layout=reversed "
+     "grad_layout=misaligned sharing=all sinks=f32 k=apart v=channel "
+     "plants=value:minus_inf,hidden_key:nan,hidden_grad:nan seed=2665665543853628049"},
+    {"infinite_f64_values_that_weigh_nothing",
+     "type=f64 sq=22 sk=17 d=8 dv=8 q_layout=heads_inside k_layout=heads_inside v_layout=heads_inside "
+     "out_layout=misaligned grad_layout=heads_inside sharing=kv mask=random mask_axes=j valid=row32 sinks=f16 "
+     "q=channel "
+     "plants=grad:nan,value:minus_inf,value:inf seed=14116216081024198253"},
+    {"gradients_of_infinite_half_keys",
+     "type=f16 h=4 sk=24 d=2 dv=5 out_layout=heads_inside bias=full bias_type=f64 k=integers plants=key:minus_inf "
+     "seed=17461921404420779959"},
+    {"gradients_of_infinite_half_keys_beside_nan",
+     "type=f16 sk=10 d=8 dv=10 q_layout=misaligned v_layout=misaligned mask=rows mask_axes=bij bias=full bias_axes=hi "
+     "bias_type=f16 expanded=yes q=equal plants=key:minus_inf,grad:nan seed=9235093745028694397"},
+    {"gradients_of_infinite_queries",
+     "form=packed sq=39 sk=162 dv=4 q_layout=misaligned k_layout=misaligned v_layout=misaligned out_layout=gaps "
+     "grad_layout=misaligned spans=random span_count=9 narrow_spans=yes q=denormal plants=query:minus_inf,bias:nan "
+     "seed=3313428482674628372"},
+    {"gradients_of_infinite_f64_queries",
+     "type=f64 form=packed sk=29 d=72 q_layout=reversed k_layout=reversed v_layout=reversed grad_layout=reversed "
+     "q=signed_zeros plants=query:inf,hidden_bias:nan,value:nan seed=15622676503843593846"},
+    {"gradients_of_infinite_half_queries",
+     "type=bf16 form=packed b=4 d=2 dv=32 k_layout=repeated_heads causal=bottom_right v=denormal "
+     "plants=query:minus_inf seed=1616700192811346023"},
+    // A grad_out of 0 beside an infinite value that weighs nothing: the row of a large lse was left out.
+    {"gradients_of_0_beside_infinite_values",
+     "type=f16 form=bsd dv=10 k_layout=reversed out_layout=gaps bias=random causal=top_left left=14 sinks=bf16 "
+     "grad_size=1.0000000000000001e-30 plants=key:large,sink:large,value:minus_inf seed=8461817192559802369"},
+    {"infinite_slopes_of_many_f64_rows",
+     "type=f64 form=packed b=3 sq=114 d=8 dv=16 q_layout=misaligned out_layout=misaligned mask=random "
+     "left=4611686018427387904 softcap=9.9999999999999994e+38 alibi=f16 alibi_size=10000000000 k=integers "
+     "seed=2682078905737036840"},
+    {"infinite_slopes_beside_a_bias",
+     "type=bf16 b=2 h=8 hkv=2 sk=4 d=17 dv=40 q_layout=gaps k_layout=gaps v_layout=gaps out_layout=gaps "
+     "grad_layout=gaps bias=random bias_type=bf16 causal=bottom_right left=4 alibi=f16 alibi_size=10000000000 "
+     "v_size=100 seed=8604540374575105706"},
+    {"weights_of_infinite_slopes",
+     "form=sd sq=5 sk=5 d=63 dv=63 k_layout=reversed v_layout=gaps out_layout=misaligned spans=random span_axes=- "
+     "span_count=1 narrow_spans=yes valid=row scale=-0.69999999999999996 softcap=9.9999999999999994e+38 alibi=f16 "
+     "alibi_size=9.9999999999999995e+32 v_size=1e-10 plants=hidden_grad:nan,hidden_grad:nan,sink:tiny "
+     "seed=18381424675779389260"},
+    // Sums of products beyond a float, of ordinary scores: NaN and infinities.
+    {"weights_of_products_beyond_a_float",
+     "h=8 sk=27 d=8 dv=8 k_layout=gaps v_layout=repeated spans=prefix span_axes=- scale=0 softcap=5 alibi=f32 q=equal "
+     "q_size=7.1358336729046e+19 k=apart k_size=1.8427907033967548e+19 grad=integers seed=2494075688087256731"},
+    {"weights_of_half_products_beyond_a_float",
+     "type=bf16 b=4 h=3 sq=12 sk=12 d=7 dv=64 k_layout=gaps out_layout=gaps scale=-4.6841489194934979e-14 "
+     "dropout=9.9999999999999998e-13 q=integers q_size=39186251045761280 k=constant k_size=1.8051117172336294e+25 "
+     "seed=12156876747067495327"},
+    {"scores_of_products_beyond_a_float",
+     "sk=9 d=12 dv=4 mask=empty causal=bottom_right left=2147483648 spans=documents span_rows=16 narrow_spans=yes "
+     "scale=2.8064538034432777e-24 softcap=0.69999999999999996 dropout=0.29999999999999999 q=channel "
+     "q_size=6.4788253575504186e+25 k_size=8.3965576633853433e+28 seed=8271357737962713982"},
+    {"scores_of_half_products_beyond_a_float",
+     "type=bf16 sk=14 d=3 k_layout=gaps out_layout=gaps causal=bottom_right spans=random span_axes=b queries=item32 "
+     "scale=3.5666529200838825e-19 softcap=30 sinks=f16 q=constant q_size=2368512440459758.5 k=constant "
+     "k_size=7.2123651427895247e+32 grad=wide seed=3902418239897379153"},
+    {"gradients_of_products_beyond_a_float",
+     "form=packed h=2 hkv=2 d=399 dv=399 q_layout=reversed k_layout=reversed v_layout=reversed grad_layout=reversed "
+     "sharing=columns spans=blocks span_axes=h span_count=1 narrow_spans=yes valid=row32 queries=item32 "
+     "scale=-4.022484650226995e-34 dropout=0.99999999900000003 q=integers q_size=7.6232416754795847e+33 k=wide "
+     "k_size=2.7824804155292499e+24 grad=denormal seed=9172751878988203115"},
+    {"gradients_of_products_beyond_a_float_and_a_scale_of_0",
+     "form=packed sk=3 d=10 out_layout=reversed causal=bottom_right valid=row scale=0 dropout=0.99999999900000003 "
+     "q=channel q_size=2.3219128513164943e+19 k_size=3.009199055306177e+22 seed=1921664208022577879"},
 };
 
-INSTANTIATE_TEST_SUITE_P(Cases, Findings, testing::ValuesIn(findings),
-                         [](const testing::TestParamInfo<Finding>& finding) { return finding.param.name; });
+std::string name_of(const testing::TestParamInfo<Finding>& finding) { return finding.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Cases, Findings, testing::ValuesIn(findings), name_of);
+INSTANTIATE_TEST_SUITE_P(Cases, FindingsOnDevice, testing::ValuesIn(findings), name_of);
 
 }  // namespace
 }  // namespace headway::test::fuzz

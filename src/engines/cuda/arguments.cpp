@@ -1,6 +1,7 @@
 #include "engines/cuda/arguments.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -151,6 +152,11 @@ Matrix matrix_of(const ConstTensorView& view) {
 const DeviceProperties& device_of(const Problem& problem) { return device_properties(problem.query.device().index); }
 
 bool is_half_type(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
+
+bool has_extreme_scale(const Problem& problem) {
+  const double size = std::abs(problem.scale), limit = problem.dtype() == DType::f64 ? 1e150 : 1e20;
+  return size > limit || size < 1 / limit;
+}
 
 std::optional<std::string> tensor_core_refusal(const Problem& problem) {
   if (!is_half_type(problem.dtype())) {

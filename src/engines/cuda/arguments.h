@@ -138,9 +138,10 @@ struct CoarseRows {
   std::int64_t tiles;  // of a head
   int tile_rows;
   Rows statistics;  // [B,H,Sq] CoarseRow<Real>, filled for such rows alone
+  bool all;         // rows that see a key are such rows: the scale is extreme
 };
 
-// A row's weights are factor * exp(score - base). A factor of 0 says that grad_out is 0, and so is all that follows.
+// A row's weights are factor * exp(score - base).
 template <class Real>
 struct WeightBase {
   Real base, factor;
@@ -156,8 +157,8 @@ struct CoarseRow {
 // delta(i) = <grad_out(i), out(i)>
 struct DeltaArguments : Arguments {
   Rows grad_out, out, lse, delta;
-  Rows fine_lse;      // lse, but +inf for coarse rows, whose weights become 0; without data: not asked for
-  CoarseRows coarse;  // `found`, unless null
+  Rows fine_lse;      // lse, but +inf for coarse rows, which are left out; without data: not asked for
+  CoarseRows coarse;  // `found`, unless null, and `all`
 };
 
 struct CoarseGradientArguments : Arguments {

@@ -92,6 +92,7 @@ class Backward {
     if (!hopper_) {
       fine_lse_ = row_array(problem, workspace_.take(row_bytes(problem, 1)));
     }
+    coarse_.all = has_extreme_scale(problem);
     coarse_.tile_rows = rows_a_tile(problem, hopper_);
     coarse_.tiles = coarse_tiles(problem, coarse_.tile_rows);
     coarse_.statistics = row_array(problem, workspace_.take(row_bytes(problem, coarse_numbers)));
@@ -134,6 +135,7 @@ class Backward {
     arguments.delta = delta_;
     arguments.fine_lse = fine_lse_;
     arguments.coarse.found = hopper_ ? nullptr : coarse_.found;  // else the Hopper backward fills it
+    arguments.coarse.all = coarse_.all;
     if (problem_.batch * problem_.heads * problem_.query_len > 0) {
       check(launch_row_deltas(arguments, problem_.dtype(), stream_), problem_.operation, "launching delta");
     }

@@ -19,10 +19,12 @@ struct Limits;
 template <>
 struct Limits<float> {
   static constexpr float highest = FLT_MAX;
+  static constexpr float lowest_score = -0x1.fffffcp127f;  // of finite ones: the number above -highest
 };
 template <>
 struct Limits<double> {
   static constexpr double highest = DBL_MAX;
+  static constexpr double lowest_score = -0x1.ffffffffffffep1023;
 };
 
 template <class Real>
@@ -84,6 +86,19 @@ __device__ inline void store_number(void* data, DType dtype, std::int64_t at, Re
 template <class T>
 __device__ inline T* head_of(const Rows& rows, std::int64_t b, std::int64_t h) {
   return static_cast<T*>(rows.data) + b * rows.batch + h * rows.head;
+}
+
+template <int M, int N, class Real>
+__device__ inline bool holds_not_finite(const Real (&c)[M][N]) {
+  bool any = false;
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      any |= !(fabs(c[m][n]) <= Limits<Real>::highest);
+    }
+  }
+  return any;
 }
 
 template <int M, int N, class Real>

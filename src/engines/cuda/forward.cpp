@@ -1,7 +1,5 @@
 #include "engines/cuda/forward.h"
 
-#include <cmath>
-
 #include "engines/cuda/decode.h"
 #include "engines/cuda/hopper_forward.h"
 #include "engines/cuda/kernels/forward_kernels.h"
@@ -24,12 +22,6 @@ struct ForwardKernel {
 };
 
 namespace {
-
-// Whether products may overflow or vanish where scores are ordinary, whatever the inputs.
-bool has_extreme_scale(const Problem& problem) {
-  const double size = std::abs(problem.scale), limit = problem.dtype() == DType::f64 ? 1e150 : 1e20;
-  return size > limit || size < 1 / limit;
-}
 
 // Whether a running sum over the keys could drift, or avoiding it costs nothing. An invariant call has one kernel for
 // all lengths: those of a pack depend on the others.

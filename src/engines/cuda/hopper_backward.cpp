@@ -338,9 +338,8 @@ std::optional<std::string> hopper_backward_refusal(const Problem& problem) {
   if (problem.spans && (variant_of(problem) != HopperBackwardVariant::spanned || has_two_kernels(problem))) {
     return "spans beside another option, or of heads wider than 128";
   }
-  constexpr double largest_scale = 1e30;
-  if (std::abs(problem.scale) > largest_scale) {
-    return text("scale ", problem.scale, ", expected at most ", largest_scale);
+  if (has_extreme_scale(problem)) {
+    return text("scale ", problem.scale, " is extreme");
   }
   if (auto reason = size_refusal(problem)) {
     return reason;

@@ -1,5 +1,8 @@
 // What happens to one score between the product and the softmax, in the contract's order: scale, softcap, bias, ALiBi;
 // and whether mask and bias allow the pair. Ranges and dropout are elsewhere (key_range.cuh, dropout.cuh).
+//
+// A score of -inf says that its pair is forbidden. An allowed pair's score may be -inf too, because of infinite inputs:
+// it becomes the type's lowest number, which weighs as little, and finite scores stay above that number.
 #pragma once
 
 #include "engines/cuda/arguments.h"
@@ -39,23 +42,26 @@ class Modifiers {
 
   __device__ Real scaled(Real product) const { return product * scale_; }
 
-  __device__ Real capped(Real scaled) const {
-    if constexpr (std::is_same_v<Real, float>) {
-      return softcap_ == 0 ? scaled : softcap_ * tanhf(scaled / softcap_);
-    } else {
-      return softcap_ == 0 ? scaled : softcap_ * tanh(scaled / softcap_);
-    }
-  }
+  __device__ Real capped(Real scaled) const { return softcap_ == 0 ? scaled : softcap_ * share_of_cap(scaled); }
 
   // Turns a few products into scores, -inf where forbidden. where(x) is the Pair of product x; its loads are all issued
   // before the first is used. `slopes` receives d(capped) / d(scaled), 1 without softcap.
   template <int Count, class Where>
   __device__ void apply(Real (&scores)[Count], const Where& where, Real* slopes = nullptr) const {
+#pragma unroll
+    for (int x = 0; x < Count; ++x) {
+      scores[x] = scaled(scores[x]);
+    }
+    apply_to_scaled(scores, where, slopes);
+  }
+
+  // The same for products that are scaled already.
+  template <int Count, class Where>
+  __device__ void apply_to_scaled(Real (&scores)[Count], const Where& where, Real* slopes = nullptr) const {
     bool allowed[Count];
 #pragma unroll
     for (int x = 0; x < Count; ++x) {
       allowed[x] = where(x).inside;
-      scores[x] = scaled(scores[x]);
       if (slopes != nullptr) {
         slopes[x] = 1;
       }
@@ -70,9 +76,9 @@ class Modifiers {
     if (softcap_ != 0) {
 #pragma unroll
       for (int x = 0; x < Count; ++x) {
-        scores[x] = capped(scores[x]);
+        const Real share = share_of_cap(scores[x]);
+        scores[x] = softcap_ * share;
         if (slopes != nullptr) {
-          const Real share = scores[x] / softcap_;
           slopes[x] = 1 - share * share;
         }
       }
@@ -96,11 +102,25 @@ class Modifiers {
     }
 #pragma unroll
     for (int x = 0; x < Count; ++x) {
-      scores[x] = allowed[x] ? scores[x] : -infinity<Real>();
+      scores[x] = allowed[x] ? of_allowed(scores[x]) : -infinity<Real>();
     }
   }
 
+  // The score of an allowed pair as it is told from a forbidden one's.
+  __device__ static Real of_allowed(Real score) {
+    constexpr Real lowest = Limits<Real>::lowest_score;
+    return score == -infinity<Real>() ? -Limits<Real>::highest : score < lowest ? lowest : score;
+  }
+
  private:
+  __device__ Real share_of_cap(Real scaled) const {
+    if constexpr (std::is_same_v<Real, float>) {
+      return tanhf(scaled / softcap_);
+    } else {
+      return tanh(scaled / softcap_);
+    }
+  }
+
   __device__ std::uint8_t mask_byte(std::int64_t at) const { return static_cast<const std::uint8_t*>(mask_.data)[at]; }
 
   template <int Count, class Where>
@@ -148,6 +168,13 @@ class Modifiers {
   std::int64_t offset_, bias_at_, mask_at_;
   const Matrix &bias_, &mask_;  // kernel parameters: read where they are needed, not kept in registers
 };
+
+// Whether the score of an allowed pair says too little: infinite, NaN, or the lowest number. Products may have
+// overflowed on the way to a finite score.
+template <class Real>
+__device__ inline bool is_odd_score(Real score) {
+  return !(score > -Limits<Real>::highest && score <= Limits<Real>::highest) && score != -infinity<Real>();
+}
 
 // The sink of a head as one more score; -inf without one.
 template <class Real>

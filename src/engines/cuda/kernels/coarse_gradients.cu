@@ -53,8 +53,8 @@ class CoarseGradients : private CoarseBlock<T, CoarseGradientArguments> {
 
  private:
   struct Coefficients {
-    bool allowed = false;
-    Real weight = 0, score_gradient = 0;  // p with dropout, and ds
+    bool allowed = false, kept = false;         // kept: by dropout, of what is allowed
+    double weight = 0.0, score_gradient = 0.0;  // p with dropout, and ds
   };
 
   // visit(head, h, i) for the coarse rows whose number is `first` modulo `step`, by all lanes of a warp.
@@ -68,7 +68,7 @@ class CoarseGradients : private CoarseBlock<T, CoarseGradientArguments> {
         }
         const std::int64_t begin = tile * args_.coarse.tile_rows;
         for (std::int64_t i = begin; i < smaller(begin + args_.coarse.tile_rows, head.sequence().real_queries); ++i) {
-          if (i % step == first && is_coarse(lse_of(head, h, i))) {
+          if (i % step == first && is_coarse(args_.coarse, lse_of(head, h, i))) {
             visit(head, h, i);
           }
         }
@@ -85,21 +85,16 @@ class CoarseGradients : private CoarseBlock<T, CoarseGradientArguments> {
 
   // The statistics of a row.
   __device__ void find(const PlainHead<T>& head, std::int64_t h, std::int64_t i) const {
-    const T* grad = head.query_row(args_.grad_out, i);
-    bool any = false;
-    for (std::int64_t d = lane_; d < args_.value_dim; d += 32) {
-      any |= number<Real>(grad[d * args_.grad_out.feature]) != 0;
-    }
-    constexpr WeightBase<Real> none{Limits<Real>::highest, 0};  // exponents are far below 0, not NaN
-    CoarseRow<Real> row{none, none, 0};
-    if (__any_sync(~0u, any)) {
+    const Real lse = lse_of(head, h, i);
+    CoarseRow<Real> row{{lse, lse}, {lse, lse}, lse};  // of NaN, which all that the row gives is
+    if (lse == lse) {
       const Real sink = sink_of<Real>(args_, h);
       row.weights = weight_base(head.softmax(i, lane_), sink);
       if (args_.of_bias) {
         row.ordered_weights = weight_base(head.template softmax<Summing::in_order>(i, lane_), sink);
       }
-      row.delta = warp_delta(grad, args_.grad_out.feature, head.query_row(args_.out, i), args_.out.feature,
-                             args_.value_dim, lane_);
+      row.delta = warp_delta(head.query_row(args_.grad_out, i), args_.grad_out.feature, head.query_row(args_.out, i),
+                             args_.out.feature, args_.value_dim, lane_);
     }
     if (lane_ == 0) {
       row_of(head, h, i) = row;
@@ -110,19 +105,23 @@ class CoarseGradients : private CoarseBlock<T, CoarseGradientArguments> {
   __device__ Coefficients coefficients(const PlainHead<T>& head, std::int64_t h, std::int64_t i, std::int64_t j) const {
     Coefficients result;
     const CoarseRow<Real> row = row_of(head, h, i);
-    if (row.weights.factor == 0) {
-      return result;
-    }
-    Real slope;
-    const Real score = head.score(i, j, slope);
-    result.allowed = score != -infinity<Real>();
-    const Real p = exponential(score - row.weights.base) * row.weights.factor;
     const bool kept = !args_.dropout.active || is_kept(args_.dropout, b_, h, i, j);
-    const Real kept_factor = kept ? static_cast<Real>(args_.dropout.kept_scale) : Real(0);
-    const Real dp = plain_product(head.query_row(args_.grad_out, i), args_.grad_out.feature,
-                                  head.key_row(args_.value, j), args_.value.feature, args_.value_dim);
-    result.weight = kept ? p * kept_factor : Real(0);
-    result.score_gradient = p * (dp * kept_factor - row.delta) * slope;
+    if (row.weights.base != row.weights.base) {
+      result.allowed = head.is_allowed(i, j);
+      result.weight = result.score_gradient = static_cast<double>(row.weights.base);
+    } else {
+      Real slope;
+      const Real score = head.score(i, j, slope);
+      result.allowed = score != -infinity<Real>();
+      const double p = exponential(score - row.weights.base) * row.weights.factor;
+      const double dp = kept ? plain_product(head.query_row(args_.grad_out, i), args_.grad_out.feature,
+                                             head.key_row(args_.value, j), args_.value.feature, args_.value_dim) *
+                                   args_.dropout.kept_scale
+                             : 0.0;
+      result.weight = p * args_.dropout.kept_scale;
+      result.score_gradient = p * (dp - static_cast<double>(row.delta)) * static_cast<double>(slope);
+    }
+    result.kept = kept && result.allowed;
     return result;
   }
 
@@ -132,7 +131,7 @@ class CoarseGradients : private CoarseBlock<T, CoarseGradientArguments> {
     T* target = const_cast<T*>(head.query_row(args_.query_gradient, i));
 #pragma unroll 1
     for (std::int64_t first = 0; first < args_.head_dim; first += 32 * each) {
-      Real sums[each] = {};
+      double sums[each] = {};
 #pragma unroll 1
       for (std::int64_t j = keys.begin; j < keys.end; j += 32) {
         const Coefficients own = j + lane_ < keys.end ? coefficients(head, h, i, j + lane_) : Coefficients{};
@@ -141,7 +140,7 @@ class CoarseGradients : private CoarseBlock<T, CoarseGradientArguments> {
             [&](int t) { return head.key_row(args_.key, j + t); }, sums);
       }
       for_features(first, args_.head_dim, [&](std::int64_t d, int x) {
-        target[d * args_.query_gradient.feature] = element<T>(sums[x] * bounded<Real>(args_.scale));
+        target[d * args_.query_gradient.feature] = element<T>(sums[x] * args_.scale);
       });
     }
   }
@@ -151,18 +150,18 @@ class CoarseGradients : private CoarseBlock<T, CoarseGradientArguments> {
     const std::int64_t width = larger(args_.head_dim, args_.value_dim);
 #pragma unroll 1
     for (std::int64_t first = 0; first < width; first += 32 * each) {
-      Real key_sums[each] = {}, value_sums[each] = {};
+      double key_sums[each] = {}, value_sums[each] = {};
 #pragma unroll 1
       for (std::int64_t h = g_ * args_.group; h < (g_ + 1) * args_.group; ++h) {
         add_head(h, j, first, key_sums, value_sums);
       }
-      add_to(args_.key_gradient, j, first, args_.head_dim, bounded<Real>(args_.scale), key_sums);
-      add_to(args_.value_gradient, j, first, args_.value_dim, Real(1), value_sums);
+      add_to(args_.key_gradient, j, first, args_.head_dim, args_.scale, key_sums);
+      add_to(args_.value_gradient, j, first, args_.value_dim, 1.0, value_sums);
     }
   }
 
-  __device__ void add_head(std::int64_t h, std::int64_t j, std::int64_t first, Real (&key_sums)[each],
-                           Real (&value_sums)[each]) const {
+  __device__ void add_head(std::int64_t h, std::int64_t j, std::int64_t first, double (&key_sums)[each],
+                           double (&value_sums)[each]) const {
     const PlainHead<T> head(args_, b_, h);
     const std::int64_t real = head.sequence().real_queries;
 #pragma unroll 1
@@ -174,7 +173,7 @@ class CoarseGradients : private CoarseBlock<T, CoarseGradientArguments> {
 #pragma unroll 1
       for (std::int64_t i = begin; i < end; i += 32) {
         Coefficients own;
-        if (i + lane_ < end && is_coarse(lse_of(head, h, i + lane_))) {
+        if (i + lane_ < end && is_coarse(args_.coarse, lse_of(head, h, i + lane_))) {
           const KeyRange keys = head.range(i + lane_);
           if (j >= keys.begin && j < keys.end) {
             own = coefficients(head, h, i + lane_, j);
@@ -184,21 +183,21 @@ class CoarseGradients : private CoarseBlock<T, CoarseGradientArguments> {
             own.allowed, own.score_gradient, args_.query.feature, first, args_.head_dim, lane_,
             [&](int t) { return head.query_row(args_.query, i + t); }, key_sums);
         add_plain_rows<T>(
-            own.allowed, own.weight, args_.grad_out.feature, first, args_.value_dim, lane_,
+            own.kept, own.weight, args_.grad_out.feature, first, args_.value_dim, lane_,
             [&](int t) { return head.query_row(args_.grad_out, i + t); }, value_sums);
       }
     }
   }
 
-  __device__ void add_to(const Rows& gradient, std::int64_t j, std::int64_t first, std::int64_t width, Real scale,
-                         const Real (&sums)[each]) const {
+  __device__ void add_to(const Rows& gradient, std::int64_t j, std::int64_t first, std::int64_t width, double scale,
+                         const double (&sums)[each]) const {
     if (gradient.data == nullptr) {
       return;
     }
     T* target = head_of<T>(gradient, b_, g_) + (sequence_of(args_, b_).key_begin + j) * gradient.row;
     for_features(first, width, [&](std::int64_t d, int x) {
       T& one = target[d * gradient.feature];
-      one = element<T>(number<Real>(one) + sums[x] * scale);
+      one = element<T>(number<double>(one) + sums[x] * scale);
     });
   }
 

@@ -65,7 +65,7 @@ class CoarseMeanWeights : private CoarseBlock<T, MeanWeightsArguments> {
     __syncthreads();  // the ones before have been read
     for (std::int64_t h = first + warp_; h < last; h += coarse_warps) {
       WeightBase<Real> row{lse_of(h, i), 1};
-      if (is_coarse(row.base)) {
+      if (is_coarse(row.base) && row.base == row.base) {
         row = weight_base(PlainHead<T>(args_, b_, h).softmax(i, lane_), sink_of<Real>(args_, h));
       }
       if (lane_ == 0) {
@@ -80,6 +80,9 @@ class CoarseMeanWeights : private CoarseBlock<T, MeanWeightsArguments> {
     const KeyRange keys = head.range(i);
     if (j < keys.begin || j >= keys.end) {
       return 0;
+    }
+    if (row.base != row.base) {  // the head's row is NaN
+      return head.is_allowed(i, j) ? row.base : Real(0);
     }
     Real slope;
     const Real score = head.score(i, j, slope);

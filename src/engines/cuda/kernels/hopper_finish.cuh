@@ -81,11 +81,11 @@ __device__ __forceinline__ bool store_rows(const HopperArguments& args, const Ho
     const int row = tile_row + 8 * i;
     const bool stored = row < work.stored_rows;
     const bool real = row < work.real_rows;
+    const bool empty = !real || softmax.sum[i] == 0.0f;  // whatever the sink is
     float factor = 1.0f;
     if (!is_plain(variant) && args.sinks.data != nullptr) {
       factor = softmax.add_sink(i, load_per_head(args.sinks, work.head));
     }
-    const bool empty = !real || softmax.sum[i] == 0.0f;
     factor = factor / softmax.sum[i];
     if constexpr (variant == HopperVariant::dropped) {
       factor *= args.kept;

@@ -174,13 +174,15 @@ struct TileSoftmax {
     }
   }
 
-  // A sink takes part in the sum like a key without value; returns what the output is multiplied with for it.
+  // A sink takes part in the sum like a key without value, and an infinite one has all weight; returns what the output
+  // is multiplied with for it.
   __device__ __forceinline__ float add_sink(int i, float sink) {
     const float old = reference[i];
     reference[i] = fmaxf(old, sink);
     const float base = finite_reference(i);
     const float older = ptx::exp2_fast((old - base) * log2_e);
-    sum[i] = sum[i] * older + ptx::exp2_fast((sink - base) * log2_e + shift);
+    const float exponent = sink == INFINITY ? 0.0f : (sink - base) * log2_e;
+    sum[i] = sum[i] * older + ptx::exp2_fast(exponent + shift);
     return older;
   }
 

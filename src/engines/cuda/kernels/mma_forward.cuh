@@ -121,7 +121,9 @@ class MmaForward {
         const KeyRange range = ranges()[r];
         return Pair{first_ + r, key + c, key + c >= range.begin && key + c < range.end};
       };
-      const bool plain = modifiers.only_scale() && key >= range_.full_begin && key + mma_rows <= range_.full_end;
+      // A careful walk tells allowed pairs from forbidden ones by their scores (modifiers.cuh).
+      const bool plain =
+          !careful && modifiers.only_scale() && key >= range_.full_begin && key + mma_rows <= range_.full_end;
       modify_slots(thread_, modifiers, plain, where, scratch_, nullptr, scores);
       if (has_holes(args_, sequence_, b_, h_, first_, mma_rows, key, mma_rows)) {
         fill_span_words<mma_rows, mma_rows>(args_, sequence_, b_, h_, first_, key, words());

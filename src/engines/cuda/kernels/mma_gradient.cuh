@@ -10,7 +10,7 @@
 #pragma once
 
 #include "engines/cuda/kernels/mma_scores.cuh"
-#include "engines/cuda/kernels/softmax.cuh"
+#include "engines/cuda/kernels/plain_rows.cuh"
 
 namespace headway::cuda {
 
@@ -49,7 +49,7 @@ class MmaGradient {
 #pragma unroll 1  // one copy of the code for both walks
     for (int careful = 0; careful < 2; ++careful) {
       walk(careful != 0);
-      if (!__syncthreads_or(holds_nan(sums_) || holds_nan(value_sums_))) {
+      if (!__syncthreads_or(holds_not_finite(sums_) || holds_not_finite(value_sums_) || odd_)) {
         break;
       }
     }
@@ -103,6 +103,7 @@ class MmaGradient {
   __device__ void walk(bool careful) {
     clear(sums_);
     clear(value_sums_);
+    odd_ = false;
     if constexpr (KeysAreRows) {
       const QueryRange range = query_range(args_, sequence_, b_, first_, mma_rows);
 #pragma unroll 1
@@ -161,7 +162,7 @@ class MmaGradient {
       const std::int64_t first_query = KeysAreRows ? first : first_, first_key = KeysAreRows ? first_ : first;
       const TileRange range = tile_range(args_, sequence_, b_, first_query, mma_rows);
       const bool plain =
-          modifiers.only_scale() && first_key >= range.full_begin && first_key + mma_rows <= range.full_end;
+          !careful && modifiers.only_scale() && first_key >= range.full_begin && first_key + mma_rows <= range.full_end;
       const bool holes = has_holes(args_, sequence_, b_, h, first_query, mma_rows, first_key, mma_rows);
       if (holes) {
         fill_span_words<mma_rows, mma_rows>(args_, sequence_, b_, h, first_query, first_key, words());
@@ -201,7 +202,8 @@ class MmaGradient {
     unsigned char* tile_b = tile_a + tile_bytes;
     float p[tiles][4], ds[tiles][4];
     multiply_rows<Depth, T>(thread_, own_, tile_a, p);
-    const std::uint32_t forbidden = make_weights(modifiers, first, col, plain, holes, p);
+    const std::uint32_t forbidden = make_weights(modifiers, h, first, col, plain, holes, careful, p);
+    odd_ |= plain && forbidden != 0;  // every pair of a plain tile is allowed
     const std::int64_t first_query = KeysAreRows ? first + col : first_;
     const std::int64_t first_key = KeysAreRows ? first_ : first + col;
     const std::uint32_t kept = !args_.dropout.active ? ~0u
@@ -245,8 +247,8 @@ class MmaGradient {
   }
 
   // Products become weights p, 0 in the slots returned as forbidden.
-  __device__ std::uint32_t make_weights(const Modifiers<float>& modifiers, std::int64_t first, int col, bool plain,
-                                        bool holes, float (&p)[tiles][4]) {
+  __device__ std::uint32_t make_weights(const Modifiers<float>& modifiers, std::int64_t h, std::int64_t first, int col,
+                                        bool plain, bool holes, bool careful, float (&p)[tiles][4]) {
     const auto where = [&](int r, int c) {
       const int query = KeysAreRows ? col + c : r;
       const std::int64_t j = KeysAreRows ? first_ + r : first + col + c;
@@ -257,6 +259,9 @@ class MmaGradient {
     if (holes) {
       forbid_by_words<KeysAreRows>(thread_, words(), col, p);
     }
+    if (careful) {
+      settle(h, first, col, p);
+    }
     std::uint32_t forbidden = 0;
 #pragma unroll
     for (int slot = 0; slot < slots; ++slot) {
@@ -266,6 +271,24 @@ class MmaGradient {
       score = none ? 0.0f : exponential(score - stats_of(slot, col).lse);
     }
     return forbidden;
+  }
+
+  // Scores that say too little are found again, and rows that are left out are forbidden whatever their scores are.
+  __device__ void settle(std::int64_t h, std::int64_t first, int col, float (&scores)[tiles][4]) const {
+#pragma unroll
+    for (int slot = 0; slot < slots; ++slot) {
+      float& score = scores[slot / 4][slot % 4];
+      const std::int64_t row = first_ + thread_.row_of(slot), other = first + col + thread_.col_of(slot);
+      if (stats_of(slot, col).lse == infinity<float>()) {
+        score = -infinity<float>();
+      } else if (is_odd_score(score)) {
+        float slope;
+        score = settled_score<T>(args_, b_, h, KeysAreRows ? other : row, KeysAreRows ? row : other, slope);
+        if (slopes_ != nullptr) {
+          slopes_[slot * mma_threads + threadIdx.x] = slope;
+        }
+      }
+    }
   }
 
   // dP becomes ds, times softcap's slope; 0 where forbidden.
@@ -317,6 +340,7 @@ class MmaGradient {
   MmaThread thread_;
   std::int64_t b_ = 0, head_ = 0, first_ = 0;
   Sequence sequence_;
+  bool odd_ = false;  // a score says too little
   float sums_[Depth / 8][4];
   float value_sums_[both ? Depth / 8 : 1][4];
 };

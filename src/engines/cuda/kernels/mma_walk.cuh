@@ -6,7 +6,7 @@
 #pragma once
 
 #include "engines/cuda/kernels/mma_scores.cuh"
-#include "engines/cuda/kernels/softmax.cuh"
+#include "engines/cuda/kernels/walk_scores.cuh"
 
 namespace headway::cuda {
 
@@ -101,10 +101,7 @@ class MmaWalk {
     for (int half = 0; half < own_rows; ++half) {
       RowSoftmax<float>& row = softmax_[half];
       row.total = quad_sum(row.total);
-      if (!row.empty()) {
-        row.raise(sink);
-        row.total += exponential(sink - reference(row.highest));
-      }
+      end_softmax(row, sink);
     }
   }
 
@@ -154,12 +151,9 @@ class MmaWalk {
   // Products become scores, as far as the stage says.
   __device__ void modify(const Stage& stage, const Modifiers<float>& modifiers, std::int64_t key, Scores& scores) {
     if (!is_masked(stage)) {
-#pragma unroll
-      for (int slot = 0; slot < slots; ++slot) {
-        float& score = at(scores, slot);
-        score = modifiers.scaled(score);
-        score = stage == Stage::capped ? modifiers.capped(score) : score;
-      }
+      each_slot(scores, [&](float& score, int) { score = modifiers.scaled(score); });
+      settle(stage, key, scores);
+      each_slot(scores, [&](float& score, int) { score = stage == Stage::capped ? modifiers.capped(score) : score; });
       return;
     }
     const auto where = [&](int r, int c) {
@@ -168,11 +162,38 @@ class MmaWalk {
     };
     const bool plain = modifiers.only_scale() && key >= range_.full_begin && key + mma_rows <= range_.full_end;
     modify_slots(thread_, modifiers, plain, where, scratch_, nullptr, scores);
+    if (plain) {
+      each_slot(scores, [](float& score, int) { score = Modifiers<float>::of_allowed(score); });
+    }
     if (has_holes(args_, sequence_, b_, h_, first_, mma_rows, key, mma_rows)) {
       fill_span_words<mma_rows, mma_rows>(args_, sequence_, b_, h_, first_, key, words());
       __syncthreads();
       forbid_by_words<false>(thread_, words(), 0, scores);
     }
+    settle(stage, key, scores);
+  }
+
+  template <class Visit>
+  __device__ static void each_slot(Scores& scores, const Visit& visit) {
+#pragma unroll
+    for (int slot = 0; slot < slots; ++slot) {
+      visit(at(scores, slot), slot);
+    }
+  }
+
+  // Finds scores again that say too little.
+  __device__ void settle(const Stage& stage, std::int64_t key, Scores& scores) {
+    bool any = false;
+    each_slot(scores, [&](float& score, int) { any |= is_unsettled(stage, score); });
+    if (!any) [[likely]] {
+      return;
+    }
+    each_slot(scores, [&](float& score, int slot) {
+      const std::int64_t i = first_ + row_of(own_row(slot)), j = key + col_of(slot);
+      if (is_unsettled(stage, score) && i < sequence_.query_count && j < sequence_.key_count) {
+        score = settled<T>(args_, stage, b_, h_, i, j);
+      }
+    });
   }
 
   __device__ void add_to_softmax(const Scores& scores) {

@@ -11,28 +11,10 @@
 
 namespace headway::cuda {
 
-// What may happen to scores: anything, or nothing but the scale (and there is no mask).
-enum class Changes : std::uint8_t { any, scale };
-
-// A scale in two factors: queries take in a power of two, which rounds nothing, of at most 1, so that products overflow
-// only if scores do.
-template <class Real>
-struct SplitScale {
-  Real of_queries, of_products;
-
-  __device__ __forceinline__ explicit SplitScale(double scale) {
-    int exponent;
-    frexp(scale, &exponent);
-    const int power = min(exponent - 1, 0);
-    of_queries = ldexp(Real(1), power);
-    of_products = bounded<Real>(ldexp(scale, -power));
-  }
-};
-
 // Row i of one head, and up to 256 of its value features from `first` on, by all lanes of a warp. `power`: queries are
 // multiplied by 2^power, which the caller has taken out of a scale far from 1 (plain_forward.cu). `Stored`: elements of
 // keys and values, T or those of 8-bit pages.
-template <class T, Changes changes = Changes::any, class Stored = T>
+template <class T, class Stored = T>
 class PlainRow {
   using Real = RealOf<T>;
   static constexpr bool scaled = !std::is_same_v<T, Stored>;
@@ -46,7 +28,7 @@ class PlainRow {
         sequence_(sequence_of(args, b)),
         modifiers_(args, sequence_, b, h),
         scale_(args.scale),
-        powers_{ldexp(Real(1), power / 2), ldexp(Real(1), power - power / 2)},
+        powers_{ldexp(1.0, power / 2), ldexp(1.0, power - power / 2)},
         b_(b),
         h_(h),
         i_(i),
@@ -71,10 +53,6 @@ class PlainRow {
     for (int lanes = 16; lanes > 0; lanes /= 2) {
       total += __shfl_xor_sync(~0u, total, lanes);
     }
-    // Scores that are all -inf although nothing forbids their keys come from infinite inputs.
-    if (total == 0 && keys.begin < keys.end && args_.mask.data == nullptr && args_.bias.data == nullptr) {
-      total = infinity<Real>() - infinity<Real>();
-    }
     store(close_row(RowSoftmax<Real>{highest_, total}, sink_of<Real>(args_, h_), i_ >= sequence_.real_queries));
   }
 
@@ -93,36 +71,36 @@ class PlainRow {
   }
 
   // This lane's of the products with keys j to j + count, whose features lie across the lanes.
-  __device__ __forceinline__ Real product(std::int64_t j, int count, Real query_factor) const {
+  __device__ __forceinline__ double product(std::int64_t j, int count) const {
     const T* query = head_of<T>(args_.query, b_, h_) + (sequence_.query_begin + i_) * args_.query.row;
-    Real own = 0;
+    double own = 0;
 #pragma unroll 1
     for (std::int64_t from = lane_; from - lane_ < args_.head_dim; from += features) {
-      Real factors[each];
+      double factors[each];
 #pragma unroll
       for (int x = 0; x < each; ++x) {
         const std::int64_t d = from + 32 * x;
         factors[x] = d < args_.head_dim
-                         ? number<Real>(query[d * args_.query.feature]) * powers_[0] * powers_[1] * query_factor
-                         : Real(0);
+                         ? number<double>(query[d * args_.query.feature]) * powers_[0] * powers_[1] * scale_.of_queries
+                         : 0.0;
       }
 #pragma unroll 1
       for (int t = 0; t < count; ++t) {
         const Stored* key = key_row(args_.key, j + t);
         const Real key_scale = scale_of(args_.pages.key_scales, j + t);
-        Real sum = 0;
+        double sum = 0;
 #pragma unroll
         for (int x = 0; x < each; ++x) {
           const std::int64_t d = from + 32 * x;
           if (d < args_.head_dim) {
-            sum = fma(factors[x], key_scale * number<Real>(key[d * args_.key.feature]), sum);
+            sum = fma(factors[x], number<double>(key_scale * number<Real>(key[d * args_.key.feature])), sum);
           }
         }
 #pragma unroll
         for (int lanes = 16; lanes > 0; lanes /= 2) {
           sum += __shfl_xor_sync(~0u, sum, lanes);
         }
-        own += lane_ == t ? sum : Real(0);
+        own += lane_ == t ? sum : 0.0;
       }
     }
     return own;
@@ -130,12 +108,8 @@ class PlainRow {
 
   // This lane's score of keys j to j + count; -inf where there is none, or it is forbidden.
   __device__ __forceinline__ Real score(std::int64_t j, int count, bool allowed) const {
-    if (changes == Changes::scale || modifiers_.only_scale()) {
-      const Real one = product(j, count, scale_.of_queries) * scale_.of_products;
-      return lane_ < count && allowed ? one : -infinity<Real>();
-    }
-    Real one[1] = {product(j, count, 1)};
-    modifiers_.apply(one, [&](int) { return Pair{i_, j + lane_, lane_ < count && allowed}; });
+    Real one[1] = {bounded<Real>(product(j, count) * scale_.of_products)};
+    modifiers_.apply_to_scaled(one, [&](int) { return Pair{i_, j + lane_, lane_ < count && allowed}; });
     return one[0];
   }
 
@@ -184,8 +158,8 @@ class PlainRow {
   const ForwardArguments& args_;
   const Sequence sequence_;
   const Modifiers<Real> modifiers_;
-  const SplitScale<Real> scale_;
-  const Real powers_[2];  // 2^power may be beyond the type's range
+  const SplitScale scale_;
+  const double powers_[2];  // 2^power may be beyond the type's range
   const std::int64_t b_, h_, i_, first_;
   const int lane_;
   Real highest_ = -infinity<Real>();

@@ -15,23 +15,39 @@
 
 namespace headway::cuda {
 
-// A row is coarse if the last bit of its lse moves its weights by 2^-10 or more: not by the rounding that its type
-// allows.
+// A row is coarse if the last bit of its lse moves its weights by 2^-10 or more, not by the rounding that its type
+// allows; or if its lse is NaN or +inf, of inputs or a sink that are not finite. (-inf is that of a row without keys.)
 template <class Real>
 __device__ inline bool is_coarse(Real lse) {
   constexpr Real limit = sizeof(Real) == 4 ? Real(1 << 14) : Real(std::int64_t{1} << 43);
-  const Real size = lse < 0 ? -lse : lse;
-  return size >= limit && size <= Limits<Real>::highest;
+  return !(lse < limit && lse > -limit) && lse != -infinity<Real>();
+}
+template <class Real>
+__device__ inline bool is_coarse(const CoarseRows& rows, Real lse) {
+  return is_coarse(lse) || (rows.all && lse != -infinity<Real>());
 }
 
-// How the products of two rows' features are added up: in short chains, so that equal ones do not drift, or one after
-// another, which gives the bits of simt_pairs.cuh.
+// A scale in two factors: queries take in a power of two, which rounds nothing, of at most 1, so that products overflow
+// only if scores do. (A scale of 0 they take in whole.)
+struct SplitScale {
+  double of_queries, of_products;
+
+  __device__ __forceinline__ explicit SplitScale(double scale) {
+    int exponent;
+    frexp(scale, &exponent);
+    const int power = min(exponent - 1, 0);
+    of_queries = scale == 0 ? 0.0 : ldexp(1.0, power);
+    of_products = ldexp(scale, -power);
+  }
+};
+
+// How the products of two rows' features are added up: in short chains, so that equal ones do not drift, in f64, so
+// that they overflow only if scores do; or one after another in Real, which gives the bits of simt_pairs.cuh.
 enum class Summing : std::uint8_t { in_chains, in_order };
 
-template <class T, Summing summing = Summing::in_chains>
-__device__ inline RealOf<T> plain_product(const T* a, std::int64_t a_feature, const T* b, std::int64_t b_feature,
-                                          std::int64_t width) {
-  using Real = RealOf<T>;
+template <class T, Summing summing = Summing::in_chains, class Real = double>
+__device__ inline Real plain_product(const T* a, std::int64_t a_feature, const T* b, std::int64_t b_feature,
+                                     std::int64_t width, Real a_factor = 1) {
   constexpr int chains = summing == Summing::in_chains ? 8 : 1, length = 8 * chains;
   Real sum = 0;
 #pragma unroll 1
@@ -42,7 +58,8 @@ __device__ inline RealOf<T> plain_product(const T* a, std::int64_t a_feature, co
     for (int x = 0; x < length; ++x) {
       const std::int64_t d = first + x;
       if (d < width) {
-        parts[x % chains] = fma(number<Real>(a[d * a_feature]), number<Real>(b[d * b_feature]), parts[x % chains]);
+        const Real left = number<Real>(a[d * a_feature]) * a_factor;
+        parts[x % chains] = fma(left, number<Real>(b[d * b_feature]), parts[x % chains]);
       }
     }
 #pragma unroll
@@ -95,16 +112,35 @@ class PlainHead {
   // The score of a key in the row's range, -inf where spans, mask or bias forbid it; `slope` is d(capped) / d(scaled).
   template <Summing summing = Summing::in_chains>
   __device__ Real score(std::int64_t i, std::int64_t j, Real& slope) const {
-    Real one[1] = {plain_product<T, summing>(query_row(args_.query, i), args_.query.feature, key_row(args_.key, j),
-                                             args_.key.feature, args_.head_dim)};
+    Real one[1] = {scaled<summing>(i, j)};
     const bool allowed = !args_.spans.given || spans_of_row(args_, sequence_, b_, h_, i).allows(j);
-    modifiers_.apply(
+    modifiers_.apply_to_scaled(
         one,
         [&](int) {
           return Pair{i, j, allowed};
         },
         &slope);
     return one[0];
+  }
+
+  // Whether a key in the row's range may be attended to.
+  __device__ bool is_allowed(std::int64_t i, std::int64_t j) const {
+    Real one[1] = {0};
+    const bool allowed = !args_.spans.given || spans_of_row(args_, sequence_, b_, h_, i).allows(j);
+    modifiers_.apply_to_scaled(one, [&](int) { return Pair{i, j, allowed}; });
+    return one[0] != -infinity<Real>();
+  }
+
+  // Whether the row sees a key, for all lanes of a warp.
+  __device__ bool sees_a_key(std::int64_t i, int lane) const {
+    const KeyRange keys = range(i);
+#pragma unroll 1
+    for (std::int64_t j = keys.begin; j < keys.end; j += 32) {
+      if (__any_sync(~0u, j + lane < keys.end && is_allowed(i, j + lane)) != 0) {
+        return true;
+      }
+    }
+    return false;
   }
 
   // The softmax of row i without the sink, by all lanes of a warp.
@@ -132,12 +168,37 @@ class PlainHead {
     return all;
   }
 
+  // The product of a pair times the scale; a finite one is within the type's range.
+  template <Summing summing = Summing::in_chains>
+  __device__ Real scaled(std::int64_t i, std::int64_t j) const {
+    const T *query = query_row(args_.query, i), *key = key_row(args_.key, j);
+    if constexpr (summing == Summing::in_order) {
+      const Real ordered = modifiers_.scaled(plain_product<T, Summing::in_order, Real>(
+          query, args_.query.feature, key, args_.key.feature, args_.head_dim));
+      if (ordered >= -Limits<Real>::highest && ordered <= Limits<Real>::highest) {
+        return ordered;
+      }
+    }
+    const SplitScale scale(args_.scale);
+    return bounded<Real>(
+        plain_product<T>(query, args_.query.feature, key, args_.key.feature, args_.head_dim, scale.of_queries) *
+        scale.of_products);
+  }
+
  private:
   const Arguments& args_;
   const Sequence sequence_;
   const Modifiers<Real> modifiers_;
   const std::int64_t b_, h_;
 };
+
+// What a walk over scores does where one of an allowed pair is odd (is_odd_score), which is rare: the pair's score in
+// plain arithmetic instead. `slope` receives d(capped) / d(scaled).
+template <class T, Summing summing = Summing::in_chains>
+__device__ __noinline__ RealOf<T> settled_score(const Arguments& args, std::int64_t b, std::int64_t h, std::int64_t i,
+                                                std::int64_t j, RealOf<T>& slope) {
+  return PlainHead<T>(args, b, h).template score<summing>(i, j, slope);
+}
 
 template <class Real>
 __device__ inline CoarseRow<Real>& coarse_row(const CoarseRows& rows, std::int64_t b, std::int64_t h,
@@ -148,8 +209,10 @@ __device__ inline CoarseRow<Real>& coarse_row(const CoarseRows& rows, std::int64
 // What weights are relative to, for a row's softmax and its sink.
 template <class Real>
 __device__ inline WeightBase<Real> weight_base(RowSoftmax<Real> row, Real sink) {
-  row.raise(sink);
-  row.total += exponential(sink - reference(row.highest));
+  if (row.all_vanish() && !(sink > -infinity<Real>())) {  // 0 / 0
+    row.total = infinity<Real>() - infinity<Real>();
+  }
+  row.add_sink(sink);
   return {reference(row.highest), 1 / row.total};
 }
 
@@ -157,7 +220,7 @@ __device__ inline WeightBase<Real> weight_base(RowSoftmax<Real> row, Real sink) 
 template <Summing summing, class Real>
 __device__ inline WeightBase<Real> weight_base(const CoarseRows& rows, std::int64_t b, std::int64_t h,
                                                std::int64_t position, Real lse) {
-  if (!is_coarse(lse)) {
+  if (!is_coarse(rows, lse)) {
     return {lse, 1};
   }
   const CoarseRow<Real>& row = coarse_row<Real>(rows, b, h, position);

@@ -9,13 +9,18 @@ namespace {
 constexpr int warp = 32;
 constexpr int rows_a_block = delta_rows_a_tile;
 
-// Whether a row has no key to see. Under a mask or bias only its lse says so: it is the sink's then, or -inf.
-template <class Real>
+// Whether a row has no key to see, for all lanes of a warp. Under a mask or bias its lse is the sink's then, or -inf;
+// or the sink has all weight beside keys, or is NaN.
+template <class T>
 __device__ bool is_keyless(const Arguments& args, const Sequence& sequence, std::int64_t b, std::int64_t h,
-                           std::int64_t i, Real lse) {
+                           std::int64_t i, RealOf<T> lse, int lane) {
   const KeyRange keys = row_keys(args, sequence, b, h, i);
   const bool may_be_forbidden = args.mask.data != nullptr || args.bias.data != nullptr;
-  return keys.begin >= keys.end || (may_be_forbidden && lse == sink_of<Real>(args, h));
+  if (keys.begin >= keys.end || !may_be_forbidden) {
+    return keys.begin >= keys.end;
+  }
+  const bool says_little = lse == sink_of<RealOf<T>>(args, h) || lse != lse;
+  return says_little && !PlainHead<T>(args, b, h).sees_a_key(i, lane);
 }
 
 // 0, or NaN where a number of the row is not finite, for all lanes of a warp.
@@ -31,7 +36,7 @@ __device__ RealOf<T> warp_poison(const T* row, std::int64_t feature, std::int64_
 
 // delta(i) = <grad_out(i), out(i)>, a warp for each row; both are read once. Where out is 0 the term is 0 whatever
 // grad_out holds: a row without keys has no gradient, not even NaN. With sinks, whose gradient has nothing but delta,
-// what is not finite in another row's grad_out shows there. Coarse rows are found on the way.
+// what is not finite in another row's grad_out or lse shows there. Coarse rows are found on the way.
 template <class T>
 __global__ void __launch_bounds__(warp* rows_a_block)
     row_deltas(const __grid_constant__ DeltaArguments args, std::int64_t row_tiles, std::int64_t tasks) {
@@ -48,10 +53,12 @@ __global__ void __launch_bounds__(warp* rows_a_block)
       const T* out = head_of<T>(args.out, b, h) + row * args.out.row;
       Real sum = warp_delta<T>(grad, args.grad_out.feature, out, args.out.feature, args.value_dim, lane);
       const Real lse = head_of<Real>(args.lse, b, h)[row * args.lse.row];
-      if (args.sinks.data != nullptr && !is_keyless(args, sequence, b, h, i, lse)) {
-        sum += warp_poison(grad, args.grad_out.feature, args.value_dim, lane);
+      if (args.sinks.data != nullptr) {
+        const Real poison =
+            warp_poison(grad, args.grad_out.feature, args.value_dim, lane) + (lse == lse ? Real(0) : lse);
+        sum = is_keyless<T>(args, sequence, b, h, i, lse, lane) ? Real(0) : sum + poison;
       }
-      coarse = is_coarse(lse);
+      coarse = is_coarse(args.coarse, lse);
       if (lane == 0) {
         head_of<Real>(args.delta, b, h)[row * args.delta.row] = sum;
         if (args.fine_lse.data != nullptr) {
@@ -67,7 +74,8 @@ __global__ void __launch_bounds__(warp* rows_a_block)
 }
 
 // dsink(h) = - sum over rows of exp(sink - lse) delta: a block for each head; every thread adds up its share of the
-// rows, then the shares are added in a fixed tree.
+// rows, then the shares are added in a fixed tree. Rows without keys have a delta of 0 and no part in it, whatever
+// their lse is.
 constexpr int sink_threads = 256;
 
 template <class T>
@@ -83,8 +91,14 @@ __global__ void __launch_bounds__(sink_threads) sink_gradients(const __grid_cons
         const std::int64_t row = sequence.query_begin + i;
         const Real lse = head_of<Real>(args.lse, b, h)[row * args.lse.row];
         const Real delta = head_of<Real>(args.delta, b, h)[row * args.delta.row];
+        if (delta == 0) {
+          continue;
+        }
         const WeightBase<Real> weight = weight_base<Summing::in_chains>(args.coarse, b, h, row, lse);
-        sum -= static_cast<double>(exponential(sink - weight.base) * weight.factor * delta);
+        // At most 1, also where lse is rounded; an infinite sink has all weight.
+        const Real exponent = sink - weight.base;
+        const Real share = sink == infinity<Real>() ? Real(1) : exponential(exponent > 0 ? Real(0) : exponent);
+        sum -= static_cast<double>(share * weight.factor * delta);
       }
     }
     shares[threadIdx.x] = sum;

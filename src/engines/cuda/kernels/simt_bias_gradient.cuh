@@ -66,7 +66,7 @@ class SimtBiasGradient {
       Real ds[M][N];
       std::uint64_t forbidden = 0;
       __syncthreads();
-      pairs_.run(modifiers, j, false, false, false, ds, forbidden);
+      pairs_.run(modifiers, j, false, false, false, true, ds, forbidden);
 #pragma unroll
       for (int m = 0; m < M; ++m) {
 #pragma unroll

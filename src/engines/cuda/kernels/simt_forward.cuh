@@ -150,7 +150,8 @@ class SimtForward {
         const KeyRange range = here().rows[r];
         return Pair{first_ + r, key + c, key + c >= range.begin && key + c < range.end};
       };
-      const bool plain = is_plain(here().range, key, Shape::keys, modifiers.only_scale());
+      // A careful walk tells allowed pairs from forbidden ones by their scores (modifiers.cuh).
+      const bool plain = !careful && is_plain(here().range, key, Shape::keys, modifiers.only_scale());
       modify_tile(thread_, modifiers, plain, where, weights_, static_cast<Real*>(nullptr), scores);
       if (!plain) {
         __syncthreads();  // every thread has its scores out of what becomes weights_

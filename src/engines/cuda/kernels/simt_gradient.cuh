@@ -7,7 +7,8 @@
 // multiply-add units bound it. f32 with head dims up to 128 has faster ones (simt_team_gradient.cuh), where shared
 // memory allows.
 //   dq(i) += scale ds k(j)      dk(j) += scale ds q(i)      dv(j) += dropout(p) grad_out(i)
-// As in simt_forward.cuh, only a walk that met a NaN is repeated with forbidden pairs left out one by one.
+// As in simt_forward.cuh, only a walk that met what is not finite is repeated with forbidden pairs left out one by one,
+// and with scores that say too little found again (walk_scores.cuh says when).
 #pragma once
 
 #include "engines/cuda/kernels/simt_pairs.cuh"
@@ -44,7 +45,7 @@ class SimtGradient {
 #pragma unroll 1  // one copy of the code for both walks
     for (int careful = 0; careful < 2; ++careful) {
       walk(careful != 0);
-      if (!__syncthreads_or(holds_nan(sums_))) {
+      if (!__syncthreads_or(holds_not_finite(sums_) || odd_)) {
         break;
       }
     }
@@ -54,6 +55,7 @@ class SimtGradient {
  private:
   __device__ void walk(bool careful) {
     clear(sums_);
+    odd_ = false;
     const std::int64_t group = KeysAreRows ? args_.group : 1;
     for (std::int64_t member = 0; member < group; ++member) {
       const std::int64_t h = head_ * group + member;
@@ -108,8 +110,10 @@ class SimtGradient {
     ptx::commit_copies();  // under way until the last product
     Real coefficients[M][N];
     std::uint64_t forbidden = 0;
-    pairs_.run(modifiers, col, plain, args_.of == GradientOf::value, true, coefficients, forbidden);
-    __syncthreads();  // each thread has read its part of what becomes the coefficients
+    pairs_.run(modifiers, col, plain && !careful, args_.of == GradientOf::value, true, careful, coefficients,
+               forbidden);
+    odd_ |= plain && !careful && forbidden != 0;  // every pair of a plain tile is allowed
+    __syncthreads();                              // each thread has read its part of what becomes the coefficients
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       Real column[M];
@@ -160,6 +164,7 @@ class SimtGradient {
   std::int64_t width_;
   std::int64_t b_ = 0, head_ = 0, first_ = 0, feature_ = 0;
   Sequence sequence_;
+  bool odd_ = false;  // a score says too little
   Real sums_[M][W];
 };
 

@@ -74,9 +74,10 @@ class SimtPairs {
   }
 
   // p [rows, cols] with dropout, or ds; 0 where forbidden, which sets that pair's bit in `forbidden`. ds is also
-  // multiplied by softcap's slope when `to_scores` is set. The stats of the tile's queries must be in place.
+  // multiplied by softcap's slope when `to_scores` is set. `settles`: scores that say too little are found again, and
+  // rows that are left out are forbidden whatever their scores are. The stats of the tile's queries must be in place.
   __device__ void run(const Modifiers<Real>& modifiers, std::int64_t first_col, bool plain, bool only_weights,
-                      bool to_scores, Real (&result)[M][N], std::uint64_t& forbidden) {
+                      bool to_scores, bool settles, Real (&result)[M][N], std::uint64_t& forbidden) {
     const std::int64_t first_query = KeysAreRows ? first_col : first_row_;
     const std::int64_t first_key = KeysAreRows ? first_row_ : first_col;
     scores_.run(thread, KeysAreRows ? rows_of_keys(args_.key, first_row_) : rows_of_queries(args_.query, first_row_),
@@ -95,6 +96,9 @@ class SimtPairs {
       fill_span_words<queries, keys>(args_, sequence_, b_, h_, first_query, first_key, words());
       __syncthreads();
       forbid_by_words<KeysAreRows, keys>(thread, words(), result);
+    }
+    if (settles) {
+      settle(first_query, first_key, capped && !plain ? slopes_ : nullptr, result);
     }
     Real* own = weights + threadIdx.x;
     forbidden = 0;
@@ -145,6 +149,26 @@ class SimtPairs {
   typename Shape::Thread thread;
 
  private:
+  __device__ void settle(std::int64_t first_query, std::int64_t first_key, Real* slopes, Real (&scores)[M][N]) const {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+        const int row = thread.row_of(m), col = thread.col_of(n);
+        if (coarse_ == nullptr && stats_of(m, n).base == infinity<Real>()) {
+          scores[m][n] = -infinity<Real>();
+        } else if (is_odd_score(scores[m][n])) {
+          Real slope;
+          scores[m][n] = settled_score<T, Summing::in_order>(args_, b_, h_, first_query + (KeysAreRows ? col : row),
+                                                             first_key + (KeysAreRows ? row : col), slope);
+          if (slopes != nullptr) {
+            slopes[(m * N + n) * Shape::threads + threadIdx.x] = slope;
+          }
+        }
+      }
+    }
+  }
+
   __device__ static QueryStats<Real>* stats() {
     __shared__ QueryStats<Real> stats[queries];
     return stats;

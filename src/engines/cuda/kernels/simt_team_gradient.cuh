@@ -11,9 +11,9 @@
 // bytes for 32 multiply-adds in S and dP, 4 for 64 in the sums. About a fifth of the time goes into what lies between.
 #pragma once
 
+#include "engines/cuda/kernels/plain_rows.cuh"
 #include "engines/cuda/kernels/simt_scores.cuh"
 #include "engines/cuda/kernels/simt_team_tile.cuh"
-#include "engines/cuda/kernels/softmax.cuh"
 #include "engines/cuda/ptx/shared_size.cuh"
 #include "engines/cuda/spans.cuh"
 
@@ -58,7 +58,7 @@ class SimtTeamGradient {
 #pragma unroll 1  // one copy of the code for both walks
     for (int careful = 0; careful < 2; ++careful) {
       walk(careful != 0);
-      if (!__syncthreads_or(holds_nan(sums_))) {
+      if (!__syncthreads_or(holds_not_finite(sums_) || odd_)) {
         break;
       }
     }
@@ -163,6 +163,7 @@ class SimtTeamGradient {
 
   __device__ void walk(bool careful) {
     clear(sums_);
+    odd_ = false;
     std::int64_t begin, end;
     if constexpr (KeysAreRows) {
       const QueryRange range = query_range(args_, here_.sequence, b_, first_, rows);
@@ -217,7 +218,7 @@ class SimtTeamGradient {
   }
 
   __device__ void step(const Place& place, int stage, bool careful) {
-    const bool plain = here_.plain[stage];
+    const bool plain = here_.plain[stage] && !careful;
     {
       float product[M][N];  // S or dP
       clear(product);
@@ -226,7 +227,7 @@ class SimtTeamGradient {
       if constexpr (N == 8) {
         multiply_rows<Width, 4>(thread_, a, rows, b, depth_, product);
       }
-      make_pairs(place, stage, plain, product);
+      make_pairs(place, stage, plain, careful, product);
     }
     __syncthreads();
     if (careful) {
@@ -237,7 +238,7 @@ class SimtTeamGradient {
   }
 
   // Products become the coefficients p (with dropout) and ds in pairs(0) and pairs(1), -0 where forbidden.
-  __device__ void make_pairs(const Place& place, int stage, bool plain, const float (&product)[M][N]) {
+  __device__ void make_pairs(const Place& place, int stage, bool plain, bool careful, const float (&product)[M][N]) {
     float scores[half][N], grads[half][N];
     exchange(product, scores, grads);
     const std::int64_t first_query = KeysAreRows ? place.first : first_;
@@ -269,10 +270,19 @@ class SimtTeamGradient {
       forbid_by_words<KeysAreRows, keys>(thread_, words, scores);
       __syncthreads();
     }
+    if (careful) {
+      settle(place.h, first_query, first_key, stage, scores);
+    }
     std::uint64_t kept = 0;
     if (args_.dropout.active) {
       kept = KeysAreRows ? kept_bits_transposed<half, N>(thread_, args_.dropout, b_, place.h, first_key, first_query)
                          : kept_bits<half, N>(thread_, args_.dropout, b_, place.h, first_query, first_key);
+    }
+    if (plain) {  // every pair is allowed
+#pragma unroll
+      for (int slot = 0; slot < half * N; ++slot) {
+        odd_ |= scores[slot / N][slot % N] == -infinity<float>();
+      }
     }
     weigh(stage, kept, scores, grads);
 #pragma unroll
@@ -282,6 +292,26 @@ class SimtTeamGradient {
         store_four(pairs(0) + at, scores[0][n], scores[1][n], scores[2][n], scores[3][n]);
       }
       store_four(pairs(1) + at, grads[0][n], grads[1][n], grads[2][n], grads[3][n]);
+    }
+  }
+
+  // Scores that say too little are found again, and rows that are left out are forbidden whatever their scores are.
+  __device__ void settle(std::int64_t h, std::int64_t first_query, std::int64_t first_key, int stage,
+                         float (&scores)[half][N]) const {
+#pragma unroll
+    for (int slot = 0; slot < half * N; ++slot) {
+      float& score = scores[slot / N][slot % N];
+      const int row = thread_.row_of(slot / N), col = thread_.col_of(slot % N);
+      const int query = KeysAreRows ? col : row, key = KeysAreRows ? row : col;
+      if (stats(0, stage)[query] == infinity<float>()) {
+        score = -infinity<float>();
+      } else if (is_odd_score(score)) {
+        float slope;
+        score = settled_score<float>(args_, b_, h, first_query + query, first_key + key, slope);
+        if (slopes_ != nullptr) {
+          slopes_[slot * Thread::threads + threadIdx.x] = slope;
+        }
+      }
     }
   }
 
@@ -410,6 +440,7 @@ class SimtTeamGradient {
   Thread thread_;
   int depth_;  // of this team's first product
   std::int64_t b_ = 0, head_ = 0, first_ = 0;
+  bool odd_ = false;  // a score says too little
   float sums_[M][W];
 };
 

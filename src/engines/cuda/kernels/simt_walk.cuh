@@ -3,7 +3,7 @@
 #pragma once
 
 #include "engines/cuda/kernels/simt_scores.cuh"
-#include "engines/cuda/kernels/softmax.cuh"
+#include "engines/cuda/kernels/walk_scores.cuh"
 #include "engines/cuda/spans.cuh"
 
 namespace headway::cuda {
@@ -68,10 +68,7 @@ class SimtWalk {
     const Real sink = sink_of<Real>(args_, h_);
 #pragma unroll
     for (int m = 0; m < M; ++m) {
-      if (!softmax_[m].empty()) {
-        softmax_[m].raise(sink);
-        softmax_[m].total += exponential(sink - reference(softmax_[m].highest));
-      }
+      end_softmax(softmax_[m], sink);
     }
   }
 
@@ -122,6 +119,13 @@ class SimtWalk {
 #pragma unroll
         for (int n = 0; n < N; ++n) {
           scores[m][n] = modifiers.scaled(scores[m][n]);
+        }
+      }
+      settle(stage, key, scores);
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+#pragma unroll
+        for (int n = 0; n < N; ++n) {
           scores[m][n] = stage == Stage::capped ? modifiers.capped(scores[m][n]) : scores[m][n];
         }
       }
@@ -131,13 +135,40 @@ class SimtWalk {
       const KeyRange range = ranges()[r];
       return Pair{first_ + r, key + c, key + c >= range.begin && key + c < range.end};
     };
-    modify_tile(thread_, modifiers, is_plain(range_, key, Shape::keys, modifiers.only_scale()), where, scratch_,
-                static_cast<Real*>(nullptr), scores);
+    const bool plain = is_plain(range_, key, Shape::keys, modifiers.only_scale());
+    modify_tile(thread_, modifiers, plain, where, scratch_, static_cast<Real*>(nullptr), scores);
+    if (plain) {
+      each_slot(scores, [](Real& score, int) { score = Modifiers<Real>::of_allowed(score); });
+    }
     if (has_holes(args_, sequence_, b_, h_, first_, Shape::rows, key, Shape::keys)) {
       fill_span_words<Shape::rows, Shape::keys>(args_, sequence_, b_, h_, first_, key, words());
       __syncthreads();
       forbid_by_words<false, Shape::keys>(thread_, words(), scores);
     }
+    settle(stage, key, scores);
+  }
+
+  template <class Visit>
+  __device__ static void each_slot(Scores& scores, const Visit& visit) {
+#pragma unroll
+    for (int slot = 0; slot < slots; ++slot) {
+      visit(at(scores, slot), slot);
+    }
+  }
+
+  // Finds scores again that say too little.
+  __device__ void settle(const Stage& stage, std::int64_t key, Scores& scores) {
+    bool any = false;
+    each_slot(scores, [&](Real& score, int) { any |= is_unsettled(stage, score); });
+    if (!any) [[likely]] {
+      return;
+    }
+    each_slot(scores, [&](Real& score, int slot) {
+      const std::int64_t i = first_ + row_of(own_row(slot)), j = key + col_of(slot);
+      if (is_unsettled(stage, score) && i < sequence_.query_count && j < sequence_.key_count) {
+        score = settled<T>(args_, stage, b_, h_, i, j);
+      }
+    });
   }
 
   __device__ void add_to_softmax(const Scores& scores) {

@@ -37,6 +37,17 @@ struct RowSoftmax {
     return factor;
   }
 
+  // The sink joins the sum like a key without value; an infinite one has all weight. Returns what sums of values are
+  // multiplied by for it.
+  __device__ Real add_sink(Real sink) {
+    const Real factor = raise(sink);
+    total += sink == infinity<Real>() ? Real(1) : exponential(sink - reference(highest));
+    return factor;
+  }
+
+  // Keys are allowed, and all their scores are -inf (modifiers.cuh).
+  __device__ bool all_vanish() const { return highest == -Limits<Real>::highest && total == total; }
+
   // No key was allowed: not even one whose weight vanishes, since the highest one weighs 1.
   __device__ bool empty() const { return total == 0; }
 
@@ -63,8 +74,11 @@ __device__ inline RowEnd<Real> close_row(RowSoftmax<Real> row, Real sink, bool p
   if (row.empty()) {
     return {0, padding ? -infinity<Real>() : sink};
   }
-  const Real rescaled = row.raise(sink);
-  row.total += exponential(sink - reference(row.highest));
+  if (row.all_vanish()) {  // 0 / 0, but for a sink
+    const Real nan = infinity<Real>() - infinity<Real>();
+    return sink > -infinity<Real>() ? RowEnd<Real>{0, sink} : RowEnd<Real>{nan, nan};
+  }
+  const Real rescaled = row.add_sink(sink);
   return {rescaled / row.total, row.lse()};
 }
 
