@@ -33,7 +33,8 @@ double products_us(std::int64_t keys, std::int64_t head_dim, std::int64_t value_
 double short_us(const Problem& problem) {
   constexpr double launches = 5, shortest_step = 2, rate = 1;
   const auto multiprocessors = static_cast<double>(device_of(problem).multiprocessors);
-  const auto tasks = static_cast<double>(problem.batch * problem.kv_heads), walk = static_cast<double>(walk_of(problem));
+  const auto tasks = static_cast<double>(problem.batch * problem.kv_heads),
+             walk = static_cast<double>(walk_of(problem));
   const double step = products_us(blocks_of(problem.key_len, 16) * 16, problem.head_dim, problem.value_dim, rate);
   return launches + std::max(walk * std::max(step, shortest_step), tasks * walk * step / multiprocessors);
 }
@@ -45,8 +46,8 @@ double hopper_us(const Problem& problem) {
   const std::int64_t width = blocks_of(widest_head(problem), 64) * 64;
   const double step = products_us(launch.key_block, width, width, rate);
   const double walk = static_cast<double>(walk_of(problem)) / static_cast<double>(hopper_backward_parts(problem));
-  return launches + static_cast<double>(blocks_of(launch.tasks, device_of(problem).multiprocessors)) *
-                        (block + walk * step);
+  return launches +
+         static_cast<double>(blocks_of(launch.tasks, device_of(problem).multiprocessors)) * (block + walk * step);
 }
 
 }  // namespace

@@ -156,7 +156,8 @@ class ShortGradient {
     if (number < steps) {
       const Step step = step_at(number);
       const int rows = (step.count + part - 1) / part * part;
-      fill_short_tile<Depth, threads>(rows_of_queries(args_.query, step.h, args_.head_dim), step.first, rows, step.query);
+      fill_short_tile<Depth, threads>(rows_of_queries(args_.query, step.h, args_.head_dim), step.first, rows,
+                                      step.query);
       fill_short_tile<Depth, threads>(rows_of_queries(args_.grad_out, step.h, args_.value_dim), step.first, rows,
                                       step.grad_out);
       fill_short_tile<Depth, threads>(rows_of_queries(args_.out, step.h, args_.value_dim), step.first, rows, step.out);
@@ -347,7 +348,8 @@ class ShortGradient {
   // dP becomes dS, and weights those that dropout leaves.
   template <int Count>
   __device__ void make_score_gradients(const MmaThread& thread, const Step& step, int col, std::uint32_t forbidden,
-                                       std::uint32_t kept, const float (&slopes)[Count], float (&p)[tiles][4], float (&ds)[tiles][4]) const {
+                                       std::uint32_t kept, const float (&slopes)[Count], float (&p)[tiles][4],
+                                       float (&ds)[tiles][4]) const {
     const float kept_scale = static_cast<float>(args_.dropout.kept_scale);
 #pragma unroll
     for (int slot = 0; slot < slots; ++slot) {

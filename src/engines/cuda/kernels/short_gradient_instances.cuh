@@ -16,8 +16,7 @@ Launch short_gradient_of(const ShortGradientArguments& arguments) {
   using Gradient = ShortGradient<T, Depth, KeyGroups, Split, Scores>;
   Launch launch;
   launch.name = Scores == ShortScores::modified ? "short_gradient (modified scores)" : "short_gradient";
-  launch.kernel =
-      reinterpret_cast<const void*>(short_gradient<T, Depth, KeyGroups, Split, Scores, BlocksAtOnce>);
+  launch.kernel = reinterpret_cast<const void*>(short_gradient<T, Depth, KeyGroups, Split, Scores, BlocksAtOnce>);
   launch.threads = Gradient::threads;
   launch.query_block = Gradient::queries;
   launch.key_block = Gradient::keys;

@@ -10,8 +10,8 @@ namespace headway::cuda {
 
 constexpr int short_queries = 64;  // rows of a query tile, and columns of a tile of coefficients [keys][queries]
 
-// The address of a chunk in a row of a tile that begins at a multiple of 128 bytes, from that of chunk `lane_chunk` (0 or
-// 1): one instruction for each even `chunk` to add.
+// The address of a chunk in a row of a tile that begins at a multiple of 128 bytes, from that of chunk `lane_chunk` (0
+// or 1): one instruction for each even `chunk` to add.
 template <int Depth>
 __device__ inline std::uint32_t lane_address(std::uint32_t tile, int row, int lane_chunk) {
   return tile + row * Depth * 2 + ((lane_chunk ^ (row & 7)) << 4);
@@ -107,8 +107,8 @@ __device__ inline void multiply_short_coefficients(int lane, const unsigned char
   }
 }
 
-// Stores 16 rows of sums, of which those from `rows` on do not exist. target is the first row's; features from `feature`
-// on, in whole 16 bytes where the layout allows.
+// Stores 16 rows of sums, of which those from `rows` on do not exist. target is the first row's; features from
+// `feature` on, in whole 16 bytes where the layout allows.
 template <class T, int Tiles>
 __device__ inline void store_short_rows(int lane, T* target, const Rows& view, int rows, int feature, int width,
                                         float scale, const float (&sums)[Tiles][4]) {
@@ -124,7 +124,8 @@ __device__ inline void store_short_rows(int lane, T* target, const Rows& view, i
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         // Tensor cores give a sum of zeros either sign.
-        words[k] = ptx::packed_pair<T>((sums[t + k][2 * half] + 0.0f) * scale, (sums[t + k][2 * half + 1] + 0.0f) * scale);
+        words[k] =
+            ptx::packed_pair<T>((sums[t + k][2 * half] + 0.0f) * scale, (sums[t + k][2 * half + 1] + 0.0f) * scale);
       }
       ptx::transpose_quad(words, q);
       const int d = feature + (t + q) * 8;
