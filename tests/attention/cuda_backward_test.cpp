@@ -3,58 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <future>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "attention/cuda_engine.h"
+#include "attention/cuda_backward.h"
 #include "support/inputs.h"
 
 namespace headway::test {
 namespace {
-
-class CudaBackward : public CudaEngine {
- protected:
-  static Call on_cuda(const Inputs& inputs, AttentionOptions options) {
-    options.engine = Engine::cuda;
-    return inputs.call(options);
-  }
-
-  static Tensor grad_out_of(const Call& call) {
-    Random random(5);
-    return normal(call.out_sizes(), call.q.dtype(), random);
-  }
-
-  // Calls run one after another; what the oracle says to each is found beside, since it takes longer by far.
-  class Checks {
-   public:
-    void add(const Call& call, std::string what) {
-      Random random(1);
-      Results results = call.run(!call.packing);
-      Tensor grad_out = normal(call.out_sizes(), call.q.dtype(), random);
-      GradientTensors gradients = call.gradients(grad_out, results);
-      running_.push_back(
-          std::async(std::launch::async, [call, what = std::move(what), results = std::move(results),
-                                          grad_out = std::move(grad_out), gradients = std::move(gradients)]() mutable {
-            SCOPED_TRACE(what);
-            expect_forward(call, results);
-            expect_backward(call, grad_out, gradients);
-          }));
-    }
-
-   private:
-    std::vector<std::future<void>> running_;  // each is waited for when it goes
-  };
-
-  static void expect_all_kinds(const Shape& shape, DType dtype) {
-    const Inputs inputs = random_inputs(shape, dtype);
-    const std::vector<OptionSet> kinds = all_kinds(shape);
-    Checks checks;
-    for (const OptionSet& kind : kinds)
-      checks.add(on_cuda(inputs, kind.options), kind.name + " " + std::to_string(shape.head_dim));
-  }
-};
 
 void set_infinite(Tensor& tensor, const Dims& index) { set(tensor, index, -INFINITY); }
 
@@ -337,19 +294,6 @@ TEST_F(CudaBackward, does_not_see_what_is_forbidden) {
   }
 }
 
-// Gradients [1,1,S,D]: NaN where hit(i, d) says that a poisoned row reaches them, else what they were before.
-template <class Hit>
-void expect_nan_where(const Tensor& now, const Tensor& before, const char* what, const Hit& hit) {
-  for (std::int64_t i = 0; i < now.size(2); ++i)
-    for (std::int64_t d = 0; d < now.size(3); ++d) {
-      const auto value = static_cast<double>(get(now, {0, 0, i, d}));
-      if (hit(i, d))
-        EXPECT_TRUE(std::isnan(value)) << what << ' ' << i << ' ' << d;
-      else
-        EXPECT_EQ(value, static_cast<double>(get(before, {0, 0, i, d}))) << what << ' ' << i << ' ' << d;
-    }
-}
-
 // The pairs of a causal mask, by tile: NaN in grad_out reaches exactly the rows and features that it should.
 TEST_F(CudaBackward, carries_a_nan_exactly_where_it_belongs) {
   enum class Also { nothing, mask, mask_in_pieces, bias, softcap, alibi, dropout };
@@ -431,9 +375,11 @@ TEST_F(CudaBackward, is_told_by_the_plan_and_what_it_leaves_to_others_with_the_r
     EXPECT_EQ(plan(dim, DType::f32).key_block, dim == 64 ? 128 : 64);
     EXPECT_EQ(plan(dim, DType::f32).stages, 2);
   }
-  ASSERT_EQ(plan(100).passed_kernels.size(), 1u);
-  EXPECT_EQ(plan(100).passed_kernels[0].kernel, "hopper_backward");
-  EXPECT_NE(plan(100).passed_kernels[0].reason.find("head_dim 100"), std::string::npos);
+  ASSERT_EQ(plan(100).passed_kernels.size(), 2u);
+  EXPECT_EQ(plan(100).passed_kernels[0].kernel, "short_gradient");
+  EXPECT_NE(plan(100).passed_kernels[0].reason.find("500 keys"), std::string::npos);
+  EXPECT_EQ(plan(100).passed_kernels[1].kernel, "hopper_backward");
+  EXPECT_NE(plan(100).passed_kernels[1].reason.find("head_dim 100"), std::string::npos);
 }
 
 TEST_F(CudaBackward, of_no_query_or_no_key_is_0_and_stays_inside_its_memory) {

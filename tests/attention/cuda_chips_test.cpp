@@ -38,6 +38,9 @@ std::vector<Sizes> all_sizes() {
     for (const std::int64_t queries : {1, 5, 700}) {
       result.push_back({8, 2, queries, 20000, dim, dim});
       result.push_back({4, 4, queries, 600, dim, 64});
+      for (const std::int64_t keys : {40, 64, 128, 256}) {  // which the backward has a kernel for
+        result.push_back({4, 2, queries, keys, dim, dim});
+      }
       result.push_back({4, 4, queries, 600, 64, dim});
     }
   }

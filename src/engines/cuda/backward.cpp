@@ -5,20 +5,28 @@
 #include "core/text.h"
 #include "engines/cuda/hopper_backward.h"
 #include "engines/cuda/kernels/kernels.h"
+#include "engines/cuda/kernels/short_gradient_kernels.h"
 #include "engines/cuda/problem_arguments.h"
+#include "engines/cuda/short_backward.h"
 
 namespace headway::cuda {
+
+// Who finds delta, and how many launches the gradients take.
+enum class BackwardKind : std::uint8_t {
+  alone,    // one kernel, which finds delta itself
+  hopper,   // several, with a delta of their own
+  general,  // one for each gradient, after delta
+};
 
 // One kernel, or one for each gradient, as the host sees it.
 struct BackwardKernel {
   const char* name;
+  BackwardKind kind;
   std::size_t own_shared;  // bytes of shared memory that it declares itself, at most
   Refusal (*refusal)(const Problem& problem);
   Refusal (*call_refusal)(const BackwardProblem& problem);  // of what is only known of a call; null: it takes any
   bool (*has_both_in_one)(const Problem& problem, const Arguments& arguments);  // dk and dv; null: all three
-  Launch (*launch)(const GradientArguments& arguments, DType dtype);
-
-  bool hopper() const { return launch == nullptr; }
+  Launch (*launch)(const GradientArguments& arguments, DType dtype);        // of general kernels
 };
 
 namespace {
@@ -35,9 +43,10 @@ Refusal takes_all(const Problem&) { return std::nullopt; }
 
 // The fastest that could take a call first. The last one takes everything.
 constexpr BackwardKernel kernels[] = {
-    {"hopper_backward", 0, hopper_backward_refusal, hopper_gradient_refusal, nullptr, nullptr},
-    {"mma_gradient", 4096, tensor_core_refusal, nullptr, mma_has_both, mma_gradient_launch},
-    {"simt_gradient", 0, takes_all, nullptr, exact_has_both, simt_gradient_launch},
+    {"short_gradient", BackwardKind::alone, 8192, short_backward_refusal, nullptr, nullptr, nullptr},
+    {"hopper_backward", BackwardKind::hopper, 0, hopper_backward_refusal, hopper_gradient_refusal, nullptr, nullptr},
+    {"mma_gradient", BackwardKind::general, 4096, tensor_core_refusal, nullptr, mma_has_both, mma_gradient_launch},
+    {"simt_gradient", BackwardKind::general, 0, takes_all, nullptr, exact_has_both, simt_gradient_launch},
 };
 
 // Arrays [B,H,Sq], packed [H,total], of so many numbers for each row.
@@ -61,17 +70,31 @@ std::size_t coarse_bytes(const Problem& problem, int tile_rows) {
   return row_bytes(problem, coarse_numbers) + Workspace::rounded(tiles * sizeof(int));
 }
 
-// The Hopper kernel brings its own delta; gradients of bias and sinks need one all the same.
-bool needs_delta(const BackwardProblem& problem, bool hopper) { return !hopper || problem.dbias || problem.dsinks; }
-
-int rows_a_tile(const Problem& problem, bool hopper) {
-  return hopper ? hopper_backward_rows_a_tile(problem) : delta_rows_a_tile;
+// Some kernels bring their own delta; gradients of bias and sinks need one all the same.
+bool needs_delta(const BackwardProblem& problem, BackwardKind kind) {
+  return kind == BackwardKind::general || problem.dbias || problem.dsinks;
 }
 
-std::size_t workspace_bytes(const BackwardProblem& problem, bool hopper) {
-  return lengths_bytes(problem) + (needs_delta(problem, hopper) ? row_bytes(problem, 1) : 0) +
-         (hopper ? hopper_backward_bytes(problem) : row_bytes(problem, 1)) +
-         coarse_bytes(problem, rows_a_tile(problem, hopper));
+int rows_a_tile(const Problem& problem, BackwardKind kind) {
+  switch (kind) {
+    case BackwardKind::alone: return short_gradient_rows_a_tile;
+    case BackwardKind::hopper: return hopper_backward_rows_a_tile(problem);
+    default: return delta_rows_a_tile;
+  }
+}
+
+// Beside delta and what coarse rows need.
+std::size_t own_bytes(const Problem& problem, BackwardKind kind) {
+  switch (kind) {
+    case BackwardKind::alone: return 0;
+    case BackwardKind::hopper: return hopper_backward_bytes(problem);
+    default: return row_bytes(problem, 1);
+  }
+}
+
+std::size_t workspace_bytes(const BackwardProblem& problem, BackwardKind kind) {
+  return lengths_bytes(problem) + (needs_delta(problem, kind) ? row_bytes(problem, 1) : 0) + own_bytes(problem, kind) +
+         coarse_bytes(problem, rows_a_tile(problem, kind));
 }
 
 class Backward {
@@ -79,34 +102,33 @@ class Backward {
   Backward(const BackwardProblem& problem, const BackwardChoice& choice)
       : problem_(problem),
         kernel_(*choice.kernel),
-        hopper_(kernel_.hopper()),
         stream_(static_cast<cudaStream_t>(problem.stream)),
-        workspace_(workspace_bytes(problem, hopper_), problem.query.device().index, stream_, problem.operation),
+        workspace_(workspace_bytes(problem, kernel_.kind), problem.query.device().index, stream_, problem.operation),
         arguments_(arguments_of(problem)),
         grad_out_(rows_of(problem.grad_out)),
         lse_(row_values_of(problem.lse)) {
     place_lengths(problem, arguments_, workspace_, stream_);
-    if (needs_delta(problem, hopper_)) {
+    if (needs_delta(problem, kernel_.kind)) {
       delta_ = row_array(problem, workspace_.take(row_bytes(problem, 1)));
     }
-    if (!hopper_) {
+    if (kernel_.kind == BackwardKind::general) {
       fine_lse_ = row_array(problem, workspace_.take(row_bytes(problem, 1)));
     }
     coarse_.all = has_extreme_scale(problem);
-    coarse_.tile_rows = rows_a_tile(problem, hopper_);
+    coarse_.tile_rows = rows_a_tile(problem, kernel_.kind);
     coarse_.tiles = coarse_tiles(problem, coarse_.tile_rows);
     coarse_.statistics = row_array(problem, workspace_.take(row_bytes(problem, coarse_numbers)));
     coarse_.found = workspace_.take_as<int>(static_cast<std::size_t>(problem.batch * problem.heads * coarse_.tiles));
   }
 
   void run() {
-    if (needs_delta(problem_, hopper_)) {
+    if (needs_delta(problem_, kernel_.kind)) {
       deltas();
     }
-    if (hopper_) {
-      queue_hopper_backward(problem_, arguments_, coarse_, workspace_);
-    } else {
-      general_gradients();
+    switch (kernel_.kind) {
+      case BackwardKind::alone: short_gradients(); break;
+      case BackwardKind::hopper: queue_hopper_backward(problem_, arguments_, coarse_, workspace_); break;
+      case BackwardKind::general: general_gradients(); break;
     }
     coarse_gradients();
     if (problem_.dbias) {
@@ -134,7 +156,8 @@ class Backward {
     arguments.lse = lse_;
     arguments.delta = delta_;
     arguments.fine_lse = fine_lse_;
-    arguments.coarse.found = hopper_ ? nullptr : coarse_.found;  // else the Hopper backward fills it
+    // The other kinds fill it themselves.
+    arguments.coarse.found = kernel_.kind == BackwardKind::general ? coarse_.found : nullptr;
     arguments.coarse.all = coarse_.all;
     if (problem_.batch * problem_.heads * problem_.query_len > 0) {
       check(launch_row_deltas(arguments, problem_.dtype(), stream_), problem_.operation, "launching delta");
@@ -178,7 +201,22 @@ class Backward {
     }
   }
 
+  void short_gradients() {
+    const ShortGradientArguments arguments = all_gradients();
+    const Launch launch = short_gradient_launch(arguments, problem_.dtype());
+    allow_shared(launch.kernel, launch.shared_bytes, problem_.operation);
+    check(launch_short_gradient(launch, arguments, stream_), problem_.operation, launch.name);
+  }
+
   void coarse_gradients() {
+    if (problem_.batch * problem_.kv_heads * problem_.query_len > 0) {
+      check(launch_coarse_gradients(all_gradients(), problem_.dtype(), device_of(problem_).multiprocessors, stream_),
+            problem_.operation, "launching the gradients of rows with large scores");
+    }
+  }
+
+  // All inputs and all gradients of query, key and value that are asked for.
+  CoarseGradientArguments all_gradients() const {
     CoarseGradientArguments arguments{};
     static_cast<Arguments&>(arguments) = arguments_;
     arguments.grad_out = grad_out_;
@@ -194,10 +232,7 @@ class Backward {
     place(problem_.dq, arguments.query_gradient);
     place(problem_.dk, arguments.key_gradient);
     place(problem_.dv, arguments.value_gradient);
-    if (problem_.batch * problem_.kv_heads * problem_.query_len > 0) {
-      check(launch_coarse_gradients(arguments, problem_.dtype(), device_of(problem_).multiprocessors, stream_),
-            problem_.operation, "launching the gradients of rows with large scores");
-    }
+    return arguments;
   }
 
   void bias_gradient(const TensorView& target) {
@@ -226,7 +261,6 @@ class Backward {
 
   const BackwardProblem& problem_;
   const BackwardKernel& kernel_;
-  const bool hopper_;
   cudaStream_t stream_;
   Workspace workspace_;
   Arguments arguments_;
@@ -251,6 +285,21 @@ std::optional<Launch> general_launch(const BackwardKernel& kernel, const Problem
   return launch;
 }
 
+// What a kernel would launch, unless it does not fit.
+std::optional<Launch> launch_of(const BackwardKernel& kernel, const Problem& problem, Refusal& reason) {
+  if (kernel.kind == BackwardKind::hopper) {
+    return hopper_backward_launch(problem);
+  }
+  if (kernel.kind == BackwardKind::general) {
+    return general_launch(kernel, problem, reason);
+  }
+  ShortGradientArguments arguments{};
+  static_cast<Arguments&>(arguments) = arguments_of(problem);
+  const Launch launch = short_gradient_launch(arguments, problem.dtype());
+  reason = shared_refusal(launch, kernel.own_shared, device_of(problem));
+  return launch;
+}
+
 }  // namespace
 
 BackwardChoice choose_backward(const Problem& problem, const BackwardProblem* call, PassedKernels* passed) {
@@ -262,8 +311,7 @@ BackwardChoice choose_backward(const Problem& problem, const BackwardProblem* ca
     }
     if (!reason) {
       choice.kernel = &kernel;
-      choice.launch = kernel.hopper() ? hopper_backward_launch(problem)
-                                      : general_launch(kernel, problem, reason).value_or(Launch{});
+      choice.launch = launch_of(kernel, problem, reason).value_or(Launch{});
     }
     if (!reason) {
       break;
@@ -276,16 +324,14 @@ BackwardChoice choose_backward(const Problem& problem, const BackwardProblem* ca
 }
 
 void describe_backward(const Problem& problem, const BackwardChoice& choice, Plan& plan) {
-  const bool hopper = choice.kernel->hopper();
+  const BackwardKind kind = choice.kernel->kind;
   describe_launch(choice.launch, plan);
-  std::size_t bytes = lengths_bytes(problem) + coarse_bytes(problem, rows_a_tile(problem, hopper));
-  if (hopper) {
-    bytes += hopper_backward_bytes(problem);
+  const std::size_t bytes = lengths_bytes(problem) + (kind == BackwardKind::general ? row_bytes(problem, 1) : 0) +
+                            own_bytes(problem, kind) + coarse_bytes(problem, rows_a_tile(problem, kind));
+  if (kind == BackwardKind::hopper) {
     if (const std::int64_t parts = hopper_backward_parts(problem); parts > 1) {
       plan.kernel = text(plan.kernel, ", the query heads of a kv head in ", parts, " parts");
     }
-  } else {
-    bytes += 2 * row_bytes(problem, 1);
   }
   plan.scratch_bytes = static_cast<double>(bytes);
 }

@@ -5,22 +5,11 @@
 #include "engines/cuda/kernels/hopper_shared.cuh"
 #include "engines/cuda/kernels/hopper_softmax.cuh"
 #include "engines/cuda/ptx/convert.cuh"
+#include "engines/cuda/ptx/transpose.cuh"
 
 namespace headway::cuda {
 
-// Exchanges words between the four lanes of a quad: lane q gives its word k to lane k and ends with word q of each.
-__device__ __forceinline__ void transpose_quad(std::uint32_t (&words)[4], int q) {
-#pragma unroll
-  for (int k = 0; k < 4; k += 2) {
-    const std::uint32_t other = __shfl_xor_sync(~0u, (q & 1) ? words[k] : words[k + 1], 1);
-    ((q & 1) ? words[k] : words[k + 1]) = other;
-  }
-#pragma unroll
-  for (int k = 0; k < 2; ++k) {
-    const std::uint32_t other = __shfl_xor_sync(~0u, (q & 2) ? words[k] : words[k + 2], 2);
-    ((q & 2) ? words[k] : words[k + 2]) = other;
-  }
-}
+using ptx::transpose_quad;
 
 // Two neighbouring lanes exchange words: the even one ends with the first words of both, the odd one with the second.
 __device__ __forceinline__ void transpose_pair(std::uint32_t (&words)[2], bool odd) {

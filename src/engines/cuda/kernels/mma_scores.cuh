@@ -4,6 +4,7 @@
 #include "engines/cuda/dropout.cuh"
 #include "engines/cuda/kernels/mma_tile.cuh"
 #include "engines/cuda/modifiers.cuh"
+#include "engines/cuda/ptx/transpose.cuh"
 #include "engines/cuda/spans.cuh"
 
 namespace headway::cuda {
@@ -85,16 +86,30 @@ __device__ inline std::uint32_t kept_slots(const MmaThread& thread, const Dropou
   return bits;
 }
 
-// The same in a tile whose rows are keys.
+// The same in a tile whose rows are keys, the first a multiple of 4. Of each quad of keys the four lanes that hold one of
+// them draw one query and half of the rows each, and exchange what they found.
 template <int Tiles>
 __device__ inline std::uint32_t kept_slots_transposed(const MmaThread& thread, const DropoutArguments& dropout,
                                                       std::int64_t b, std::int64_t h, std::int64_t first_key,
                                                       std::int64_t first_query) {
-  std::uint32_t bits = 0;
+  static_assert(Tiles <= 8);  // bits of a byte
+  const int drawn = thread.lane >> 2 & 3;  // slots 4 t + drawn
+  const std::int64_t quad = (first_key + thread.warp * 16 + drawn / 2 * 8) / 4 + thread.lane / 16;
+  const std::int64_t query = first_query + 2 * (thread.lane % 4) + drawn % 2;
+  std::uint32_t bytes = 0;  // one for each key
 #pragma unroll 1
+  for (int t = 0; t < Tiles; ++t) {
+    const auto words = dropout_words(dropout, b, h, query + t * 8, quad);
+#pragma unroll
+    for (int key = 0; key < 4; ++key) {
+      bytes |= std::uint32_t{is_kept(dropout, words[key])} << (8 * key + t);
+    }
+  }
+  bytes = ptx::transposed_bytes(bytes, thread.lane);  // of this lane's key, one for each x of slots 4 t + x
+  std::uint32_t bits = 0;
+#pragma unroll
   for (int slot = 0; slot < 4 * Tiles; ++slot) {
-    bits |= std::uint32_t{is_kept(dropout, b, h, first_query + thread.col_of(slot), first_key + thread.row_of(slot))}
-            << slot;
+    bits |= (bytes >> (8 * (slot % 4) + slot / 4) & 1) << slot;
   }
   return bits;
 }

@@ -94,11 +94,12 @@ __device__ inline KeyRows<T, Paged> key_rows(const Arguments& args, const Rows& 
 }
 
 // The same for layouts without whole chunks: element by element, at once. Rare, and not worth registers elsewhere.
-template <int Depth, class Source>
-__device__ __noinline__ void fill_tile_by_element(const Source rows, std::int64_t first, unsigned char* tile) {
+template <int Depth, int Threads = mma_threads, class Source>
+__device__ __noinline__ void fill_tile_by_element(const Source rows, std::int64_t first, unsigned char* tile,
+                                                  int tile_rows = mma_rows) {
   using T = typename Source::Element;
 #pragma unroll 1
-  for (int task = static_cast<int>(threadIdx.x); task < mma_rows * (Depth / 8); task += mma_threads) {
+  for (int task = static_cast<int>(threadIdx.x); task < tile_rows * (Depth / 8); task += Threads) {
     const int r = task / (Depth / 8), chunk = task % (Depth / 8);
     T eight[8];
 #pragma unroll

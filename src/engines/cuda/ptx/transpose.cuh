@@ -20,4 +20,18 @@ __device__ __forceinline__ std::uint32_t transposed_bytes(std::uint32_t row, int
   return __byte_perm(pairs, far, (lane & 8) == 0 ? 0x5410 : 0x3276);
 }
 
+// Exchanges words between the four lanes of a quad: lane q gives its word k to lane k and ends with word q of each.
+__device__ __forceinline__ void transpose_quad(std::uint32_t (&words)[4], int q) {
+#pragma unroll
+  for (int k = 0; k < 4; k += 2) {
+    const std::uint32_t other = __shfl_xor_sync(~0u, (q & 1) ? words[k] : words[k + 1], 1);
+    ((q & 1) ? words[k] : words[k + 1]) = other;
+  }
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    const std::uint32_t other = __shfl_xor_sync(~0u, (q & 2) ? words[k] : words[k + 2], 2);
+    ((q & 2) ? words[k] : words[k + 2]) = other;
+  }
+}
+
 }  // namespace headway::cuda::ptx
