@@ -66,7 +66,7 @@ constexpr Finding findings[] = {
      "v=denormal seed=6330020470511539808"},
     // The slope of a softcap that a float cannot invert.
     {"softcaps_below_the_smallest_normal_float",
-     "sq=38 sk=6 d=12 mask=random scale=1e-30 softcap=1e-40 q_size=1e-10 seed=4468233018211693671"},
+     "sq=38 sk=6 d=12 mask=random scale=1e-30 softcap=1e-40 q_size=1e-10 seed=4468233018211693671", open_on_cuda},
     // Products of 112 equal numbers, which round alike: lse 1.03 times its bound (open, docs/reliability.md).
     {"equal_products_of_usual_heads",
      "sq=9 sk=53 d=112 k_layout=repeated_columns alibi=f32 q=constant q_size=455801.01311310916 "

@@ -88,6 +88,25 @@ __device__ inline T* head_of(const Rows& rows, std::int64_t b, std::int64_t h) {
   return static_cast<T*>(rows.data) + b * rows.batch + h * rows.head;
 }
 
+// visit(each number of a block, m * N + n) in a loop, on copies in local memory: for what is nearly never done, and
+// must neither become code for every number nor take registers.
+template <int M, int N, class Real, class Visit>
+__device__ __forceinline__ void visit_in_loop(Real (&block)[M][N], const Visit& visit) {
+  Real copies[M * N];
+#pragma unroll
+  for (int x = 0; x < M * N; ++x) {
+    copies[x] = block[x / N][x % N];
+  }
+#pragma unroll 1
+  for (int x = 0; x < M * N; ++x) {
+    visit(copies[x], x);
+  }
+#pragma unroll
+  for (int x = 0; x < M * N; ++x) {
+    block[x / N][x % N] = copies[x];
+  }
+}
+
 template <int M, int N, class Real>
 __device__ inline bool holds_not_finite(const Real (&c)[M][N]) {
   bool any = false;

@@ -275,9 +275,7 @@ class MmaGradient {
 
   // Scores that say too little are found again, and rows that are left out are forbidden whatever their scores are.
   __device__ void settle(std::int64_t h, std::int64_t first, int col, float (&scores)[tiles][4]) const {
-#pragma unroll
-    for (int slot = 0; slot < slots; ++slot) {
-      float& score = scores[slot / 4][slot % 4];
+    visit_in_loop(scores, [&](float& score, int slot) {
       const std::int64_t row = first_ + thread_.row_of(slot), other = first + col + thread_.col_of(slot);
       if (stats_of(slot, col).lse == infinity<float>()) {
         score = -infinity<float>();
@@ -288,7 +286,7 @@ class MmaGradient {
           slopes_[slot * mma_threads + threadIdx.x] = slope;
         }
       }
-    }
+    });
   }
 
   // dP becomes ds, times softcap's slope; 0 where forbidden.

@@ -150,23 +150,19 @@ class SimtPairs {
 
  private:
   __device__ void settle(std::int64_t first_query, std::int64_t first_key, Real* slopes, Real (&scores)[M][N]) const {
-#pragma unroll
-    for (int m = 0; m < M; ++m) {
-#pragma unroll
-      for (int n = 0; n < N; ++n) {
-        const int row = thread.row_of(m), col = thread.col_of(n);
-        if (coarse_ == nullptr && stats_of(m, n).base == infinity<Real>()) {
-          scores[m][n] = -infinity<Real>();
-        } else if (is_odd_score(scores[m][n])) {
-          Real slope;
-          scores[m][n] = settled_score<T, Summing::in_order>(args_, b_, h_, first_query + (KeysAreRows ? col : row),
-                                                             first_key + (KeysAreRows ? row : col), slope);
-          if (slopes != nullptr) {
-            slopes[(m * N + n) * Shape::threads + threadIdx.x] = slope;
-          }
+    visit_in_loop(scores, [&](Real& score, int slot) {
+      const int row = thread.row_of(slot / N), col = thread.col_of(slot % N);
+      if (coarse_ == nullptr && stats_of(slot / N, slot % N).base == infinity<Real>()) {
+        score = -infinity<Real>();
+      } else if (is_odd_score(score)) {
+        Real slope;
+        score = settled_score<T, Summing::in_order>(args_, b_, h_, first_query + (KeysAreRows ? col : row),
+                                                    first_key + (KeysAreRows ? row : col), slope);
+        if (slopes != nullptr) {
+          slopes[slot * Shape::threads + threadIdx.x] = slope;
         }
       }
-    }
+    });
   }
 
   __device__ static QueryStats<Real>* stats() {

@@ -298,9 +298,7 @@ class SimtTeamGradient {
   // Scores that say too little are found again, and rows that are left out are forbidden whatever their scores are.
   __device__ void settle(std::int64_t h, std::int64_t first_query, std::int64_t first_key, int stage,
                          float (&scores)[half][N]) const {
-#pragma unroll
-    for (int slot = 0; slot < half * N; ++slot) {
-      float& score = scores[slot / N][slot % N];
+    visit_in_loop(scores, [&](float& score, int slot) {
       const int row = thread_.row_of(slot / N), col = thread_.col_of(slot % N);
       const int query = KeysAreRows ? col : row, key = KeysAreRows ? row : col;
       if (stats(0, stage)[query] == infinity<float>()) {
@@ -312,7 +310,7 @@ class SimtTeamGradient {
           slopes_[slot * Thread::threads + threadIdx.x] = slope;
         }
       }
-    }
+    });
   }
 
   // Scores become p, with dropout, and dP becomes ds. One loop for each thing that a call may lack, so that a plain one

@@ -163,7 +163,7 @@ class SimtWalk {
     if (!any) [[likely]] {
       return;
     }
-    each_slot(scores, [&](Real& score, int slot) {
+    visit_in_loop(scores, [&](Real& score, int slot) {
       const std::int64_t i = first_ + row_of(own_row(slot)), j = key + col_of(slot);
       if (is_unsettled(stage, score) && i < sequence_.query_count && j < sequence_.key_count) {
         score = settled<T>(args_, stage, b_, h_, i, j);
