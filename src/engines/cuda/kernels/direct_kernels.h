@@ -1,0 +1,24 @@
+// Kernels for few keys, and for few queries over many keys on Hopper, whose operands go straight to registers: bf16 and
+// f16, rows of whole aligned chunks of 16 bytes, no spans or pages.
+#pragma once
+
+#include "engines/cuda/kernels/direct_arguments.h"
+#include "engines/cuda/kernels/kernels.h"
+
+namespace headway::cuda {
+
+constexpr std::int64_t direct_most_keys = 256;
+constexpr std::int64_t direct_most_steps = std::int64_t{1} << 22;  // elements from a row of K or V to the next
+
+// `modified`: it has a softcap, mask, bias, ALiBi or dropout. `warps` of a block, at most, share what they read.
+Launch direct_forward_launch(const ForwardArguments& arguments, DType dtype, bool modified, int warps);
+cudaError_t launch_direct_forward(const Launch& launch, const DirectArguments& arguments, cudaStream_t stream);
+
+// The warps of a block (1 to 8) and blocks of a cluster (1, 2, 4 or 8) that share the keys of a tile, 64 a warp.
+struct DirectTeam {
+  int warps, blocks;
+};
+Launch direct_decode_launch(const ForwardArguments& arguments, DType dtype, bool modified, DirectTeam team);
+cudaError_t launch_direct_decode(const Launch& launch, const DirectArguments& arguments, cudaStream_t stream);
+
+}  // namespace headway::cuda
