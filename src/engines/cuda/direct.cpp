@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/text.h"
+#include "engines/cuda/decode.h"
 #include "engines/cuda/kernels/direct_kernels.h"
 #include "engines/cuda/problem_arguments.h"
 
@@ -68,6 +69,39 @@ bool is_quick(const Problem& problem) {
   return problem.key_len <= 128 || tasks <= 4 * multiprocessors;
 }
 
+// How long a team would take over the keys of all tiles, in microseconds: rounds whose loads take a latency, or what the
+// memory of the device or the caches of a multiprocessor have to bring, and what a block takes besides.
+double team_time(const Problem& problem, DirectTeam team) {
+  constexpr double start = 1.5, latency = 1.5, cluster = 0.7;             // microseconds
+  constexpr double memory_rate = 4.2e6, multiprocessor_rate = 100e3;      // bytes in one
+  constexpr std::int64_t chunk = 64, resident_warps = 16;
+  const std::int64_t multiprocessors = device_of(problem).multiprocessors;
+  const std::int64_t blocks = tasks_of(problem) * team.blocks, resident = resident_warps / team.warps;
+  const std::int64_t chunks = (problem.key_len + chunk - 1) / chunk, each = (chunks + team.blocks - 1) / team.blocks;
+  const std::int64_t rounds = (each + team.warps - 1) / team.warps;
+  const std::int64_t together = std::min(resident, (blocks + multiprocessors - 1) / multiprocessors);
+  const double bytes = static_cast<double>(chunk * (problem.head_dim + problem.value_dim) * 2);
+  const double here = bytes * static_cast<double>(together * std::min<std::int64_t>(each, team.warps));
+  const double everywhere = here * static_cast<double>(std::min(multiprocessors, blocks));
+  const double round = std::max({latency, here / multiprocessor_rate, everywhere / memory_rate});
+  const auto waves = static_cast<double>((blocks + multiprocessors * resident - 1) / (multiprocessors * resident));
+  return waves * (start + static_cast<double>(rounds) * round) + (team.blocks > 1 ? cluster : 0.0);
+}
+
+DirectTeam team_of(const Problem& problem) {
+  DirectTeam best{1, 1};
+  double best_time = std::numeric_limits<double>::infinity();
+  for (const int blocks : {1, 2, 4, 8}) {
+    for (const int warps : {1, 2, 4, 8}) {
+      const double time = team_time(problem, {warps, blocks});
+      if (time < best_time) {
+        best = {warps, blocks}, best_time = time;
+      }
+    }
+  }
+  return best;
+}
+
 }  // namespace
 
 std::optional<std::string> direct_forward_refusal(const Problem& problem) {
@@ -94,6 +128,37 @@ cudaError_t queue_direct_forward(const ForwardProblem& problem, const Launch& la
   all.row_tiles = static_cast<unsigned>(launch.row_tiles);
   all.tasks = static_cast<unsigned>(launch.tasks);
   return launch_direct_forward(launch, all, static_cast<cudaStream_t>(problem.stream));
+}
+
+std::optional<std::string> direct_decode_refusal(const Problem& problem) {
+  const DeviceProperties& device = device_of(problem);
+  if (device.major != 9) {
+    return text("compute capability ", device.major, ".", device.minor, ", expected 9.0");
+  }
+  if (auto reason = common_refusal(problem)) {
+    return reason;
+  }
+  constexpr std::int64_t fewest_keys = 65;
+  if (problem.key_len < fewest_keys) {
+    return text(problem.key_len, " keys, expected at least ", fewest_keys);
+  }
+  return has_few_rows(problem) ? std::optional<std::string>()
+                               : "more query rows to a kv head than its tiles of 16 are for";
+}
+
+Launch choose_direct_decode(const Problem& problem, const ForwardArguments& arguments) {
+  return direct_decode_launch(arguments, problem.dtype(), is_modified(problem), team_of(problem));
+}
+
+cudaError_t queue_direct_decode(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
+                                Workspace&) {
+  DirectArguments all{};
+  static_cast<ForwardArguments&>(all) = arguments;
+  all.row_tiles = static_cast<unsigned>(launch.row_tiles);
+  all.tasks = static_cast<unsigned>(launch.tasks / launch.splits);
+  all.rows = static_cast<unsigned>(std::min<std::int64_t>(arguments.group * arguments.query_len, rows_of_tile));
+  all.cluster = static_cast<unsigned>(launch.splits);
+  return launch_direct_decode(launch, all, static_cast<cudaStream_t>(problem.stream));
 }
 
 }  // namespace headway::cuda

@@ -63,7 +63,8 @@ class DirectDecode {
     const int begin = static_cast<int>(rank_) * each, end = min(begin + each, chunks);
 #pragma unroll 1
     for (int chunk = begin; chunk < end; chunk += warps_) {
-      do_round(chunk, min(warps_, end - chunk), chunk == begin);
+      const int own = chunk + warp_;
+      do_round(own < end ? tile_.begin() + own * direct_chunk : tile_.end(), chunk == begin);
     }
     share_statistics();
     merge();
@@ -72,59 +73,48 @@ class DirectDecode {
  private:
   __device__ int row_of(int half) const { return tile_.lane() / 4 + 8 * half; }
 
-  // Chunks [first, first + active), one a warp.
-  __device__ void do_round(int first, int active, bool is_first) {
-    const bool has = warp_ < active, leads = tile_.lane() % 4 == 0;
-    const int key = tile_.begin() + (first + warp_) * direct_chunk;
+  // A chunk of each warp, from `key` on; some may begin at the last key's end, and find nothing.
+  __device__ void do_round(int key, bool is_first) {
+    const bool leads = tile_.lane() % 4 == 0;
     float *highest = shared_ + layout_.highest(), *totals = shared_ + layout_.totals();
-    typename Tile::Weights weights;
-    {
-      typename Tile::Scores scores;
-      if (has) {
-        tile_.find_scores(key, shared_ + layout_.scratch() + threadIdx.x, scores);
+    typename Tile::Scores scores;
+    tile_.find_scores(key, shared_ + layout_.scratch() + threadIdx.x, scores);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float own = Tile::highest_of(scores, half);
-          if (leads) {
-            highest[warp_ * 16 + row_of(half)] = own;
-          }
-        }
-      }
-      __syncthreads();
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float all = rows_[half].highest;
-#pragma unroll 1
-        for (int warp = 0; warp < active; ++warp) {
-          all = fmaxf(all, highest[warp * 16 + row_of(half)]);
-        }
-        const float factor = rows_[half].raise(all);
-        if (warp_ == 0 && leads) {
-          shared_[layout_.factors() + row_of(half)] = factor;
-        }
-        if (has) {
-          const float total = Tile::weigh(scores, half, rows_[half].highest);
-          if (leads) {
-            totals[warp_ * 16 + row_of(half)] = total;
-          }
-        }
-      }
-      if (has) {
-        tile_.pack(key, scores, weights);
+    for (int half = 0; half < 2; ++half) {
+      const float own = Tile::highest_of(scores, half);
+      if (leads) {
+        highest[warp_ * 16 + row_of(half)] = own;
       }
     }
+    __syncthreads();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float all = rows_[half].highest;
+#pragma unroll 1
+      for (int warp = 0; warp < warps_; ++warp) {
+        all = fmaxf(all, highest[warp * 16 + row_of(half)]);
+      }
+      const float factor = rows_[half].raise(all);
+      const float total = Tile::weigh(scores, half, all);
+      if (leads) {
+        totals[warp_ * 16 + row_of(half)] = total;
+      }
+      if (warp_ == 0 && leads) {
+        shared_[layout_.factors() + row_of(half)] = factor;
+      }
+    }
+    typename Tile::Weights weights;
+    tile_.pack(key, scores, weights);
 #pragma unroll 1
     for (int d = 0; d < layout_.width; d += direct_features) {
-      if (has) {
-        typename Tile::Sums sums[1];
-        tile_.template multiply_values<1>(key, d, weights, sums);
-        leave(sums[0]);
-      }
+      typename Tile::Sums sums[1];
+      tile_.template multiply_values<1>(key, d, weights, sums);
+      leave(sums[0]);
       __syncthreads();
       if (d == 0) {
-        add_totals(totals, active);
+        add_totals(totals);
       }
-      add_parts(d, active, is_first);
+      add_parts(d, is_first);
       __syncthreads();  // the parts have been read
     }
   }
@@ -148,19 +138,19 @@ class DirectDecode {
     }
   }
 
-  __device__ void add_totals(const float* totals, int active) {
+  __device__ void add_totals(const float* totals) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float sum = 0;
 #pragma unroll 1
-      for (int warp = 0; warp < active; ++warp) {
+      for (int warp = 0; warp < warps_; ++warp) {
         sum += totals[warp * 16 + row_of(half)];
       }
       rows_[half].total += sum;
     }
   }
 
-  __device__ void add_parts(int d, int active, bool is_first) {
+  __device__ void add_parts(int d, bool is_first) {
     const float *parts = shared_ + layout_.parts(), *factors = shared_ + layout_.factors();
     const int part = layout_.rows * direct_part_stride;
     for (int task = static_cast<int>(threadIdx.x); task < tile_.real_rows() * direct_features;
@@ -170,7 +160,7 @@ class DirectDecode {
         const float* from = parts + r * direct_part_stride + c;
         float sum = 0;
 #pragma unroll 4
-        for (int warp = 0; warp < active; ++warp) {
+        for (int warp = 0; warp < warps_; ++warp) {
           sum += from[warp * part];
         }
         float& all = shared_[layout_.sums() + r * layout_.width + d + c];

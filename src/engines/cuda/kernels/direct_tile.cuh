@@ -62,7 +62,7 @@ class DirectTile {
 
   // Row r of the kv head is query r / group of head g * group + r % group. False: the sequence has none of these rows.
   __device__ bool start(int b, int g, int row_tile) {
-    b_ = b, g_ = g;
+    b_ = b;
     sequence_ = sequence_of(args_, b);
     const int group = static_cast<int>(args_.group), first = row_tile * direct_rows;
     const std::int64_t all = args_.group * sequence_.query_count;
@@ -74,6 +74,8 @@ class DirectTile {
     const TileRange range = tile_range(args_, sequence_, b, first_query, last_query + 1 - first_query);
     begin_ = static_cast<int>(range.begin) & ~7;  // dropout draws for 4 keys at once
     end_ = static_cast<int>(range.end);
+    keys_ = head_of<T>(args_.key, b, g) + sequence_.key_begin * args_.key.row;
+    values_ = head_of<T>(args_.value, b, g) + sequence_.key_begin * args_.value.row;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = first + lane_ / 4 + 8 * half;
@@ -215,9 +217,8 @@ class DirectTile {
 
  private:
   __device__ DirectRows value_rows(int first) const {
-    const Rows& view = args_.value;
-    return {reinterpret_cast<const char*>(head_of<T>(view, b_, g_) + (sequence_.key_begin + first) * view.row),
-            static_cast<int>(view.row) * 2, end_ - first};
+    return {reinterpret_cast<const char*>(values_ + first * args_.value.row), static_cast<int>(args_.value.row) * 2,
+            end_ - first};
   }
 
   __device__ void multiply_keys(int first, Scores& scores) const {
@@ -228,10 +229,8 @@ class DirectTile {
     for (int t = 0; t < tiles; ++t) {
       scores[t][0] = scores[t][1] = scores[t][2] = scores[t][3] = 0;
     }
-    const Rows& view = args_.key;
-    const DirectRows keys{
-        reinterpret_cast<const char*>(head_of<T>(view, b_, g_) + (sequence_.key_begin + first) * view.row),
-        static_cast<int>(view.row) * 2, end_ - first};
+    const DirectRows keys{reinterpret_cast<const char*>(keys_ + first * args_.key.row),
+                          static_cast<int>(args_.key.row) * 2, end_ - first};
     const T* queries[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -343,12 +342,15 @@ class DirectTile {
 
   // A dropped pair weighs 0, a forbidden one -0 all the same.
   __device__ void drop(int first, Scores& scores) const {
-    const int own = lane_ & 1;  // of the two rows that it shares with its neighbour, the one that this lane draws for
+    // Of the two rows that it shares with its neighbour a lane draws for one, whose place in the tile kept_slots adds.
+    const bool odd = (lane_ & 1) != 0;
+    MmaThread thread;
+    thread.warp = 0;
+    const int h = odd ? head_[1] : head_[0], i = (odd ? query_[1] : query_[0]) - thread.row_of(odd ? 2 : 0);
     constexpr int together = tiles < 8 ? tiles : 8;
 #pragma unroll
     for (int t0 = 0; t0 < tiles; t0 += together) {
-      const std::uint32_t kept = kept_slots_of<together>(lane_, args_.dropout, b_, own != 0 ? head_[1] : head_[0],
-                                                         own != 0 ? query_[1] : query_[0], first + t0 * 8);
+      const std::uint32_t kept = kept_slots<together>(thread, args_.dropout, b_, h, i, first + t0 * 8);
 #pragma unroll
       for (int slot = 0; slot < 4 * together; ++slot) {
         float& weight = scores[t0 + slot / 4][slot % 4];
@@ -460,7 +462,8 @@ class DirectTile {
 
   const ForwardArguments& args_;
   const int lane_;
-  int b_ = 0, g_ = 0, begin_ = 0, end_ = 0, real_rows_ = 0;
+  int b_ = 0, begin_ = 0, end_ = 0, real_rows_ = 0;
+  const T *keys_ = nullptr, *values_ = nullptr;  // key 0 of the sequence
   bool real_[2];
   int query_[2], head_[2], low_[2], high_[2];
   Sequence sequence_;

@@ -65,15 +65,16 @@ __device__ inline void forbid_by_words(const MmaThread& thread, const std::uint6
 }
 
 // Bit `slot` says whether dropout keeps it, in a tile whose rows are queries. The two lanes that share a quad of keys
-// draw one row each, (h, i), and exchange halves: an even lane the first of its rows, an odd one the other.
+// draw one row each and exchange halves.
 template <int Tiles>
-__device__ inline std::uint32_t kept_slots_of(int lane, const DropoutArguments& dropout, std::int64_t b,
-                                              std::int64_t h, std::int64_t i, std::int64_t first_key) {
+__device__ inline std::uint32_t kept_slots(const MmaThread& thread, const DropoutArguments& dropout, std::int64_t b,
+                                           std::int64_t h, std::int64_t first_query, std::int64_t first_key) {
   std::uint32_t bits = 0;
-  const bool odd = (lane & 1) != 0;
+  const bool odd = (thread.lane & 1) != 0;
+  const std::int64_t i = first_query + thread.row_of(odd ? 2 : 0);
 #pragma unroll 1
   for (int t = 0; t < Tiles; ++t) {
-    const auto words = dropout_words(dropout, b, h, i, (first_key + t * 8) / 4 + lane % 4 / 2);
+    const auto words = dropout_words(dropout, b, h, i, (first_key + t * 8) / 4 + thread.lane % 4 / 2);
     const std::uint32_t first = __shfl_xor_sync(0xffffffffu, odd ? words[0] : words[2], 1);
     const std::uint32_t second = __shfl_xor_sync(0xffffffffu, odd ? words[1] : words[3], 1);
     bits |= std::uint32_t{is_kept(dropout, odd ? first : words[0])} << (4 * t);
@@ -82,13 +83,6 @@ __device__ inline std::uint32_t kept_slots_of(int lane, const DropoutArguments& 
     bits |= std::uint32_t{is_kept(dropout, odd ? words[3] : second)} << (4 * t + 3);
   }
   return bits;
-}
-
-template <int Tiles>
-__device__ inline std::uint32_t kept_slots(const MmaThread& thread, const DropoutArguments& dropout, std::int64_t b,
-                                           std::int64_t h, std::int64_t first_query, std::int64_t first_key) {
-  const std::int64_t i = first_query + thread.row_of((thread.lane & 1) != 0 ? 2 : 0);
-  return kept_slots_of<Tiles>(thread.lane, dropout, b, h, i, first_key);
 }
 
 // The same in a tile whose rows are keys.
