@@ -36,7 +36,7 @@ class DirectForward {
       tile_.pack(first, scores, weights);
     }
     close();
-    constexpr int groups = Keys <= 32 ? 2 : 1;  // few loads for each feature: more features
+    constexpr int groups = Keys <= 16 ? 2 : 1;  // few loads for each feature: more features
 #pragma unroll 1
     for (int d = 0; d < args_.value_dim; d += groups * direct_features) {
       typename Tile::Sums sums[groups];
