@@ -69,11 +69,12 @@ bool is_quick(const Problem& problem) {
   return problem.key_len <= 128 || tasks <= 4 * multiprocessors;
 }
 
-// How long a team would take over the keys of all tiles, in microseconds: rounds whose loads take a latency, or what the
-// memory of the device or the caches of a multiprocessor have to bring, and what a block takes besides.
+// How long a team would take over the keys of all tiles, in microseconds: rounds whose loads take a latency for every 64
+// features, or what the memory of the device or the path to a multiprocessor has to bring, and what a block takes
+// besides.
 double team_time(const Problem& problem, DirectTeam team) {
-  constexpr double start = 1.5, latency = 1.5, cluster = 0.7;             // microseconds
-  constexpr double memory_rate = 4.2e6, multiprocessor_rate = 100e3;      // bytes in one
+  constexpr double start = 1.5, round_start = 0.8, latency = 0.7, cluster = 0.7;  // microseconds
+  constexpr double memory_rate = 4.2e6, multiprocessor_rate = 60e3;               // bytes in one
   constexpr std::int64_t chunk = 64, resident_warps = 16;
   const std::int64_t multiprocessors = device_of(problem).multiprocessors;
   const std::int64_t blocks = tasks_of(problem) * team.blocks, resident = resident_warps / team.warps;
@@ -83,7 +84,9 @@ double team_time(const Problem& problem, DirectTeam team) {
   const double bytes = static_cast<double>(chunk * (problem.head_dim + problem.value_dim) * 2);
   const double here = bytes * static_cast<double>(together * std::min<std::int64_t>(each, team.warps));
   const double everywhere = here * static_cast<double>(std::min(multiprocessors, blocks));
-  const double round = std::max({latency, here / multiprocessor_rate, everywhere / memory_rate});
+  const double waiting =
+      round_start + latency * static_cast<double>((problem.head_dim + 63) / 64 + (problem.value_dim + 63) / 64);
+  const double round = std::max({waiting, here / multiprocessor_rate, everywhere / memory_rate});
   const auto waves = static_cast<double>((blocks + multiprocessors * resident - 1) / (multiprocessors * resident));
   return waves * (start + static_cast<double>(rounds) * round) + (team.blocks > 1 ? cluster : 0.0);
 }
@@ -92,7 +95,7 @@ DirectTeam team_of(const Problem& problem) {
   DirectTeam best{1, 1};
   double best_time = std::numeric_limits<double>::infinity();
   for (const int blocks : {1, 2, 4, 8}) {
-    for (const int warps : {1, 2, 4, 8}) {
+    for (const int warps : {2, 4, 8, 16}) {
       const double time = team_time(problem, {warps, blocks});
       if (time < best_time) {
         best = {warps, blocks}, best_time = time;

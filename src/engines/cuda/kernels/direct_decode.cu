@@ -20,6 +20,7 @@ Launch chosen(const ForwardArguments& arguments, DirectTeam team) {
   launch.shared_bytes = sizeof(float) * static_cast<std::size_t>(shared.floats(DirectDecode<T, Modified>::Tile::scratch));
   launch.query_block = direct_rows;
   launch.key_block = direct_chunk;
+  launch.stages = team.warps;  // each has a chunk on its way
   launch.splits = team.blocks;
   launch.row_tiles = blocks(rows, direct_rows);
   launch.tasks = arguments.batch * arguments.kv_heads * launch.row_tiles * team.blocks;

@@ -17,7 +17,7 @@
 namespace headway::cuda {
 
 constexpr int direct_chunk = 64;       // keys of a warp in a round
-constexpr int direct_most_warps = 8;   // of a block
+constexpr int direct_most_warps = 16;  // of a block
 constexpr int direct_most_blocks = 8;  // of a cluster
 constexpr int direct_part_stride = direct_features + 4;
 
@@ -283,7 +283,7 @@ class DirectDecode {
 
 // A cluster for each tile of rows.
 template <class T, bool Modified>
-__global__ void __launch_bounds__(32 * direct_most_warps, 2)
+__global__ void __launch_bounds__(32 * direct_most_warps, 1)
     direct_decode(const __grid_constant__ DirectArguments args) {
   extern __shared__ __align__(16) float direct_shared[];
   const unsigned task = blockIdx.x / args.cluster, head = task / args.row_tiles;

@@ -14,7 +14,7 @@ constexpr std::int64_t direct_most_steps = std::int64_t{1} << 22;  // elements f
 Launch direct_forward_launch(const ForwardArguments& arguments, DType dtype, bool modified, int warps);
 cudaError_t launch_direct_forward(const Launch& launch, const DirectArguments& arguments, cudaStream_t stream);
 
-// The warps of a block (1 to 8) and blocks of a cluster (1, 2, 4 or 8) that share the keys of a tile, 64 a warp.
+// The warps of a block (1 to 16) and blocks of a cluster (1, 2, 4 or 8) that share the keys of a tile, 64 a warp.
 struct DirectTeam {
   int warps, blocks;
 };
