@@ -24,8 +24,8 @@ class CudaSmall : public CudaEngine {
     const Inputs inputs = random_inputs(shape, dtype);
     for (const OptionSet& kind : all_kinds(shape)) {
       SCOPED_TRACE(testing::Message() << kind.name << ' ' << name(dtype) << ' ' << shape.queries << " x " << shape.keys
-                                      << ", " << shape.heads << '/' << shape.kv_heads << " heads of "
-                                      << shape.head_dim << '/' << shape.value_dim);
+                                      << ", " << shape.heads << '/' << shape.kv_heads << " heads of " << shape.head_dim
+                                      << '/' << shape.value_dim);
       AttentionOptions options = kind.options;
       options.engine = Engine::cuda;
       expect_result_and_the_same_bits_again(inputs.call(options));
@@ -49,37 +49,43 @@ std::string kernel_of(const Shape& shape, const AttentionOptions& options = {}) 
 // Which calls go where, on a Hopper that need not be here.
 TEST(CudaSmallPlan, takes_short_sequences_and_few_queries_and_leaves_what_it_cannot_do_the_same_way) {
   const cuda::PretendedDevice device({9, 0, 132, 227 * 1024});
-  const Shape few{.batch = 228, .heads = 32, .kv_heads = 32, .queries = 15, .keys = 15, .head_dim = 160, .value_dim = 160};
+  const Shape few{
+      .batch = 228, .heads = 32, .kv_heads = 32, .queries = 15, .keys = 15, .head_dim = 160, .value_dim = 160};
   EXPECT_EQ(kernel_of(few), "direct_forward");
   EXPECT_EQ(kernel_of(few, {.batch_invariant = true}).find("direct"), std::string::npos);
   const Shape odd{.batch = 2, .heads = 2, .kv_heads = 2, .queries = 15, .keys = 15, .head_dim = 20, .value_dim = 20};
   EXPECT_EQ(kernel_of(odd).find("direct"), std::string::npos);
-  const Shape decode{.batch = 3, .heads = 16, .kv_heads = 16, .queries = 1, .keys = 3136, .head_dim = 256, .value_dim = 256};
+  const Shape decode{
+      .batch = 3, .heads = 16, .kv_heads = 16, .queries = 1, .keys = 3136, .head_dim = 256, .value_dim = 256};
   EXPECT_NE(kernel_of(decode).find("decode, straight"), std::string::npos);
-  const Shape many{.batch = 1, .heads = 8, .kv_heads = 8, .queries = 2048, .keys = 2048, .head_dim = 128, .value_dim = 128};
+  const Shape many{
+      .batch = 1, .heads = 8, .kv_heads = 8, .queries = 2048, .keys = 2048, .head_dim = 128, .value_dim = 128};
   EXPECT_NE(kernel_of(many).find("hopper_forward"), std::string::npos);
-  const Plan split = plan_of({.batch = 1, .heads = 16, .kv_heads = 4, .queries = 1, .keys = 14368, .head_dim = 64, .value_dim = 64},
-                             DType::bf16);
+  const Plan split =
+      plan_of({.batch = 1, .heads = 16, .kv_heads = 4, .queries = 1, .keys = 14368, .head_dim = 64, .value_dim = 64},
+              DType::bf16);
   EXPECT_EQ(split.splits, 8);
 }
 
 // Every number of keys that a warp's tile may have, not full; rows of several heads in a tile; tiles that are not full.
 TEST_F(CudaSmall, sequences_obey_every_option) {
-  for (const Shape& shape : {Shape{.heads = 4, .kv_heads = 4, .queries = 15, .keys = 15, .head_dim = 160, .value_dim = 160},
-                             Shape{.heads = 6, .kv_heads = 2, .queries = 9, .keys = 31, .head_dim = 72, .value_dim = 200},
-                             Shape{.heads = 4, .kv_heads = 1, .queries = 21, .keys = 57, .head_dim = 128, .value_dim = 64},
-                             Shape{.heads = 2, .kv_heads = 1, .queries = 50, .keys = 128, .head_dim = 64, .value_dim = 8},
-                             Shape{.heads = 2, .kv_heads = 2, .queries = 34, .keys = 233, .head_dim = 256, .value_dim = 256}})
+  for (const Shape& shape :
+       {Shape{.heads = 4, .kv_heads = 4, .queries = 15, .keys = 15, .head_dim = 160, .value_dim = 160},
+        Shape{.heads = 6, .kv_heads = 2, .queries = 9, .keys = 31, .head_dim = 72, .value_dim = 200},
+        Shape{.heads = 4, .kv_heads = 1, .queries = 21, .keys = 57, .head_dim = 128, .value_dim = 64},
+        Shape{.heads = 2, .kv_heads = 1, .queries = 50, .keys = 128, .head_dim = 64, .value_dim = 8},
+        Shape{.heads = 2, .kv_heads = 2, .queries = 34, .keys = 233, .head_dim = 256, .value_dim = 256}})
     for (const DType dtype : {DType::bf16, DType::f16}) expect_every_option(shape, dtype);
 }
 
 // One block and clusters of blocks; rounds of which the last is not full; groups of heads in several tiles of rows.
 TEST_F(CudaSmall, numbers_of_queries_obey_every_option) {
-  for (const Shape& shape : {Shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = 1, .keys = 67, .head_dim = 64, .value_dim = 64},
-                             Shape{.batch = 2, .heads = 8, .kv_heads = 2, .queries = 3, .keys = 411, .head_dim = 48, .value_dim = 136},
-                             Shape{.batch = 1, .heads = 2, .kv_heads = 2, .queries = 16, .keys = 3000, .head_dim = 256, .value_dim = 256},
-                             Shape{.batch = 1, .heads = 40, .kv_heads = 1, .queries = 1, .keys = 1100, .head_dim = 128, .value_dim = 128},
-                             Shape{.batch = 40, .heads = 8, .kv_heads = 8, .queries = 1, .keys = 700, .head_dim = 64, .value_dim = 64}})
+  for (const Shape& shape :
+       {Shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = 1, .keys = 67, .head_dim = 64, .value_dim = 64},
+        Shape{.batch = 2, .heads = 8, .kv_heads = 2, .queries = 3, .keys = 411, .head_dim = 48, .value_dim = 136},
+        Shape{.batch = 1, .heads = 2, .kv_heads = 2, .queries = 16, .keys = 3000, .head_dim = 256, .value_dim = 256},
+        Shape{.batch = 1, .heads = 40, .kv_heads = 1, .queries = 1, .keys = 1100, .head_dim = 128, .value_dim = 128},
+        Shape{.batch = 40, .heads = 8, .kv_heads = 8, .queries = 1, .keys = 700, .head_dim = 64, .value_dim = 64}})
     for (const DType dtype : {DType::bf16, DType::f16}) expect_every_option(shape, dtype);
 }
 
@@ -105,7 +111,8 @@ TEST_F(CudaSmall, problems_may_lie_in_memory_in_any_way) {
 TEST_F(CudaSmall, problems_keep_what_is_forbidden_out) {
   for (const std::int64_t keys : {16, 30, 64, 120, 250, 900}) {
     const std::int64_t queries = keys == 900 ? 8 : 14;
-    const Shape shape{.batch = 1, .heads = 4, .kv_heads = 2, .queries = queries, .keys = keys, .head_dim = 64, .value_dim = 136};
+    const Shape shape{
+        .batch = 1, .heads = 4, .kv_heads = 2, .queries = queries, .keys = keys, .head_dim = 64, .value_dim = 136};
     const Inputs clean = random_inputs(shape, DType::bf16);
     Inputs poisoned = random_inputs(shape, DType::bf16);
     for (std::int64_t g = 0; g < 2; ++g) {
@@ -126,8 +133,10 @@ TEST_F(CudaSmall, problems_keep_what_is_forbidden_out) {
 TEST_F(CudaSmall, problems_may_have_rows_without_keys) {
   for (const std::int64_t keys : {12, 100, 1000}) {
     const Inputs inputs = random_inputs(
-        {.batch = 3, .heads = 4, .kv_heads = 2, .queries = 5, .keys = keys, .head_dim = 64, .value_dim = 64}, DType::f16);
-    const Tensor lens = Tensor::of<std::int64_t>({3}, {0, keys / 2, keys}), rows = Tensor::of<std::int64_t>({3}, {5, 2, 0});
+        {.batch = 3, .heads = 4, .kv_heads = 2, .queries = 5, .keys = keys, .head_dim = 64, .value_dim = 64},
+        DType::f16);
+    const Tensor lens = Tensor::of<std::int64_t>({3}, {0, keys / 2, keys}),
+                 rows = Tensor::of<std::int64_t>({3}, {5, 2, 0});
     const Tensor sinks = filled({4}, DType::f32, 0.4);
     for (const AttentionOptions& options :
          {AttentionOptions{.valid_lens = lens}, AttentionOptions{.valid_lens = lens, .sinks = sinks},
@@ -144,7 +153,8 @@ TEST_F(CudaSmall, problems_keep_scores_of_any_size_apart) {
   for (const std::int64_t keys : {40, 1500})
     for (const double size : {30.0, 3000.0, 1e18}) {
       Inputs inputs = random_inputs(
-          {.batch = 1, .heads = 2, .kv_heads = 2, .queries = 7, .keys = keys, .head_dim = 64, .value_dim = 64}, DType::bf16);
+          {.batch = 1, .heads = 2, .kv_heads = 2, .queries = 7, .keys = keys, .head_dim = 64, .value_dim = 64},
+          DType::bf16);
       for (std::int64_t i = 0; i < 7; ++i) set(inputs.q, {0, 0, i, 63}, size);
       for (std::int64_t j = 0; j < keys; ++j) set(inputs.k, {0, 0, j, 63}, j < keys / 2 ? size : size / 2);
       const Call call = inputs.call({.engine = Engine::cuda});
@@ -155,7 +165,8 @@ TEST_F(CudaSmall, problems_keep_scores_of_any_size_apart) {
 TEST_F(CudaSmall, batches_give_each_item_its_bits_when_asked_to) {
   for (const std::int64_t keys : {15, 600}) {
     const Inputs inputs = random_inputs(
-        {.batch = 9, .heads = 4, .kv_heads = 2, .queries = 3, .keys = keys, .head_dim = 64, .value_dim = 64}, DType::bf16);
+        {.batch = 9, .heads = 4, .kv_heads = 2, .queries = 3, .keys = keys, .head_dim = 64, .value_dim = 64},
+        DType::bf16);
     const Call whole = inputs.call({.causal = Causal::bottom_right, .engine = Engine::cuda, .batch_invariant = true});
     const auto item = [](const Tensor& tensor) { return tensor.view().slice(0, 4, 5); };
     const Call alone{item(inputs.q), item(inputs.k), item(inputs.v), whole.options, {}};

@@ -69,8 +69,8 @@ bool is_quick(const Problem& problem) {
   return problem.key_len <= 128 || tasks <= 4 * multiprocessors;
 }
 
-// How long a team would take over the keys of all tiles, in microseconds: rounds whose loads take a latency for every 64
-// features, or what the memory of the device or the path to a multiprocessor has to bring, and what a block takes
+// How long a team would take over the keys of all tiles, in microseconds: rounds whose loads take a latency for every
+// 64 features, or what the memory of the device or the path to a multiprocessor has to bring, and what a block takes
 // besides.
 double team_time(const Problem& problem, DirectTeam team) {
   constexpr double start = 1.5, round_start = 0.8, latency = 0.7, cluster = 0.7;  // microseconds
@@ -145,8 +145,19 @@ std::optional<std::string> direct_decode_refusal(const Problem& problem) {
   if (problem.key_len < fewest_keys) {
     return text(problem.key_len, " keys, expected at least ", fewest_keys);
   }
-  return has_few_rows(problem) ? std::optional<std::string>()
-                               : "more query rows to a kv head than its tiles of 16 are for";
+  if (!has_few_rows(problem)) {
+    return "more query rows to a kv head than its tiles of 16 are for";
+  }
+  // Long walks keep a pipeline of bulk copies full (4.0 to 4.4 TB/s of an H200's 4.8), but for the widest tiles, of
+  // which a multiprocessor holds few, and for masks and biases, which one block at a time waits for.
+  const double bytes = static_cast<double>(problem.batch * problem.kv_heads * problem.key_len) *
+                       static_cast<double>((problem.head_dim + problem.value_dim) * 2);
+  constexpr double many_bytes = 256e6;
+  const bool narrow = std::max(problem.head_dim, problem.value_dim) <= 128;
+  if (bytes > many_bytes && narrow && !problem.mask && !problem.bias && !hopper_decode_refusal(problem)) {
+    return "so many keys that bulk copies are as fast";
+  }
+  return std::nullopt;
 }
 
 Launch choose_direct_decode(const Problem& problem, const ForwardArguments& arguments) {

@@ -1,5 +1,5 @@
-// Kernels whose operands go straight to registers (kernels/direct_tile.cuh), on the host side: which calls have few keys,
-// or few queries, and their launch.
+// Kernels whose operands go straight to registers (kernels/direct_tile.cuh), on the host side: which calls have few
+// keys, or few queries, and their launch.
 #pragma once
 
 #include <optional>

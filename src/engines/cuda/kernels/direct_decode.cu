@@ -1,7 +1,6 @@
-#include "engines/cuda/kernels/direct_decode.cuh"
-
 #include <algorithm>
 
+#include "engines/cuda/kernels/direct_decode.cuh"
 #include "engines/cuda/kernels/direct_kernels.h"
 #include "engines/cuda/kernels/launch.cuh"
 
@@ -17,7 +16,8 @@ Launch chosen(const ForwardArguments& arguments, DirectTeam team) {
   launch.name = "decode, straight to registers";
   launch.kernel = reinterpret_cast<const void*>(direct_decode<T, Modified>);
   launch.threads = 32 * team.warps;
-  launch.shared_bytes = sizeof(float) * static_cast<std::size_t>(shared.floats(DirectDecode<T, Modified>::Tile::scratch));
+  launch.shared_bytes =
+      sizeof(float) * static_cast<std::size_t>(shared.floats(DirectDecode<T, Modified>::Tile::scratch));
   launch.query_block = direct_rows;
   launch.key_block = direct_chunk;
   launch.stages = team.warps;  // each has a chunk on its way

@@ -1,10 +1,10 @@
 // Few queries over many keys on Hopper, bf16 and f16, in one launch and without workspace.
 //
-// The query rows of all heads that share a kv head form tiles of 16 (direct_tile.cuh). The keys of a tile are split over
-// the blocks of a cluster, 1 to 8, and a block's part over its warps, 64 keys each in a round. The warps of a round
-// agree on the rows' highest scores, then make the output 64 features at a time: each leaves its sums in shared memory,
-// and they are added up in the order of the warps, to the sums of the rounds before. At last the blocks of the cluster
-// read each other's sums and statistics, in the order of the blocks.
+// The query rows of all heads that share a kv head form tiles of 16 (direct_tile.cuh). The keys of a tile are split
+// over the blocks of a cluster, 1 to 8, and a block's part over its warps, 64 keys each in a round. The warps of a
+// round agree on the rows' highest scores, then make the output 64 features at a time: each leaves its sums in shared
+// memory, and they are added up in the order of the warps, to the sums of the rounds before. At last the blocks of the
+// cluster read each other's sums and statistics, in the order of the blocks.
 //
 // Memory bounds it: a warp has 8 KB of K or V on their way, a multiprocessor 128 KB.
 #pragma once
@@ -129,8 +129,8 @@ class DirectDecode {
         for (int part = 0; part < 2; ++part) {
           float eight[8];
           Tile::sums_of(sums, half, part, eight);
-          auto* to = reinterpret_cast<float4*>(own + row_of(half) * direct_part_stride + 16 * (tile_.lane() % 4) +
-                                               8 * part);
+          auto* to =
+              reinterpret_cast<float4*>(own + row_of(half) * direct_part_stride + 16 * (tile_.lane() % 4) + 8 * part);
           to[0] = {eight[0], eight[1], eight[2], eight[3]};
           to[1] = {eight[4], eight[5], eight[6], eight[7]};
         }
@@ -206,11 +206,13 @@ class DirectDecode {
       for (int block = 0; block < size; ++block) {
         const float share = shares[block * 16 + r];
         if (share >= 0 || share != share) {
-          const std::uint32_t at = ptx::address_in_block(
-              base + 4 * static_cast<std::uint32_t>(layout_.sums() + r * layout_.width + d), static_cast<unsigned>(block));
+          const std::uint32_t at =
+              ptx::address_in_block(base + 4 * static_cast<std::uint32_t>(layout_.sums() + r * layout_.width + d),
+                                    static_cast<unsigned>(block));
           const float4 low = ptx::load_four_from_block(at), high = ptx::load_four_from_block(at + 16);
           eight[0] += low.x * share, eight[1] += low.y * share, eight[2] += low.z * share, eight[3] += low.w * share;
-          eight[4] += high.x * share, eight[5] += high.y * share, eight[6] += high.z * share, eight[7] += high.w * share;
+          eight[4] += high.x * share, eight[5] += high.y * share, eight[6] += high.z * share,
+              eight[7] += high.w * share;
         }
       }
 #pragma unroll

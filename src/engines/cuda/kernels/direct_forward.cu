@@ -1,7 +1,6 @@
-#include "engines/cuda/kernels/direct_forward.cuh"
-
 #include <algorithm>
 
+#include "engines/cuda/kernels/direct_forward.cuh"
 #include "engines/cuda/kernels/direct_kernels.h"
 #include "engines/cuda/kernels/launch.cuh"
 

@@ -16,7 +16,8 @@ class DirectForward {
  public:
   using Tile = DirectTile<T, Keys, Modified>;
 
-  __device__ DirectForward(const ForwardArguments& args, float* scratch) : args_(args), tile_(args), scratch_(scratch) {}
+  __device__ DirectForward(const ForwardArguments& args, float* scratch)
+      : args_(args), tile_(args), scratch_(scratch) {}
 
   __device__ void run(int b, int g, int row_tile) {
     b_ = b;
@@ -56,8 +57,7 @@ class DirectForward {
     for (int half = 0; half < 2; ++half) {
       if (tile_.is_real(half)) {
         const int h = tile_.head(half), i = tile_.query(half);
-        const RowEnd<float> end =
-            close_row(rows_[half], sink_of<float>(args_, h), i >= tile_.sequence().real_queries);
+        const RowEnd<float> end = close_row(rows_[half], sink_of<float>(args_, h), i >= tile_.sequence().real_queries);
         factors_[half] = end.factor * (static_cast<float>(args_.dropout.kept_scale) / Tile::weight_scale);
         if (tile_.lane() % 4 == 0) {
           tile_.store_lse(h, i, end.lse);
@@ -129,8 +129,7 @@ __global__ void __launch_bounds__(direct_threads<Keys>, direct_blocks<Keys>)
   const unsigned head = task / args.row_tiles, kv_heads = static_cast<unsigned>(args.kv_heads);
   const unsigned b = head / kv_heads;
   DirectForward<T, Keys, Modified>(args, direct_scratch + threadIdx.x)
-      .run(static_cast<int>(b), static_cast<int>(head - b * kv_heads),
-           static_cast<int>(task - head * args.row_tiles));
+      .run(static_cast<int>(b), static_cast<int>(head - b * kv_heads), static_cast<int>(task - head * args.row_tiles));
 }
 
 }  // namespace headway::cuda

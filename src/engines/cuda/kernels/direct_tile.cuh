@@ -2,9 +2,9 @@
 // the registers of tensor core products: no shared memory, no copies to wait for, no barriers.
 //
 // Two permutations make that possible, both free. Scores sum over features, in any order that Q and K share: a lane
-// loads 16 bytes, 8 features of a row, and takes them for columns {2 q, 2 q + 1, 2 q + 8, 2 q + 9} of two products, with
-// q = lane % 4. Of V a lane loads 8 features of 4 keys and packs pairs of keys: feature t of each lane's 8 is column
-// lane / 4 of product t, so that an accumulator's 8 products are 8 neighbouring features of a row of the output.
+// loads 16 bytes, 8 features of a row, and takes them for columns {2 q, 2 q + 1, 2 q + 8, 2 q + 9} of two products,
+// with q = lane % 4. Of V a lane loads 8 features of 4 keys and packs pairs of keys: feature t of each lane's 8 is
+// column lane / 4 of product t, so that an accumulator's 8 products are 8 neighbouring features of a row of the output.
 //
 // All scores of a row are in registers before the first exponential (Keys / 2 of them a lane), so there is no running
 // maximum; the output is made 64 features at a time, whatever its width.
@@ -53,9 +53,9 @@ class DirectTile {
   static constexpr float weight_scale = std::is_same_v<T, float16> ? 32768.0f : 1.0f;
   // Floats of scratch for each thread: modifiers are applied in a loop, which registers cannot be indexed by.
   static constexpr int scratch = Modified && Keys > 16 ? Keys / 2 : 0;
-  using Scores = float[tiles][4];            // S = Q K^T  [16, Keys]
-  using Weights = std::uint32_t[steps][4];   // P in pairs of T: the left operands of P V
-  using Sums = float[8][4];                  // O = P V  [16, 64]; see sums_of
+  using Scores = float[tiles][4];           // S = Q K^T  [16, Keys]
+  using Weights = std::uint32_t[steps][4];  // P in pairs of T: the left operands of P V
+  using Sums = float[8][4];                 // O = P V  [16, 64]; see sums_of
 
   __device__ explicit DirectTile(const ForwardArguments& args)
       : args_(args), lane_(static_cast<int>(threadIdx.x) % 32) {}
