@@ -28,15 +28,13 @@ bool is_modified(const Problem& problem) {
 
 // A row of whole aligned chunks, from one to the next in a 32-bit number of bytes.
 bool is_readable(const ConstTensorView& view, std::int64_t width) {
-  return width > 0 && width % 8 == 0 && rows_of(view).chunks &&
+  const std::int64_t chunk = 16 / static_cast<std::int64_t>(size_of(view.dtype()));
+  return width > 0 && width % chunk == 0 && rows_of(view).chunks &&
          (view.size(2) <= 1 || std::abs(view.stride(2)) <= direct_most_steps);
 }
 
 // Of every kernel here.
 std::optional<std::string> common_refusal(const Problem& problem) {
-  if (auto reason = tensor_core_refusal(problem)) {
-    return reason;
-  }
   if (problem.pages || problem.spans) {
     return problem.pages ? "keys in pages" : "spans";
   }
@@ -69,34 +67,46 @@ bool is_quick(const Problem& problem) {
   return problem.key_len <= 128 || tasks <= 4 * multiprocessors;
 }
 
-// How long a team would take over the keys of all tiles, in microseconds: rounds whose loads take a latency for every
-// 64 features, or what the memory of the device or the path to a multiprocessor has to bring, and what a block takes
-// besides.
-double team_time(const Problem& problem, DirectTeam team) {
+// What the teams of a call do.
+struct TeamWork {
+  std::int64_t tasks;  // tiles of rows
+  std::int64_t chunk;  // keys of a warp in a round
+  std::int64_t bytes;  // of a key and its value
+  std::int64_t waits;  // dependent loads of a round
+  std::int64_t keys;
+};
+
+TeamWork direct_work(const Problem& problem) {
+  return {tasks_of(problem), 64, (problem.head_dim + problem.value_dim) * 2,
+          (problem.head_dim + 63) / 64 + (problem.value_dim + 63) / 64, problem.key_len};
+}
+
+// How long a team would take over the keys of all tiles, in microseconds: rounds whose loads wait for each other, or
+// for what the memory of the device or the path to a multiprocessor has to bring, and what a block takes besides.
+double team_time(const TeamWork& work, DirectTeam team, std::int64_t multiprocessors) {
   constexpr double start = 1.5, round_start = 0.8, latency = 0.7, cluster = 0.7;  // microseconds
   constexpr double memory_rate = 4.2e6, multiprocessor_rate = 60e3;               // bytes in one
-  constexpr std::int64_t chunk = 64, resident_warps = 16;
-  const std::int64_t multiprocessors = device_of(problem).multiprocessors;
-  const std::int64_t blocks = tasks_of(problem) * team.blocks, resident = resident_warps / team.warps;
-  const std::int64_t chunks = (problem.key_len + chunk - 1) / chunk, each = (chunks + team.blocks - 1) / team.blocks;
+  constexpr std::int64_t resident_warps = 16;
+  const std::int64_t blocks = work.tasks * team.blocks, resident = resident_warps / team.warps;
+  const std::int64_t chunks = (work.keys + work.chunk - 1) / work.chunk,
+                     each = (chunks + team.blocks - 1) / team.blocks;
   const std::int64_t rounds = (each + team.warps - 1) / team.warps;
   const std::int64_t together = std::min(resident, (blocks + multiprocessors - 1) / multiprocessors);
-  const double bytes = static_cast<double>(chunk * (problem.head_dim + problem.value_dim) * 2);
-  const double here = bytes * static_cast<double>(together * std::min<std::int64_t>(each, team.warps));
+  const double here =
+      static_cast<double>(work.chunk * work.bytes * together * std::min<std::int64_t>(each, team.warps));
   const double everywhere = here * static_cast<double>(std::min(multiprocessors, blocks));
-  const double waiting =
-      round_start + latency * static_cast<double>((problem.head_dim + 63) / 64 + (problem.value_dim + 63) / 64);
+  const double waiting = round_start + latency * static_cast<double>(work.waits);
   const double round = std::max({waiting, here / multiprocessor_rate, everywhere / memory_rate});
   const auto waves = static_cast<double>((blocks + multiprocessors * resident - 1) / (multiprocessors * resident));
   return waves * (start + static_cast<double>(rounds) * round) + (team.blocks > 1 ? cluster : 0.0);
 }
 
-DirectTeam team_of(const Problem& problem) {
-  DirectTeam best{1, 1};
+DirectTeam team_for(const TeamWork& work, std::int64_t multiprocessors) {
+  DirectTeam best{2, 1};
   double best_time = std::numeric_limits<double>::infinity();
   for (const int blocks : {1, 2, 4, 8}) {
     for (const int warps : {2, 4, 8, 16}) {
-      const double time = team_time(problem, {warps, blocks});
+      const double time = team_time(work, {warps, blocks}, multiprocessors);
       if (time < best_time) {
         best = {warps, blocks}, best_time = time;
       }
@@ -108,6 +118,9 @@ DirectTeam team_of(const Problem& problem) {
 }  // namespace
 
 std::optional<std::string> direct_forward_refusal(const Problem& problem) {
+  if (auto reason = tensor_core_refusal(problem)) {
+    return reason;
+  }
   if (auto reason = common_refusal(problem)) {
     return reason;
   }
@@ -138,6 +151,9 @@ std::optional<std::string> direct_decode_refusal(const Problem& problem) {
   if (device.major != 9) {
     return text("compute capability ", device.major, ".", device.minor, ", expected 9.0");
   }
+  if (auto reason = tensor_core_refusal(problem)) {
+    return reason;
+  }
   if (auto reason = common_refusal(problem)) {
     return reason;
   }
@@ -161,7 +177,59 @@ std::optional<std::string> direct_decode_refusal(const Problem& problem) {
 }
 
 Launch choose_direct_decode(const Problem& problem, const ForwardArguments& arguments) {
-  return direct_decode_launch(arguments, problem.dtype(), is_modified(problem), team_of(problem));
+  return direct_decode_launch(arguments, problem.dtype(), is_modified(problem),
+                              team_for(direct_work(problem), device_of(problem).multiprocessors));
+}
+
+// ---- In exact f32 ----
+
+namespace {
+
+std::int64_t group_rows(const Problem& problem) {
+  return problem.query_len * (problem.heads / std::max<std::int64_t>(problem.kv_heads, 1));
+}
+
+// Of a tile.
+std::int64_t exact_rows(const Problem& problem) {
+  const std::int64_t rows = group_rows(problem);
+  return rows == 1 ? 1 : rows <= 4 ? 4 : rows_of_tile;
+}
+
+TeamWork exact_work(const Problem& problem) {
+  const std::int64_t rows = exact_rows(problem), key_passes = rows == 1 ? 1 : rows == 4 ? 2 : 4;
+  return {problem.batch * problem.kv_heads * ((group_rows(problem) + rows - 1) / rows), 32,
+          (problem.head_dim + problem.value_dim) * 4,
+          (problem.head_dim + 63) / 64 * key_passes + (problem.value_dim + 127) / 128 * 4, problem.key_len};
+}
+
+}  // namespace
+
+std::optional<std::string> exact_decode_refusal(const Problem& problem) {
+  const DeviceProperties& device = device_of(problem);
+  if (device.major != 9) {
+    return text("compute capability ", device.major, ".", device.minor, ", expected 9.0");
+  }
+  if (problem.dtype() != DType::f32) {
+    return text("type ", problem.dtype(), ", expected f32");
+  }
+  if (auto reason = common_refusal(problem)) {
+    return reason;
+  }
+  constexpr std::int64_t widest = 256, fewest_keys = 65;
+  if (problem.dropout.active() || std::max(problem.head_dim, problem.value_dim) > widest) {
+    return problem.dropout.active() ? text("dropout") : text("heads wider than ", widest);
+  }
+  if (problem.key_len < fewest_keys) {
+    return text(problem.key_len, " keys, expected at least ", fewest_keys);
+  }
+  // More rows than one tile's read the keys again; that pays while tiles of 64 queries would leave the device idle.
+  const bool few = group_rows(problem) <= rows_of_tile || tasks_of(problem) <= device.multiprocessors;
+  return few ? std::optional<std::string>() : "more query rows to a kv head than its tiles of 16 are for";
+}
+
+Launch choose_exact_decode(const Problem& problem, const ForwardArguments& arguments) {
+  return exact_decode_launch(arguments, team_for(exact_work(problem), device_of(problem).multiprocessors),
+                             exact_rows(problem));
 }
 
 cudaError_t queue_direct_decode(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
@@ -170,7 +238,7 @@ cudaError_t queue_direct_decode(const ForwardProblem& problem, const Launch& lau
   static_cast<ForwardArguments&>(all) = arguments;
   all.row_tiles = static_cast<unsigned>(launch.row_tiles);
   all.tasks = static_cast<unsigned>(launch.tasks / launch.splits);
-  all.rows = static_cast<unsigned>(std::min<std::int64_t>(arguments.group * arguments.query_len, rows_of_tile));
+  all.rows = static_cast<unsigned>(std::min(arguments.group * arguments.query_len, launch.query_block));
   all.cluster = static_cast<unsigned>(launch.splits);
   return launch_direct_decode(launch, all, static_cast<cudaStream_t>(problem.stream));
 }

@@ -18,6 +18,9 @@ cudaError_t queue_direct_forward(const ForwardProblem& problem, const Launch& la
 
 std::optional<std::string> direct_decode_refusal(const Problem& problem);
 Launch choose_direct_decode(const Problem& problem, const ForwardArguments& arguments);
+// The same of f32, queued as those.
+std::optional<std::string> exact_decode_refusal(const Problem& problem);
+Launch choose_exact_decode(const Problem& problem, const ForwardArguments& arguments);
 cudaError_t queue_direct_decode(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
                                 Workspace& workspace);
 

@@ -10,14 +10,13 @@ namespace {
 template <class T, bool Modified>
 Launch chosen(const ForwardArguments& arguments, DirectTeam team) {
   const std::int64_t rows = arguments.group * arguments.query_len;
-  const DirectShared shared{team.warps, static_cast<int>(std::min<std::int64_t>(rows, direct_rows)),
-                            static_cast<int>(arguments.value_dim)};
+  const TeamShared shared{team.warps, static_cast<int>(std::min<std::int64_t>(rows, direct_rows)),
+                          static_cast<int>(arguments.value_dim), direct_features, false};
   Launch launch;
   launch.name = "decode, straight to registers";
   launch.kernel = reinterpret_cast<const void*>(direct_decode<T, Modified>);
   launch.threads = 32 * team.warps;
-  launch.shared_bytes =
-      sizeof(float) * static_cast<std::size_t>(shared.floats(DirectDecode<T, Modified>::Tile::scratch));
+  launch.shared_bytes = sizeof(float) * static_cast<std::size_t>(DirectDecode<T, Modified>::floats(shared));
   launch.query_block = direct_rows;
   launch.key_block = direct_chunk;
   launch.stages = team.warps;  // each has a chunk on its way

@@ -1,5 +1,5 @@
-// Kernels for few keys, and for few queries over many keys on Hopper, whose operands go straight to registers: bf16 and
-// f16, rows of whole aligned chunks of 16 bytes, no spans or pages.
+// Kernels for few keys, and for few queries over many keys on Hopper, whose operands go straight to registers: rows of
+// whole aligned chunks of 16 bytes, no spans or pages; bf16 and f16, but for one.
 #pragma once
 
 #include "engines/cuda/kernels/direct_arguments.h"
@@ -19,6 +19,8 @@ struct DirectTeam {
   int warps, blocks;
 };
 Launch direct_decode_launch(const ForwardArguments& arguments, DType dtype, bool modified, DirectTeam team);
+// The same of f32 in exact arithmetic, 32 keys a warp, and tiles of 1, 4 or 16 rows.
+Launch exact_decode_launch(const ForwardArguments& arguments, DirectTeam team, std::int64_t rows);
 cudaError_t launch_direct_decode(const Launch& launch, const DirectArguments& arguments, cudaStream_t stream);
 
 }  // namespace headway::cuda

@@ -11,30 +11,16 @@
 #pragma once
 
 #include "engines/cuda/dropout.cuh"
+#include "engines/cuda/kernels/direct_rows.cuh"
 #include "engines/cuda/kernels/mma_scores.cuh"
 #include "engines/cuda/kernels/plain_again.cuh"
 #include "engines/cuda/kernels/softmax.cuh"
+#include "engines/cuda/kernels/store_eight.cuh"
 
 namespace headway::cuda {
 
 constexpr int direct_rows = 16;
 constexpr int direct_features = 64;  // of the output, made together
-
-// A lane's rows of keys or values: 32-bit steps in bytes from one address (the host refuses larger ones).
-struct DirectRows {
-  const char* data;
-  int row;    // bytes from one to the next
-  int count;  // rows from here on that may be read
-
-  // 16 bytes of row r; 0 where there is none.
-  __device__ __forceinline__ uint4 chunk(int r, int byte, bool inside) const {
-    uint4 result{};
-    if (inside && r < count) {
-      result = __ldg(reinterpret_cast<const uint4*>(data + static_cast<std::int64_t>(r) * row + byte));
-    }
-    return result;
-  }
-};
 
 // Of two keys' words, the pair of halves that feature `high` of each has.
 __device__ __forceinline__ std::uint32_t key_pair(std::uint32_t first, std::uint32_t second, bool high) {
@@ -468,23 +454,5 @@ class DirectTile {
   int query_[2], head_[2], low_[2], high_[2];
   Sequence sequence_;
 };
-
-// 8 neighbouring features of an output row from d on, d a multiple of 8.
-template <class T>
-__device__ inline void store_eight(const ForwardArguments& args, T* row, int d, const float (&eight)[8]) {
-  if (d >= args.value_dim) {
-    return;
-  }
-  if (args.out.chunks) {  // a multiple of 8 features
-    const uint4 chunk{ptx::packed_pair<T>(eight[0], eight[1]), ptx::packed_pair<T>(eight[2], eight[3]),
-                      ptx::packed_pair<T>(eight[4], eight[5]), ptx::packed_pair<T>(eight[6], eight[7])};
-    *reinterpret_cast<uint4*>(row + d) = chunk;
-    return;
-  }
-#pragma unroll
-  for (int x = 0; x < 8; ++x) {
-    row[(d + x) * args.out.feature] = element<T>(eight[x]);
-  }
-}
 
 }  // namespace headway::cuda
