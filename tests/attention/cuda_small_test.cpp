@@ -86,7 +86,18 @@ TEST_F(CudaSmall, numbers_of_queries_obey_every_option) {
         Shape{.batch = 1, .heads = 2, .kv_heads = 2, .queries = 16, .keys = 3000, .head_dim = 256, .value_dim = 256},
         Shape{.batch = 1, .heads = 40, .kv_heads = 1, .queries = 1, .keys = 1100, .head_dim = 128, .value_dim = 128},
         Shape{.batch = 40, .heads = 8, .kv_heads = 8, .queries = 1, .keys = 700, .head_dim = 64, .value_dim = 64}})
-    for (const DType dtype : {DType::bf16, DType::f16}) expect_every_option(shape, dtype);
+    for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) expect_every_option(shape, dtype);
+}
+
+// Equal terms, which a plain running sum would round the same way every time.
+TEST_F(CudaSmall, sums_of_f32_do_not_drift_over_many_keys) {
+  for (const std::int64_t queries : {1, 3, 9}) {
+    constexpr std::int64_t keys = 300000;
+    const Tensor q = filled({1, 1, queries, 16}, DType::f32, 0.3), k = filled({1, 1, keys, 16}, DType::f32, 0.1),
+                 v = filled({1, 1, keys, 12}, DType::f32, 0.7);
+    const Call call{q, k, v, {.engine = Engine::cuda}, {}};
+    expect_forward(call, call.run());
+  }
 }
 
 TEST_F(CudaSmall, problems_may_lie_in_memory_in_any_way) {
@@ -109,12 +120,13 @@ TEST_F(CudaSmall, problems_may_lie_in_memory_in_any_way) {
 
 // Values that no row, or only some rows, may see are not finite; the others have the bits that they have without them.
 TEST_F(CudaSmall, problems_keep_what_is_forbidden_out) {
-  for (const std::int64_t keys : {16, 30, 64, 120, 250, 900}) {
-    const std::int64_t queries = keys == 900 ? 8 : 14;
+  for (const std::int64_t keys : {16, 30, 64, 120, 250, 900, 901}) {
+    const std::int64_t queries = keys >= 900 ? 8 : 14;
     const Shape shape{
         .batch = 1, .heads = 4, .kv_heads = 2, .queries = queries, .keys = keys, .head_dim = 64, .value_dim = 136};
-    const Inputs clean = random_inputs(shape, DType::bf16);
-    Inputs poisoned = random_inputs(shape, DType::bf16);
+    const DType dtype = keys == 901 ? DType::f32 : DType::bf16;
+    const Inputs clean = random_inputs(shape, dtype);
+    Inputs poisoned = random_inputs(shape, dtype);
     for (std::int64_t g = 0; g < 2; ++g) {
       set(poisoned.v, {0, g, keys - 3, 5}, NAN);
       set(poisoned.v, {0, g, keys - 1, 130}, INFINITY);
