@@ -1,6 +1,7 @@
 #include "engines/cuda/forward.h"
 
 #include "engines/cuda/decode.h"
+#include "engines/cuda/direct.h"
 #include "engines/cuda/hopper_forward.h"
 #include "engines/cuda/kernels/forward_kernels.h"
 #include "engines/cuda/kernels/paged_kernels.h"
@@ -95,6 +96,8 @@ constexpr ForwardKernel kernels[] = {
     {"hopper_decode (pages)", 1024, hopper_paged_decode_refusal, nullptr, choose_hopper_paged_decode, decode_bytes,
      queue_decode},
     {"decode (pages)", 1024, paged_decode_refusal, nullptr, choose_paged_decode, decode_bytes, queue_decode},
+    {"direct_decode", 64, direct_decode_refusal, nullptr, choose_direct_decode, no_workspace, queue_direct_decode},
+    {"direct_forward", 0, direct_forward_refusal, nullptr, choose_direct_forward, no_workspace, queue_direct_forward},
     {"hopper_decode", 1024, hopper_decode_refusal, nullptr, choose_hopper_decode, decode_bytes, queue_decode},
     {"decode", 1024, decode_refusal, nullptr, choose_decode, decode_bytes, queue_decode},
     {"hopper_forward", 0, hopper_refusal, hopper_refusal, choose_hopper, hopper_bytes, queue_hopper},
