@@ -37,6 +37,7 @@ Refusal takes_all(const Problem&) { return std::nullopt; }
 constexpr BackwardKernel kernels[] = {
     {"hopper_backward", 0, hopper_backward_refusal, hopper_gradient_refusal, nullptr, nullptr},
     {"mma_gradient", 4096, tensor_core_refusal, nullptr, mma_has_both, mma_gradient_launch},
+    {"split_gradient", 4096, split_refusal, nullptr, mma_has_both, split_gradient_launch},
     {"simt_gradient", 0, takes_all, nullptr, exact_has_both, simt_gradient_launch},
 };
 

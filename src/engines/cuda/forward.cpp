@@ -1,9 +1,7 @@
 #include "engines/cuda/forward.h"
 
-#include <algorithm>
 #include <cmath>
 
-#include "core/text.h"
 #include "engines/cuda/decode.h"
 #include "engines/cuda/hopper_forward.h"
 #include "engines/cuda/kernels/forward_kernels.h"
@@ -58,24 +56,13 @@ Refusal paged_mma_refusal(const Problem& problem) {
   return problem.pages ? tensor_core_refusal(problem) : "keys are not in pages";
 }
 
-// f32 in three parts on tensor cores.
-Refusal split_refusal(const Problem& problem) {
+// Few queries do not fill its tiles. An invariant call has one kernel for all lengths.
+Refusal split_forward_refusal(const Problem& problem) {
   constexpr std::int64_t few_queries = 64;
-  constexpr double most_scale = 0x1p32;  // split_tile.cuh
-  const DeviceProperties& device = device_of(problem);
-  if (problem.dtype() != DType::f32) {
-    return "it is for f32";
-  }
-  if (device.minor != 0) {
-    return "six tensor core products are not faster than one exact one on this chip";
-  }
-  if (std::max(problem.head_dim, problem.value_dim) > mma_widest) {
-    return text("head dims above ", mma_widest);
-  }
   if (problem.batch_invariant || problem.query_len <= few_queries) {
-    return "few queries, or a batch-invariant call, which has one kernel for all lengths";
+    return "few queries, or a batch-invariant call";
   }
-  return std::abs(problem.scale) <= most_scale ? Refusal() : "its scale is above 2^32";
+  return split_refusal(problem);
 }
 
 Launch choose_split(const Problem&, const ForwardArguments& arguments) { return split_forward_launch(arguments); }
@@ -134,7 +121,7 @@ constexpr ForwardKernel kernels[] = {
     {"mma_forward (pages)", 2048, paged_mma_refusal, nullptr, of_type<paged_mma_launch>, no_workspace, queue_tiles},
     {"simt_forward (pages)", 4096, paged_refusal, nullptr, of_type<paged_exact_launch>, no_workspace, queue_tiles},
     {"mma_forward", 2048, mma_refusal, nullptr, of_type<mma_forward_launch>, no_workspace, queue_tiles},
-    {"split_forward", 4096, split_refusal, nullptr, choose_split, no_workspace, queue_tiles},
+    {"split_forward", 4096, split_forward_refusal, nullptr, choose_split, no_workspace, queue_tiles},
     {"simt_forward (compensated)", 4096, compensated_refusal, nullptr, compensated_launch, no_workspace, queue_tiles},
     {"simt_forward", 4096, takes_all, nullptr, of_type<simt_forward_launch>, no_workspace, queue_tiles},
 };

@@ -102,7 +102,7 @@ class SplitForward {
         marked = 0;
       }
       __syncthreads();
-      split_rows<threads, keys, Depth, false>(staged_, queries_ + r * Depth * 2, query_plane, &marked);
+      split_rows<threads, keys, Depth, score_limits>(staged_, queries_ + r * Depth * 2, query_plane, &marked);
       __syncthreads();
     }
   }
@@ -141,8 +141,8 @@ class SplitForward {
       if (threadIdx.x == 0) {
         here().marked_keys[stage ^ 1] = here().marked_values[stage ^ 1] = 0;
       }
-      split_rows<threads, keys, Depth, false>(staged_, keys_, key_plane, &here().marked_keys[stage]);
-      split_rows<threads, keys, Depth, true>(staged_ + staged_size, values_, key_plane, &here().marked_values[stage]);
+      split_rows<threads, keys, Depth, score_limits>(staged_, keys_, key_plane, &here().marked_keys[stage]);
+      split_rows<threads, keys, Depth, sum_limits>(staged_ + staged_size, values_, key_plane, &here().marked_values[stage]);
       __syncthreads();
       const std::int64_t next = next_from(key + keys);
       if (next < end) {
@@ -172,7 +172,10 @@ class SplitForward {
     float scores[tiles][4];  // S = Q K^T  [16, keys] of this warp
     multiply_split_rows<Depth>(thread_, queries_, query_plane, keys_, key_plane, static_cast<int>(args_.head_dim),
                                scores);
-    replace_products(key, here().marked_keys[stage], scores);
+    if (const std::uint32_t marked = here().marked_keys[stage] | marked_rows(); marked != 0) {
+      replace_products(rows_from(args_.query, h_, first_), rows_from(args_.key, h_ / args_.group, key), args_.head_dim,
+                       here().marked_keys[stage], marked_rows(), scores);
+    }
     const auto where = [&](int r, int c) {
       const KeyRange range = here().ranges[r];
       return Pair{first_ + r, key + c, key + c >= range.begin && key + c < range.end};
@@ -195,52 +198,15 @@ class SplitForward {
     multiply_split_coefficients<Depth>(thread_, scores, weight_scale, values_, key_plane,
                                        static_cast<int>(args_.value_dim), out_);  // O += P V  [16, Dv]
     if (const std::uint32_t marked = here().marked_values[stage]; marked != 0) {
-      add_taken_out<Depth>(rows_from(args_.value, h_ / args_.group, key), args_.value_dim, marked, scores, weight_scale,
+      add_taken_out<Depth, sum_limits>(rows_from(args_.value, h_ / args_.group, key), args_.value_dim, marked, scores, weight_scale,
                            forbidden, out_);
     }
   }
 
-  // f32 products for keys and queries that could not be split.
-  __device__ void replace_products(std::int64_t key, std::uint32_t marked_keys, float (&scores)[tiles][4]) {
-    std::uint32_t marked[2];  // of the thread's two rows
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int r = thread_.row_of(2 * half);
-      marked[half] = here().marked_queries[r / keys] >> r % keys & 1;
-    }
-    if ((marked_keys | marked[0] | marked[1]) == 0) {
-      return;
-    }
-    float copies[slots];
-#pragma unroll
-    for (int slot = 0; slot < slots; ++slot) {
-      copies[slot] = scores[slot / 4][slot % 4];
-    }
-    plain_products(args_, here().sequence, b_, h_, first_, key, marked_keys, marked[0] | marked[1] << 1, copies);
-#pragma unroll
-    for (int slot = 0; slot < slots; ++slot) {
-      scores[slot / 4][slot % 4] = copies[slot];
-    }
-  }
-
-  __device__ __noinline__ static void plain_products(const Arguments& args, const Sequence& sequence, std::int64_t b,
-                                                     std::int64_t h, std::int64_t first, std::int64_t key,
-                                                     std::uint32_t marked_keys, std::uint32_t marked_rows,
-                                                     float* scores) {
-    const MmaThread thread;
-    const float* queries = head_of<float>(args.query, b, h);
-    const float* all_keys = head_of<float>(args.key, b, h / args.group);
-#pragma unroll 1
-    for (int slot = 0; slot < slots; ++slot) {
-      const std::int64_t i = first + thread.row_of(slot), j = key + thread.col_of(slot);
-      const bool marked = ((marked_keys >> thread.col_of(slot) | marked_rows >> slot / 2 % 2) & 1) != 0;
-      if (marked && i < sequence.query_count && j < sequence.key_count) {
-        // (In order, because the call should take few registers.)
-        scores[slot] = plain_product<float, Summing::in_order>(
-            queries + (sequence.query_begin + i) * args.query.row, args.query.feature,
-            all_keys + (sequence.key_begin + j) * args.key.row, args.key.feature, args.head_dim);
-      }
-    }
+  // Bits of the thread's two rows: whether their queries could not be split.
+  __device__ std::uint32_t marked_rows() const {
+    const auto bit = [&](int r) { return here().marked_queries[r / keys] >> r % keys & 1; };
+    return bit(thread_.row_of(0)) | bit(thread_.row_of(2)) << 1;
   }
 
   // Scores become weights relative to the row's highest score; returns the slots that are forbidden.

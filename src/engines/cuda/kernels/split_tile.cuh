@@ -18,6 +18,7 @@
 #pragma once
 
 #include "engines/cuda/kernels/mma_tile.cuh"
+#include "engines/cuda/kernels/plain_rows.cuh"
 #include "engines/cuda/kernels/simt_tile.cuh"
 
 namespace headway::cuda {
@@ -25,18 +26,17 @@ namespace headway::cuda {
 constexpr int split_parts = 3;
 
 // Sizes that may be split, and 0. Of factors of a score an error of 2^-126 is nothing, as long as the others are at
-// most 2^40 and the scale 2^32. Those of sums keep all bits down to 2^-100; with coefficients of up to 2^24, and ten
-// million terms, the largest stay below 2^110.
+// most 2^40 and the scale 2^32. Terms of sums keep all bits down to 2^-100; with weights of up to 2^24, and ten million
+// terms, the largest sums stay below 2^110. In a backward rows are both.
 struct SplitLimits {
   float least, most;
 };
-constexpr SplitLimits score_limits{0.0f, 0x1p40f}, sum_limits{0x1p-100f, 0x1p60f};
+constexpr SplitLimits score_limits{0.0f, 0x1p40f}, sum_limits{0x1p-100f, 0x1p60f}, backward_limits{0x1p-100f, 0x1p40f};
 
-template <bool Sums>
+template <SplitLimits limits>
 __device__ inline bool fits(float x) {
-  constexpr SplitLimits limits = Sums ? sum_limits : score_limits;
   const float size = fabsf(x);
-  return size <= limits.most && (!Sums || size >= limits.least || size == 0);
+  return size <= limits.most && (limits.least == 0 || size >= limits.least || size == 0);
 }
 
 // Two numbers as packed pairs of parts, the first in the low halves.
@@ -52,8 +52,8 @@ __device__ inline void split_pair(float low, float high, std::uint32_t (&parts)[
 }
 
 // Splits staged [Rows][Depth] into planes that lie `plane` bytes apart, by all threads of a block. Bit r of `marked` is
-// set where row r lost a number. Sums: whether they are factors of sums or of scores.
-template <int Threads, int Rows, int Depth, bool Sums>
+// set where row r lost a number.
+template <int Threads, int Rows, int Depth, SplitLimits limits>
 __device__ inline void split_rows(const float* staged, unsigned char* planes, int plane, std::uint32_t* marked) {
   static_assert(Rows <= 32);
   constexpr int chunks = Depth / 8;
@@ -70,13 +70,13 @@ __device__ inline void split_rows(const float* staged, unsigned char* planes, in
     bool all = true;
 #pragma unroll
     for (int x = 0; x < 8; ++x) {
-      all &= fits<Sums>(eight[x]);
+      all &= fits<limits>(eight[x]);
     }
     if (!all) {
       atomicOr(marked, 1u << r);
 #pragma unroll
       for (int x = 0; x < 8; ++x) {
-        eight[x] = fits<Sums>(eight[x]) ? eight[x] : 0.0f;
+        eight[x] = fits<limits>(eight[x]) ? eight[x] : 0.0f;
       }
     }
     std::uint32_t pairs[4][split_parts];
@@ -181,11 +181,12 @@ __device__ inline void multiply_split_rows(const MmaThread& thread, const unsign
 }
 
 // c[16 x width] += (scale p)[16 x 8 Tiles] other[8 Tiles x width]. What a call adds is summed up before it meets c.
-template <int Depth, int Tiles>
+// `Together`: tiles of 8 columns at a time.
+template <int Depth, int Together = 4, int Tiles>
 __device__ inline void multiply_split_coefficients(const MmaThread& thread, const float (&p)[Tiles][4], float scale,
                                                    const unsigned char* other, int other_plane, int width,
                                                    float (&c)[Depth / 8][4]) {
-  constexpr int steps = Tiles / 2, together = 4;
+  constexpr int steps = Tiles / 2, together = Together, chains = Together < 4 ? 2 : 1;
   std::uint32_t a[steps][split_parts][4];
 #pragma unroll
   for (int k = 0; k < steps; ++k) {
@@ -205,7 +206,7 @@ __device__ inline void multiply_split_coefficients(const MmaThread& thread, cons
 #pragma unroll
   for (int t = 0; t < Depth / 8; t += together) {
     if (t * 8 < width) {
-      float big[together][4] = {}, small[1][together][4] = {};
+      float big[together][4] = {}, small[chains][together][4] = {};
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
         std::uint32_t b[split_parts][together / 2][4];
@@ -217,7 +218,7 @@ __device__ inline void multiply_split_coefficients(const MmaThread& thread, cons
                 b_base + part * other_plane + chunk_at<Depth>(k * 16 + b_row, t + x + b_chunk), b[part][x / 2]);
           }
         }
-        add_split_products<together, 1>(a[k], b, big, small);
+        add_split_products<together, chains>(a[k], b, big, small);
       }
       add_small(small, big);
 #pragma unroll
@@ -231,9 +232,43 @@ __device__ inline void multiply_split_coefficients(const MmaThread& thread, cons
   }
 }
 
+// Products of the tile's rows and columns that could not be split, in f32: the bits say which columns, and which of the
+// thread's two rows. In order, and on copies in local memory, because the calls should take few registers.
+__device__ __noinline__ inline void plain_products(const RowSource<float> own, const RowSource<float> others,
+                                                   std::int64_t width, std::uint32_t marked_columns,
+                                                   std::uint32_t marked_rows, float* products, int slots) {
+  const MmaThread thread;
+#pragma unroll 1
+  for (int slot = 0; slot < slots; ++slot) {
+    const std::int64_t i = own.first + thread.row_of(slot), j = others.first + thread.col_of(slot);
+    const bool marked = ((marked_columns >> thread.col_of(slot) | marked_rows >> slot / 2 % 2) & 1) != 0;
+    if (marked && i < own.end && j < others.end) {
+      products[slot] = plain_product<float, Summing::in_order>(own.data + i * own.row, own.feature,
+                                                               others.data + j * others.row, others.feature, width);
+    }
+  }
+}
+
+template <int Tiles>
+__device__ inline void replace_products(const RowSource<float>& own, const RowSource<float>& others, std::int64_t width,
+                                        std::uint32_t marked_columns, std::uint32_t marked_rows,
+                                        float (&products)[Tiles][4]) {
+  float copies[Tiles * 4];
+#pragma unroll
+  for (int slot = 0; slot < Tiles * 4; ++slot) {
+    copies[slot] = products[slot / 4][slot % 4];
+  }
+  plain_products(own, others, width, marked_columns, marked_rows, copies, Tiles * 4);
+#pragma unroll
+  for (int slot = 0; slot < Tiles * 4; ++slot) {
+    products[slot / 4][slot % 4] = copies[slot];
+  }
+}
+
 // What of the tile's marked rows was taken out, times the rows' coefficients p, goes to the sums of exactly those rows
 // that may see it. On copies in local memory, to keep the walk's own in registers.
-__device__ __noinline__ inline void add_taken_out_to(const RowSource<float> rows, std::int64_t width,
+template <SplitLimits limits>
+__device__ __noinline__ void add_taken_out_to(const RowSource<float> rows, std::int64_t width,
                                                      std::uint32_t marked, const float* p, float scale,
                                                      std::uint32_t forbidden, float* sums, int tiles) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -250,7 +285,7 @@ __device__ __noinline__ inline void add_taken_out_to(const RowSource<float> rows
     for (int at = 0; at < 2 * tiles; ++at) {
       const int d = at / 2 * 8 + 2 * (lane % 4) + at % 2;
       const float value = d < width ? row[d * rows.feature] : 0.0f;
-      if (!fits<true>(value)) {
+      if (!fits<limits>(value)) {
         float* sum = sums + at / 2 * 4 + at % 2;
         sum[0] += (bits & 1) != 0 ? 0.0f : low * value;
         sum[2] += (bits & 4) != 0 ? 0.0f : high * value;
@@ -259,7 +294,7 @@ __device__ __noinline__ inline void add_taken_out_to(const RowSource<float> rows
   }
 }
 
-template <int Depth, int Tiles>
+template <int Depth, SplitLimits limits, int Tiles>
 __device__ inline void add_taken_out(const RowSource<float>& rows, std::int64_t width, std::uint32_t marked,
                                      const float (&p)[Tiles][4], float scale, std::uint32_t forbidden,
                                      float (&c)[Depth / 8][4]) {
@@ -272,7 +307,7 @@ __device__ inline void add_taken_out(const RowSource<float>& rows, std::int64_t 
   for (int slot = 0; slot < Depth / 2; ++slot) {
     sums[slot] = c[slot / 4][slot % 4];
   }
-  add_taken_out_to(rows, width, marked, coefficients, scale, forbidden, sums, Depth / 8);
+  add_taken_out_to<limits>(rows, width, marked, coefficients, scale, forbidden, sums, Depth / 8);
 #pragma unroll
   for (int slot = 0; slot < Depth / 2; ++slot) {
     c[slot / 4][slot % 4] = sums[slot];
