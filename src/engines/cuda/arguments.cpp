@@ -171,6 +171,25 @@ std::optional<std::string> tensor_core_refusal(const Problem& problem) {
   return std::nullopt;
 }
 
+std::optional<std::string> split_refusal(const Problem& problem) {
+  constexpr double most_scale = 0x1p32;  // kernels/split_tile.cuh
+  const DeviceProperties& device = device_of(problem);
+  if (problem.dtype() != DType::f32) {
+    return "not f32";
+  }
+  if (device.minor != 0) {
+    return text("six tensor core products are not faster than an exact one on compute capability ", device.major, ".",
+                device.minor);
+  }
+  if (std::max(problem.head_dim, problem.value_dim) > mma_widest) {
+    return text("head_dim ", problem.head_dim, " and value_dim ", problem.value_dim, ", expected at most ", mma_widest);
+  }
+  if (std::abs(problem.scale) > most_scale) {
+    return text("scale ", problem.scale, ", expected at most 2^32");
+  }
+  return std::nullopt;
+}
+
 Arguments arguments_of(const Problem& problem) {
   Arguments result{};
   result.batch = problem.batch;

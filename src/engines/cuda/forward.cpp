@@ -49,6 +49,17 @@ Refusal paged_mma_refusal(const Problem& problem) {
   return problem.pages ? tensor_core_refusal(problem) : "keys are not in pages";
 }
 
+// Few queries do not fill its tiles. An invariant call has one kernel for all lengths.
+Refusal split_forward_refusal(const Problem& problem) {
+  constexpr std::int64_t few_queries = 64;
+  if (problem.batch_invariant || problem.query_len <= few_queries) {
+    return "few queries, or a batch-invariant call";
+  }
+  return split_refusal(problem);
+}
+
+Launch choose_split(const Problem&, const ForwardArguments& arguments) { return split_forward_launch(arguments); }
+
 Refusal compensated_refusal(const Problem& problem) {
   if (is_half_type(problem.dtype())) {
     return "halves have no sums that could drift further than they are rounded";
@@ -105,6 +116,7 @@ constexpr ForwardKernel kernels[] = {
     {"mma_forward (pages)", 2048, paged_mma_refusal, nullptr, of_type<paged_mma_launch>, no_workspace, queue_tiles},
     {"simt_forward (pages)", 4096, paged_refusal, nullptr, of_type<paged_exact_launch>, no_workspace, queue_tiles},
     {"mma_forward", 2048, mma_refusal, nullptr, of_type<mma_forward_launch>, no_workspace, queue_tiles},
+    {"split_forward", 4096, split_forward_refusal, nullptr, choose_split, no_workspace, queue_tiles},
     {"simt_forward (compensated)", 4096, compensated_refusal, nullptr, compensated_launch, no_workspace, queue_tiles},
     {"simt_forward", 4096, takes_all, nullptr, of_type<simt_forward_launch>, no_workspace, queue_tiles},
 };

@@ -26,6 +26,9 @@ bool has_extreme_scale(const Problem& problem);
 // Why the tensor core kernels do not take it: they want a half type, and heads that are not too wide.
 std::optional<std::string> tensor_core_refusal(const Problem& problem);
 
+// The same of those for f32 in three bf16 parts.
+std::optional<std::string> split_refusal(const Problem& problem);
+
 // Everything but the lengths and spans.
 Arguments arguments_of(const Problem& problem);
 

@@ -1,0 +1,354 @@
+// Forward for f32 on tensor cores, for every option and stride and head dims up to Depth, within the bounds of exact
+// f32 arithmetic. split_tile.cuh says how numbers are split and which are left out.
+//
+// A block owns 16 queries a warp of one head and walks over the keys of its rows' ranges, 32 at a time (16 with 256
+// features). Rows of K and V are copied as they are a step ahead, then split into planes once for all warps. A step is
+// 6 x 2 rows keys (D + Dv) operations of the tensor cores, which bound it, for (D + Dv) keys loads from L2; next come
+// the reads of planes (9 of 16 bytes a lane for 24 products) and the splitting, about 6 instructions an element.
+//
+// Sums over keys have three levels, so that equal terms do not drift: a step's own, those of 1024 keys, and compensated
+// ones of all keys. The last are touched so rarely that they lie in local memory.
+//
+// Scores of keys and queries that can not be split are replaced by f32 products, and values that can not be split are
+// added by f32 arithmetic to the rows that may see them. Weights are relative to the highest score, at most 1, and
+// multiplied by 2^24, so that all parts of the smallest ones are normal numbers. Values beyond 2^100 may overflow then:
+// rows whose sums are infinite are done again in plain arithmetic.
+#pragma once
+
+#include "engines/cuda/kernels/launch.cuh"
+#include "engines/cuda/kernels/mma_scores.cuh"
+#include "engines/cuda/kernels/plain_again.cuh"
+#include "engines/cuda/kernels/softmax.cuh"
+#include "engines/cuda/kernels/split_tile.cuh"
+
+namespace headway::cuda {
+
+template <int Depth>
+class SplitForward {
+ public:
+  static constexpr int warps = Depth == 128 ? 8 : 4, threads = warps * 32, rows = warps * 16;
+  static constexpr int keys = Depth == 256 ? 16 : 32;
+  static constexpr int tiles = keys / 8, slots = keys / 2;  // of a warp's scores, in one thread
+  static constexpr int query_plane = rows * Depth * 2, key_plane = keys * Depth * 2;
+  static constexpr int staged_size = keys * Depth;
+  static constexpr float weight_scale = 0x1p24f;
+
+  __host__ static std::size_t shared_bytes() {
+    return split_parts * (query_plane + 2 * key_plane) + 2 * staged_size * sizeof(float);
+  }
+
+  __device__ SplitForward(const ForwardArguments& args, unsigned char* shared)
+      : args_(args),
+        queries_(shared),
+        keys_(queries_ + split_parts * query_plane),
+        values_(keys_ + split_parts * key_plane),
+        staged_(reinterpret_cast<float*>(values_ + split_parts * key_plane)) {}
+
+  __device__ void run(std::int64_t b, std::int64_t h, std::int64_t tile) {
+    b_ = b, h_ = h, first_ = tile * rows;
+    __syncthreads();  // the tile before has been read
+    if (threadIdx.x == 0) {
+      here().sequence = sequence_of(args_, b);
+      here().range = tile_range(args_, here().sequence, b, first_, rows);
+    }
+    __syncthreads();
+    if (first_ >= here().sequence.query_count) {
+      return;
+    }
+    if (static_cast<int>(threadIdx.x) < rows) {
+      here().ranges[threadIdx.x] = row_keys(args_, here().sequence, b, h, first_ + threadIdx.x);
+    }
+    fill_queries();
+    walk();
+    store();
+    do_again();
+  }
+
+ private:
+  // What all threads know about the tile, in shared memory to save registers.
+  struct Here {
+    Sequence sequence;
+    TileRange range;
+    KeyRange ranges[rows];
+    std::uint64_t words[span_words<rows, keys>];
+    std::uint32_t marked_queries[rows / keys];
+    std::uint32_t marked_keys[2], marked_values[2];  // of this step and the next one
+  };
+  // A thread's sums over all keys but the last few, relative to the highest scores of then.
+  struct FarSums {
+    CompensatedSum<float> sums[Depth / 2];
+    float highest[2];
+  };
+  __device__ static Here& here() {
+    __shared__ Here here;
+    return here;
+  }
+
+  __device__ RowSource<float> rows_from(const Rows& view, std::int64_t head, std::int64_t first) const {
+    const Sequence& sequence = here().sequence;
+    return &view == &args_.query ? RowSource<float>(view, b_, head, sequence.query_begin, first, sequence.query_count)
+                                 : RowSource<float>(view, b_, head, sequence.key_begin, first, sequence.key_count);
+  }
+
+  // `keys` rows at a time, through the place where keys are staged later.
+  __device__ void fill_queries() {
+#pragma unroll 1
+    for (int r = 0; r < rows; r += keys) {
+      start_rows<threads, keys, Depth>(rows_from(args_.query, h_, first_ + r), 0, args_.head_dim, staged_, Depth);
+      ptx::commit_copies();
+      ptx::wait_for_copies<0>();
+      std::uint32_t& marked = here().marked_queries[r / keys];
+      if (threadIdx.x == 0) {
+        marked = 0;
+      }
+      __syncthreads();
+      split_rows<threads, keys, Depth, score_limits>(staged_, queries_ + r * Depth * 2, query_plane, &marked);
+      __syncthreads();
+    }
+  }
+
+  __device__ void start_copies(std::int64_t key) {
+    const std::int64_t g = h_ / args_.group;
+    start_rows<threads, keys, Depth>(rows_from(args_.key, g, key), 0, args_.head_dim, staged_, Depth);
+    start_rows<threads, keys, Depth>(rows_from(args_.value, g, key), 0, args_.value_dim, staged_ + staged_size, Depth);
+    ptx::commit_copies();
+  }
+
+  __device__ void walk() {
+    rows_[0] = rows_[1] = {};
+    lost_[0] = lost_[1] = 0;
+    clear(out_);
+    const Modifiers<float> modifiers(args_, here().sequence, b_, h_);
+    const std::int64_t end = here().range.end;
+    const auto next_from = [&](std::int64_t key) {
+      return next_key_tile(args_, here().sequence, b_, h_, first_, rows, key, end, keys);
+    };
+    std::int64_t key = next_from(here().range.begin / keys * keys);
+    if (key < end) {
+      start_copies(key);
+    }
+    if (threadIdx.x == 0) {
+      here().marked_keys[0] = here().marked_values[0] = 0;
+    }
+    constexpr int steps_a_part = 1024 / keys;
+    int stage = 0, steps = 0;
+    FarSums far;  // no member: what is in local memory must not take the rest along
+    bool any_far = false;
+#pragma unroll 1
+    while (key < end) {
+      ptx::wait_for_copies<0>();
+      __syncthreads();  // everybody's copies have come, and the step before has been read
+      if (threadIdx.x == 0) {
+        here().marked_keys[stage ^ 1] = here().marked_values[stage ^ 1] = 0;
+      }
+      split_rows<threads, keys, Depth, score_limits>(staged_, keys_, key_plane, &here().marked_keys[stage]);
+      split_rows<threads, keys, Depth, sum_limits>(staged_ + staged_size, values_, key_plane, &here().marked_values[stage]);
+      __syncthreads();
+      const std::int64_t next = next_from(key + keys);
+      if (next < end) {
+        start_copies(next);
+      }
+      step(modifiers, key, stage);
+      if (++steps == steps_a_part) {
+        put_far(any_far, far);
+        any_far = true;
+        steps = 0;
+      }
+      key = next;
+      stage ^= 1;
+    }
+    if (any_far) {
+      put_far(true, far);
+#pragma unroll
+      for (int slot = 0; slot < Depth / 2; ++slot) {
+        out_[slot / 4][slot % 4] = far.sums[slot].value;
+      }
+    }
+    rows_[0].total = quad_sum(rows_[0].total);
+    rows_[1].total = quad_sum(rows_[1].total);
+  }
+
+  __device__ void step(const Modifiers<float>& modifiers, std::int64_t key, int stage) {
+    float scores[tiles][4];  // S = Q K^T  [16, keys] of this warp
+    multiply_split_rows<Depth>(thread_, queries_, query_plane, keys_, key_plane, static_cast<int>(args_.head_dim),
+                               scores);
+    if (const std::uint32_t marked = here().marked_keys[stage] | marked_rows(); marked != 0) {
+      replace_products(rows_from(args_.query, h_, first_), rows_from(args_.key, h_ / args_.group, key), args_.head_dim,
+                       here().marked_keys[stage], marked_rows(), scores);
+    }
+    const auto where = [&](int r, int c) {
+      const KeyRange range = here().ranges[r];
+      return Pair{first_ + r, key + c, key + c >= range.begin && key + c < range.end};
+    };
+    const bool plain =
+        modifiers.only_scale() && key >= here().range.full_begin && key + keys <= here().range.full_end;
+    if (!plain) {
+      __syncthreads();  // everybody has read the keys: their place becomes the scratch
+    }
+    // [slots][mma_threads] for every 128 threads.
+    float* scratch = reinterpret_cast<float*>(keys_) + thread_.warp / 4 * (slots - 1) * mma_threads;
+    static_assert(slots * threads * sizeof(float) <= split_parts * key_plane);
+    modify_slots(thread_, modifiers, plain, where, scratch, nullptr, scores);
+    if (has_holes(args_, here().sequence, b_, h_, first_, rows, key, keys)) {
+      fill_span_words<rows, keys>(args_, here().sequence, b_, h_, first_, key, here().words);
+      __syncthreads();
+      forbid_by_words<false>(thread_, here().words, 0, scores);
+    }
+    const std::uint32_t forbidden = weigh(key, scores);
+    multiply_split_coefficients<Depth>(thread_, scores, weight_scale, values_, key_plane,
+                                       static_cast<int>(args_.value_dim), out_);  // O += P V  [16, Dv]
+    if (const std::uint32_t marked = here().marked_values[stage]; marked != 0) {
+      add_taken_out<Depth, sum_limits>(rows_from(args_.value, h_ / args_.group, key), args_.value_dim, marked, scores, weight_scale,
+                           forbidden, out_);
+    }
+  }
+
+  // Bits of the thread's two rows: whether their queries could not be split.
+  __device__ std::uint32_t marked_rows() const {
+    const auto bit = [&](int r) { return here().marked_queries[r / keys] >> r % keys & 1; };
+    return bit(thread_.row_of(0)) | bit(thread_.row_of(2)) << 1;
+  }
+
+  // Scores become weights relative to the row's highest score; returns the slots that are forbidden.
+  __device__ std::uint32_t weigh(std::int64_t key, float (&scores)[tiles][4]) {
+    std::uint32_t forbidden = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float highest = -infinity<float>();
+#pragma unroll
+      for (int t = 0; t < tiles; ++t) {
+        highest = higher(higher(highest, scores[t][2 * half]), scores[t][2 * half + 1]);
+      }
+      const float factor = rows_[half].raise(quad_maximum(highest));
+      const float base = reference(rows_[half].highest);
+      float sum = 0;
+#pragma unroll
+      for (int t = 0; t < tiles; ++t) {
+#pragma unroll
+        for (int x = 0; x < 2; ++x) {
+          float& score = scores[t][2 * half + x];
+          forbidden |= std::uint32_t{score == -infinity<float>()} << (4 * t + 2 * half + x);
+          score = exponential(score - base);
+          sum += score;
+        }
+      }
+      CompensatedSum<float> total{rows_[half].total, lost_[half] * factor};
+      total.add(sum);  // of this thread's columns, until the end
+      rows_[half].total = total.value, lost_[half] = total.lost;
+#pragma unroll
+      for (int t = 0; t < Depth / 8; ++t) {
+        out_[t][2 * half] *= factor;
+        out_[t][2 * half + 1] *= factor;
+      }
+    }
+    if (args_.dropout.active) {
+      const std::uint32_t kept = kept_slots<tiles>(thread_, args_.dropout, b_, h_, first_, key);
+#pragma unroll
+      for (int slot = 0; slot < slots; ++slot) {
+        scores[slot / 4][slot % 4] = (kept >> slot & 1) != 0 ? scores[slot / 4][slot % 4] : 0.0f;
+      }
+    }
+    return forbidden;
+  }
+
+  // The sums so far join those of all keys before, and begin again.
+  __device__ void put_far(bool any, FarSums& far) {
+    float sums[Depth / 2];
+#pragma unroll
+    for (int slot = 0; slot < Depth / 2; ++slot) {
+      sums[slot] = out_[slot / 4][slot % 4];
+    }
+    add_to_far(any, rows_[0].highest, rows_[1].highest, sums, far);
+    clear(out_);
+  }
+
+  __device__ __noinline__ static void add_to_far(bool any, float low, float high, const float* sums, FarSums& far) {
+    const float factors[2] = {any ? exponential(far.highest[0] - reference(low)) : 0.0f,
+                              any ? exponential(far.highest[1] - reference(high)) : 0.0f};
+    far.highest[0] = low, far.highest[1] = high;
+#pragma unroll 1
+    for (int slot = 0; slot < Depth / 2; ++slot) {
+      CompensatedSum<float> sum = any ? far.sums[slot] : CompensatedSum<float>{};
+      sum.multiply(factors[slot / 2 % 2]);
+      sum.add(sums[slot]);
+      far.sums[slot] = sum;
+    }
+  }
+
+  __device__ void store() {
+    const float sink = sink_of<float>(args_, h_);
+    const float kept_scale = static_cast<float>(args_.dropout.kept_scale) / weight_scale;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t i = first_ + thread_.row_of(2 * half);
+      if (i >= here().sequence.query_count) {
+        continue;
+      }
+      const RowEnd<float> end = close_row(rows_[half], sink, i >= here().sequence.real_queries);
+      const std::int64_t row = here().sequence.query_begin + i;
+      float* out = head_of<float>(args_.out, b_, h_) + row * args_.out.row;
+#pragma unroll
+      for (int t = 0; t < Depth / 8; ++t) {
+#pragma unroll
+        for (int x = 0; x < 2; ++x) {
+          const std::int64_t d = t * 8 + 2 * (thread_.lane % 4) + x;
+          if (d < args_.value_dim) {
+            const float value = out_[t][2 * half + x] * end.factor * kept_scale;
+            out[d * args_.out.feature] = rows_[half].empty() ? 0.0f : value;
+          }
+        }
+      }
+      if (args_.lse.data != nullptr && thread_.lane % 4 == 0) {
+        head_of<float>(args_.lse, b_, h_)[row * args_.lse.row] = end.lse;
+      }
+    }
+  }
+
+  // Rows that the walk could not do, by the warp that has them.
+  __device__ void do_again() {
+    unsigned again[2];  // a lane for each row
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = thread_.row_of(2 * half);
+      bool infinite = false;
+#pragma unroll
+      for (int t = 0; t < Depth / 8; ++t) {
+        infinite |= fabsf(out_[t][2 * half]) == infinity<float>() || fabsf(out_[t][2 * half + 1]) == infinity<float>();
+      }
+      infinite &= first_ + r < here().sequence.query_count;
+      const unsigned found = __ballot_sync(~0u, infinite);
+      again[half] = 0x11111111u & (__ballot_sync(~0u, needs_plain_row(args_, rows_[half], here().ranges[r])) | found |
+                                   found >> 1 | found >> 2 | found >> 3);
+    }
+#pragma unroll 1
+    for (unsigned left = again[0] | again[1] << 1; left != 0; left &= left - 1) {
+      const int bit = __ffs(static_cast<int>(left)) - 1;
+      const int r = __shfl_sync(~0u, thread_.row_of(0), bit & ~3) + (bit & 1) * 8;
+      attend_plainly<float>(args_, b_, h_, first_ + r, 0, args_.value_dim);
+    }
+  }
+
+  const ForwardArguments& args_;
+  unsigned char *queries_, *keys_, *values_;
+  float* staged_;  // K, V as [keys][Depth]
+  MmaThread thread_;
+  std::int64_t b_ = 0, h_ = 0, first_ = 0;
+  RowSoftmax<float> rows_[2];
+  float lost_[2];  // what rounding added to their totals
+  float out_[Depth / 8][4];
+};
+
+template <int Depth>
+__global__ void __launch_bounds__(SplitForward<Depth>::threads, Depth == 64 ? 3 : 1)
+    split_forward(const __grid_constant__ ForwardArguments arguments, std::int64_t row_tiles, std::int64_t) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  SplitForward<Depth> forward(arguments, shared);
+  const std::int64_t tasks = arguments.batch * arguments.heads * row_tiles;
+  for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const std::int64_t head = task / row_tiles;
+    // Late rows see the most keys when causal: they start first.
+    forward.run(head / arguments.heads, head % arguments.heads, row_tiles - 1 - task % row_tiles);
+  }
+}
+
+}  // namespace headway::cuda

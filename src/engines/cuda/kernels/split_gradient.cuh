@@ -1,0 +1,433 @@
+// Gradients of query, or of key and value, for f32 on tensor cores, for every option and stride and head dims up to
+// Depth. The formulas and the order of the sums are those of simt_gradient.cuh; split_tile.cuh says how numbers are
+// split and which are left out.
+//
+// A block owns 64 rows (32 with 256 features) of the gradient, queries or keys, 16 a warp, and walks over the rows of
+// the other side, 32 (16) at a time, which are copied a step ahead as they are and then split once for all warps. With
+// own rows A, B (q, grad_out; or k, v) and the other side's A', B' a step is
+//   S = A A'^T   dP = B B'^T   ds = p (dP - delta)   dq or dk += ds A'   dv += p B'
+// each of six tensor core products, which bound it. With 256 features the sums of dk and dv do not fit into registers
+// together: there they take one walk each.
+//
+// What leaves a step in registers (ds, p) is multiplied by 2^12 and split, so that weights of 2^-120 still have all
+// parts. A ds beyond 2^48 is left out as well, and its products are added by f32 arithmetic (add_large); a NaN is split
+// like a number, since it makes all of its row's sums NaN anyway.
+#pragma once
+
+#include "engines/cuda/kernels/mma_scores.cuh"
+#include "engines/cuda/kernels/softmax.cuh"
+#include "engines/cuda/kernels/split_tile.cuh"
+
+namespace headway::cuda {
+
+constexpr float split_coefficient_scale = 0x1p12f, split_coefficient_most = 0x1p48f;
+
+// The products of coefficients that were left out, to the sums of their rows; as add_taken_out_to.
+__device__ __noinline__ inline void add_large_to(const RowSource<float> rows, std::int64_t width, const float* p,
+                                                 int columns, float* sums, int tiles) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1
+  for (int k = 0; k < columns; ++k) {
+    const int holder = (lane & ~3) | (k % 8 / 2), slot = k / 8 * 4 + k % 2;
+    const float low = __shfl_sync(0xffffffffu, p[slot], holder), high = __shfl_sync(0xffffffffu, p[slot + 2], holder);
+    const bool large[2] = {fabsf(low) > split_coefficient_most, fabsf(high) > split_coefficient_most};
+    if ((!large[0] && !large[1]) || rows.first + k >= rows.end) {
+      continue;
+    }
+    const float* row = rows.data + (rows.first + k) * rows.row;
+#pragma unroll 1
+    for (int at = 0; at < 2 * tiles; ++at) {
+      const int d = at / 2 * 8 + 2 * (lane % 4) + at % 2;
+      const float value = d < width ? row[d * rows.feature] : 0.0f;
+      if (fits<backward_limits>(value)) {
+        float* sum = sums + at / 2 * 4 + at % 2;
+        sum[0] += large[0] ? low * split_coefficient_scale * value : 0.0f;
+        sum[2] += large[1] ? high * split_coefficient_scale * value : 0.0f;
+      }
+    }
+  }
+}
+
+template <int Depth, bool KeysAreRows>
+class SplitGradient {
+ public:
+  static constexpr int warps = Depth == 256 ? 2 : 4, threads = warps * 32, rows = warps * 16;
+  static constexpr int cols = Depth == 256 ? 16 : 32;  // rows of the other side in a step
+  static constexpr int tiles = cols / 8, slots = cols / 2;
+  static constexpr int own_plane = rows * Depth * 2, others_plane = cols * Depth * 2, staged_size = cols * Depth;
+  static constexpr bool both = KeysAreRows && Depth <= 128;  // dk and dv in one walk
+  static constexpr int together = both && Depth == 128 ? 2 : 4;
+
+  __host__ static std::size_t shared_bytes(const Arguments& args) {
+    const int scratches = args.softcap != 0 ? 2 : 1;
+    return 2 * split_parts * (own_plane + others_plane) + 2 * staged_size * sizeof(float) +
+           static_cast<std::size_t>(scratches) * slots * mma_threads * sizeof(float);
+  }
+
+  __device__ SplitGradient(const GradientArguments& args, unsigned char* shared)
+      : args_(args),
+        own_(shared),
+        others_(own_ + 2 * split_parts * own_plane),
+        staged_(reinterpret_cast<float*>(others_ + 2 * split_parts * others_plane)),
+        scratch_(staged_ + 2 * staged_size),
+        slopes_(args.softcap != 0 ? scratch_ + slots * mma_threads : nullptr) {}
+
+  // `head` counts kv heads when the rows are keys.
+  __device__ void run(std::int64_t b, std::int64_t head, std::int64_t tile) {
+    b_ = b, head_ = head, first_ = tile * rows;
+    __syncthreads();  // the tile before has been read
+    if (threadIdx.x == 0) {
+      here().sequence = sequence_of(args_, b);
+    }
+    __syncthreads();
+    const std::int64_t count = KeysAreRows ? here().sequence.key_count : here().sequence.query_count;
+    if (first_ >= count) {
+      return;
+    }
+    fill_own();
+    walk();
+    const float scale = bounded<float>(args_.scale);
+    if constexpr (both) {
+      store(args_.gradient, count, args_.head_dim, scale, sums_);
+      store(args_.value_gradient, count, args_.value_dim, 1.0f, value_sums_);
+    } else if (of_value()) {
+      store(args_.value_gradient, count, args_.value_dim, 1.0f, sums_);
+    } else {
+      store(args_.gradient, count, args_.head_dim, scale, sums_);
+    }
+  }
+
+ private:
+  static constexpr int queries = KeysAreRows ? cols : rows, keys = KeysAreRows ? rows : cols;
+  enum Side : int { a, b };  // q or k; grad_out or v
+
+  struct Stats {
+    float lse, delta;
+  };
+  // What all threads know about the tile, in shared memory to save registers.
+  struct Here {
+    Sequence sequence;
+    Stats stats[queries];
+    KeyRange ranges[queries];
+    std::uint64_t words[span_words<queries, keys>];
+    std::uint32_t marked_own[2][rows / cols];
+    std::uint32_t marked[2][2];  // [stage][side] of the other side's rows
+  };
+  __device__ static Here& here() {
+    __shared__ Here here;
+    return here;
+  }
+
+  // Whether this walk is for dv alone.
+  __device__ bool of_value() const { return KeysAreRows && !both && args_.of == GradientOf::value; }
+
+  __device__ std::int64_t width(Side side) const { return side == a ? args_.head_dim : args_.value_dim; }
+  __device__ RowSource<float> queries_from(Side side, std::int64_t h, std::int64_t first) const {
+    const Sequence& sequence = here().sequence;
+    return {side == a ? args_.query : args_.grad_out, b_, h, sequence.query_begin, first, sequence.real_queries};
+  }
+  __device__ RowSource<float> keys_from(Side side, std::int64_t g, std::int64_t first) const {
+    const Sequence& sequence = here().sequence;
+    return {side == a ? args_.key : args_.value, b_, g, sequence.key_begin, first, sequence.key_count};
+  }
+  __device__ RowSource<float> own_from(Side side, std::int64_t first) const {
+    return KeysAreRows ? keys_from(side, head_, first) : queries_from(side, head_, first);
+  }
+  __device__ RowSource<float> others_from(Side side, std::int64_t h, std::int64_t first) const {
+    return KeysAreRows ? queries_from(side, h, first) : keys_from(side, h / args_.group, first);
+  }
+  __device__ const unsigned char* own(Side side) const { return own_ + side * split_parts * own_plane; }
+  __device__ const unsigned char* others(Side side) const { return others_ + side * split_parts * others_plane; }
+
+  template <class From>
+  __device__ void start_copies(const From& from) {
+    start_rows<threads, cols, Depth>(from(a), 0, width(a), staged_, Depth);
+    start_rows<threads, cols, Depth>(from(b), 0, width(b), staged_ + staged_size, Depth);
+    ptx::commit_copies();
+  }
+  __device__ void split(unsigned char* planes_a, unsigned char* planes_b, int plane, std::uint32_t* marked_a,
+                        std::uint32_t* marked_b) {
+    split_rows<threads, cols, Depth, backward_limits>(staged_, planes_a, plane, marked_a);
+    split_rows<threads, cols, Depth, backward_limits>(staged_ + staged_size, planes_b, plane, marked_b);
+  }
+
+  // `cols` rows at a time, through the place where the other side is staged later.
+  __device__ void fill_own() {
+#pragma unroll 1
+    for (int r = 0; r < rows; r += cols) {
+      start_copies([&](Side side) { return own_from(side, first_ + r); });
+      ptx::wait_for_copies<0>();
+      std::uint32_t(&marked)[2][rows / cols] = here().marked_own;
+      if (threadIdx.x == 0) {
+        marked[a][r / cols] = marked[b][r / cols] = 0;
+      }
+      __syncthreads();
+      unsigned char* to = own_ + r * Depth * 2;
+      split(to, to + split_parts * own_plane, own_plane, &marked[a][r / cols], &marked[b][r / cols]);
+      __syncthreads();
+    }
+  }
+
+  __device__ void walk() {
+    clear(sums_);
+    clear(value_sums_);
+    if constexpr (KeysAreRows) {
+      const QueryRange range = query_range(args_, here().sequence, b_, first_, rows);
+#pragma unroll 1
+      for (std::int64_t h = head_ * args_.group; h < (head_ + 1) * args_.group; ++h) {
+        walk_head(h, range.begin / cols * cols, range.end);
+      }
+    } else {
+      const TileRange range = tile_range(args_, here().sequence, b_, first_, rows);
+      fill_stats(head_, first_);
+      walk_head(head_, range.begin / cols * cols, range.end);
+    }
+  }
+
+  // The other side's rows [begin, end), of query head h.
+  __device__ void walk_head(std::int64_t h, std::int64_t begin, std::int64_t end) {
+    const Modifiers<float> modifiers(args_, here().sequence, b_, h);
+    // The first tile from `at` on of which spans leave something.
+    const auto next_from = [&](std::int64_t at) {
+      return KeysAreRows ? next_query_tile(args_, here().sequence, b_, h, first_, rows, at, end, cols)
+                         : next_key_tile(args_, here().sequence, b_, h, first_, rows, at, end, cols);
+    };
+    const auto fetch = [&](std::int64_t first) {
+      start_copies([&](Side side) { return others_from(side, h, first); });
+    };
+    std::int64_t first = next_from(begin);
+    __syncthreads();  // what was staged and marked for the head before has been read
+    if (first < end) {
+      fetch(first);
+    }
+    if (threadIdx.x == 0) {
+      here().marked[0][a] = here().marked[0][b] = 0;
+    }
+    int stage = 0;
+#pragma unroll 1
+    while (first < end) {
+      ptx::wait_for_copies<0>();
+      __syncthreads();  // everybody's copies have come, and the step before has been read
+      if (threadIdx.x == 0) {
+        here().marked[stage ^ 1][a] = here().marked[stage ^ 1][b] = 0;
+      }
+      split(others_, others_ + split_parts * others_plane, others_plane, &here().marked[stage][a],
+            &here().marked[stage][b]);
+      if (KeysAreRows) {
+        fill_stats(h, first);
+      }
+      const std::int64_t first_query = KeysAreRows ? first : first_, first_key = KeysAreRows ? first_ : first;
+      const bool holes = has_holes(args_, here().sequence, b_, h, first_query, queries, first_key, keys);
+      if (holes) {
+        fill_span_words<queries, keys>(args_, here().sequence, b_, h, first_query, first_key, here().words);
+      }
+      __syncthreads();
+      const std::int64_t next = next_from(first + cols);
+      if (next < end) {
+        fetch(next);
+      }
+      const TileRange range = tile_range(args_, here().sequence, b_, first_query, queries);
+      const bool plain = modifiers.only_scale() && first_key >= range.full_begin && first_key + keys <= range.full_end;
+      step(modifiers, h, first, plain, holes, here().marked[stage]);
+      first = next;
+      stage ^= 1;
+    }
+  }
+
+  __device__ void fill_stats(std::int64_t h, std::int64_t first_query) {
+    if (static_cast<int>(threadIdx.x) < queries) {
+      const std::int64_t i = first_query + threadIdx.x, row = here().sequence.query_begin + i;
+      Stats one{0, 0};
+      KeyRange range{0, 0};
+      if (i < here().sequence.real_queries) {
+        range = row_range(args_, here().sequence, b_, i);
+        one.lse = head_of<float>(args_.lse, b_, h)[row * args_.lse.row];
+        one.delta = head_of<float>(args_.delta, b_, h)[row * args_.delta.row];
+      }
+      here().stats[threadIdx.x] = one;
+      here().ranges[threadIdx.x] = range;
+    }
+  }
+
+  __device__ void step(const Modifiers<float>& modifiers, std::int64_t h, std::int64_t first, bool plain, bool holes,
+                       const std::uint32_t (&marked)[2]) {
+    float p[tiles][4], ds[tiles][4];
+    multiply(a, h, first, marked[a], p);  // S  [16, cols] of this warp
+    const std::uint32_t forbidden = make_weights(modifiers, first, plain, holes, p);
+    const std::int64_t first_query = KeysAreRows ? first : first_, first_key = KeysAreRows ? first_ : first;
+    const std::uint32_t kept = !args_.dropout.active ? ~0u
+                               : KeysAreRows
+                                   ? kept_slots_transposed<tiles>(thread_, args_.dropout, b_, h, first_key, first_query)
+                                   : kept_slots<tiles>(thread_, args_.dropout, b_, h, first_query, first_key);
+    if (!of_value()) {
+      multiply(b, h, first, marked[b], ds);  // dP
+      make_score_gradients(plain, forbidden, kept, p, ds);
+    }
+    if (both || of_value()) {
+      const float kept_scale = static_cast<float>(args_.dropout.kept_scale);
+#pragma unroll
+      for (int slot = 0; slot < slots; ++slot) {
+        float& weight = p[slot / 4][slot % 4];
+        weight = (kept >> slot & 1) != 0 ? weight * kept_scale : 0.0f;
+      }
+    }
+    if constexpr (both) {
+      add(a, h, first, marked[a], forbidden, ds, sums_);
+      add(b, h, first, marked[b], forbidden, p, value_sums_);
+    } else if (of_value()) {
+      add(b, h, first, marked[b], forbidden, p, sums_);
+    } else {
+      add(a, h, first, marked[a], forbidden, ds, sums_);
+    }
+  }
+
+  // products = own rows times the other side's
+  __device__ void multiply(Side side, std::int64_t h, std::int64_t first, std::uint32_t marked,
+                           float (&products)[tiles][4]) {
+    multiply_split_rows<Depth>(thread_, own(side), own_plane, others(side), others_plane, static_cast<int>(width(side)),
+                               products);
+    const auto bit = [&](int r) { return here().marked_own[side][r / cols] >> r % cols & 1; };
+    const std::uint32_t marked_rows = bit(thread_.row_of(0)) | bit(thread_.row_of(2)) << 1;
+    if ((marked | marked_rows) != 0) {
+      replace_products(own_from(side, first_), others_from(side, h, first), width(side), marked, marked_rows, products);
+    }
+  }
+
+  // sums += coefficients rows of the other side
+  __device__ void add(Side side, std::int64_t h, std::int64_t first, std::uint32_t marked, std::uint32_t forbidden,
+                      const float (&coefficients)[tiles][4], float (&sums)[Depth / 8][4]) {
+    float split[tiles][4];
+    bool large = false;
+#pragma unroll
+    for (int slot = 0; slot < slots; ++slot) {
+      const float one = coefficients[slot / 4][slot % 4];
+      const bool beyond = fabsf(one) > split_coefficient_most;
+      split[slot / 4][slot % 4] = beyond ? 0.0f : one;
+      large |= beyond;
+    }
+    multiply_split_coefficients<Depth, together>(thread_, split, split_coefficient_scale, others(side), others_plane,
+                                                 static_cast<int>(width(side)), sums);
+    if (__any_sync(~0u, large) != 0) {
+      add_large(others_from(side, h, first), width(side), coefficients, sums);
+    }
+    if (marked != 0) {
+      add_taken_out<Depth, backward_limits>(others_from(side, h, first), width(side), marked, coefficients,
+                                            split_coefficient_scale, forbidden, sums);
+    }
+  }
+
+  __device__ static void add_large(const RowSource<float>& rows, std::int64_t width,
+                                   const float (&coefficients)[tiles][4], float (&sums)[Depth / 8][4]) {
+    float copies[slots], copied_sums[Depth / 2];
+#pragma unroll
+    for (int slot = 0; slot < slots; ++slot) {
+      copies[slot] = coefficients[slot / 4][slot % 4];
+    }
+#pragma unroll
+    for (int slot = 0; slot < Depth / 2; ++slot) {
+      copied_sums[slot] = sums[slot / 4][slot % 4];
+    }
+    add_large_to(rows, width, copies, cols, copied_sums, Depth / 8);
+#pragma unroll
+    for (int slot = 0; slot < Depth / 2; ++slot) {
+      sums[slot / 4][slot % 4] = copied_sums[slot];
+    }
+  }
+
+  __device__ Stats stats_of(int slot) const {
+    return here().stats[KeysAreRows ? thread_.col_of(slot) : thread_.row_of(slot)];
+  }
+
+  // Products become weights p, 0 in the slots returned as forbidden.
+  __device__ std::uint32_t make_weights(const Modifiers<float>& modifiers, std::int64_t first, bool plain, bool holes,
+                                        float (&p)[tiles][4]) {
+    const auto where = [&](int r, int c) {
+      const int query = KeysAreRows ? c : r;
+      const std::int64_t j = KeysAreRows ? first_ + r : first + c;
+      const KeyRange range = here().ranges[query];
+      return Pair{(KeysAreRows ? first : first_) + query, j, j >= range.begin && j < range.end};
+    };
+    modify_slots(thread_, modifiers, plain, where, scratch_, slopes_, p);
+    if (holes) {
+      forbid_by_words<KeysAreRows>(thread_, here().words, 0, p);
+    }
+    std::uint32_t forbidden = 0;
+#pragma unroll
+    for (int slot = 0; slot < slots; ++slot) {
+      float& score = p[slot / 4][slot % 4];
+      const bool none = score == -infinity<float>();
+      forbidden |= std::uint32_t{none} << slot;
+      score = none ? 0.0f : exponential(score - stats_of(slot).lse);
+    }
+    return forbidden;
+  }
+
+  // dP becomes ds, times softcap's slope; 0 where forbidden.
+  __device__ void make_score_gradients(bool plain, std::uint32_t forbidden, std::uint32_t kept,
+                                       const float (&p)[tiles][4], float (&ds)[tiles][4]) const {
+    const float kept_scale = static_cast<float>(args_.dropout.kept_scale);
+#pragma unroll
+    for (int slot = 0; slot < slots; ++slot) {
+      float& one = ds[slot / 4][slot % 4];
+      const float factor = (kept >> slot & 1) != 0 ? kept_scale : 0.0f;
+      one = p[slot / 4][slot % 4] * (one * factor - stats_of(slot).delta);
+      if (slopes_ != nullptr && !plain) {
+        one *= slopes_[slot * mma_threads + threadIdx.x];
+      }
+      one = (forbidden >> slot & 1) != 0 ? 0.0f : one;
+    }
+  }
+
+  __device__ void store(const Rows& gradient, std::int64_t count, std::int64_t width, float scale,
+                        const float (&sums)[Depth / 8][4]) {
+    if (gradient.data == nullptr) {
+      return;
+    }
+    const std::int64_t begin = KeysAreRows ? here().sequence.key_begin : here().sequence.query_begin;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t r = first_ + thread_.row_of(2 * half);
+      if (r >= count) {
+        continue;
+      }
+      float* target = head_of<float>(gradient, b_, head_) + (begin + r) * gradient.row;
+#pragma unroll
+      for (int t = 0; t < Depth / 8; ++t) {
+#pragma unroll
+        for (int x = 0; x < 2; ++x) {
+          const std::int64_t d = t * 8 + 2 * (thread_.lane % 4) + x;
+          if (d < width) {
+            // Tensor cores give a sum of zeros either sign.
+            target[d * gradient.feature] = (sums[t][2 * half + x] + 0.0f) * (1 / split_coefficient_scale) * scale;
+          }
+        }
+      }
+    }
+  }
+
+  const GradientArguments& args_;
+  unsigned char *own_, *others_;  // A, B; A', B'
+  float* staged_;                 // A', B' as [cols][Depth]
+  float *scratch_, *slopes_;
+  MmaThread thread_;
+  std::int64_t b_ = 0, head_ = 0, first_ = 0;
+  float sums_[Depth / 8][4];
+  float value_sums_[both ? Depth / 8 : 1][4];
+};
+
+// Takes the parameters of every gradient kernel; the last one, spans of features, is always 1.
+template <int Depth, bool KeysAreRows>
+__global__ void __launch_bounds__(SplitGradient<Depth, KeysAreRows>::threads, Depth == 64 ? 2 : 1)
+    split_gradient(const __grid_constant__ GradientArguments arguments, std::int64_t row_tiles, std::int64_t) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  SplitGradient<Depth, KeysAreRows> gradient(arguments, shared);
+  const std::int64_t heads = KeysAreRows ? arguments.kv_heads : arguments.heads;
+  const std::int64_t tasks = arguments.batch * heads * row_tiles;
+  for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const std::int64_t head = task / row_tiles, tile = task % row_tiles;
+    // When causal, late queries see the most keys and early keys are seen by the most queries: they start first.
+    gradient.run(head / heads, head % heads, KeysAreRows ? tile : row_tiles - 1 - tile);
+  }
+}
+
+}  // namespace headway::cuda
