@@ -1,7 +1,7 @@
 """scaled_dot_product_attention of plain tensors in eager mode: in the compiled part, its autograd node included.
 
-torch_sdpa takes torch's arguments by position and answers None for every call that is not plain: _dispatch.py then decides.
-python/src/torch_eager.cpp says which calls those are.
+torch_sdpa takes torch's arguments by position and answers None for every call that is not plain, for which _dispatch.py
+then decides; python/src/torch_eager.cpp says which calls those are.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Sdpa(torch.autograd.Function):
             seed=None if seed is None else torch.tensor(seed),
         )
         eager = _dispatch.is_eager(grad_out)
-        saved = (query, key, value, out, lse, None)
+        saved: tuple[Any, ...] = (query, key, value, out, lse, None)
         return _ops.input_gradients((grad_out, None, None), saved, options, ctx.needs_input_grad, eager)
 
 
