@@ -6,7 +6,8 @@
 draws.py says what is drawn. Each case is called through headway.torch and through every peer that takes it: forward,
 backward where its kind is trained, and on the GPU also from CUDA graphs, where the host's time does not count. Samples
 are short and alternate; medians are compared. A figure is the time of the fastest peer over ours: more than 1x is
-faster. Results are compared too. A case that ends its process is reported, and the next ones run in a new process.
+faster. Results are compared too. A contender that ends its process, or leaves the GPU's context unusable, is named
+among those that refused the case, and the case runs again without that pass of it, in a new process.
 """
 
 from __future__ import annotations
@@ -35,6 +36,19 @@ GRAPH_SECONDS, GRAPH_CALLS = 0.0005, 32  # a graph holds as many calls as fill t
 Call = Callable[[], object]
 
 
+class Lost(Exception):
+    """A contender left the device in a state in which nothing can be timed any more."""
+
+    def __init__(self, step: str, error: Exception) -> None:
+        super().__init__(first_line(error))
+        self.step = step
+
+
+def first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:200] if text else type(error).__name__
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("random draws")
     group.add_argument("--random", action="store_true", help="draw cases instead of running the table")
@@ -54,6 +68,8 @@ class Bench:
         import torch
 
         self.torch, self.machine, self.threads = torch, machine, threads
+        self.graphs: list[Any] = []  # in whose memory results lie that are still read
+        self.lost: dict[str, str] = {}  # steps that ended a process before, and how: left out now
         self.device = torch.device("cuda" if machine == "gpu" else "cpu")
         if machine == "gpu":
             # Graphs are captured on a stream of their own, and backward runs on the stream of its forward.
@@ -77,23 +93,42 @@ class Bench:
         self.wait()
         return (time.perf_counter() - begin) / repeats
 
-    def first(self, who: str, call: Call, refused: dict[str, str]) -> float | None:
+    def may_run(self, who: str, what: str, refused: dict[str, str]) -> bool:
+        """Says which step begins, for the process that watches; False for one that ended a process before."""
+        step = f"{who}, {what}"
+        if step in self.lost:
+            refused[step] = self.lost[step]
+            return False
+        print(json.dumps({"step": step}), flush=True)
+        return True
+
+    def refuse(self, who: str, what: str, error: Exception, refused: dict[str, str]) -> None:
+        """Notes why a contender does not take a case; ours must, but for a graph."""
+        try:
+            self.wait()
+        except RuntimeError:
+            raise Lost(f"{who}, {what}", error) from error
+        if who == "headway" and not what.endswith("graphs"):
+            raise error
+        refused[who if what == "forward" else f"{who}, {what}"] = first_line(error)
+
+    def first(self, who: str, what: str, call: Call, refused: dict[str, str]) -> float | None:
         """The time of a warm call; None where the contender does not take the case."""
         try:
             self.seconds(call, 1)
             return min(self.seconds(call, 1) for _ in range(5 if self.seconds(call, 1) < 0.02 else 1))
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-            if who == "headway":
-                raise
-            refused[who] = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+            self.refuse(who, what, error, refused)
             return None
 
-    def times(self, calls: dict[str, tuple[Call, Any]], refused: dict[str, str]) -> dict[str, float]:
+    def times(self, what: str, calls: dict[str, tuple[Call, Any]], refused: dict[str, str]) -> dict[str, float]:
         """The median time of each contender's call, in rounds; calls are (call, context)."""
         known: dict[str, float] = {}
         for who, (call, context) in calls.items():
+            if not self.may_run(who, what, refused):
+                continue
             with context():
-                found = self.first(who, call, refused)
+                found = self.first(who, what, call, refused)
             if found is not None:
                 known[who] = found
         fastest = min((t for who, t in known.items() if who != "headway"), default=math.inf)
@@ -125,8 +160,27 @@ class Bench:
         self.wait()
         return graph.replay, count
 
+    def recorded_in_graph(self, contender: Any, inputs: Any) -> Call | None:
+        """The backward of a forward that was captured too.
+
+        Torch's kernels keep dropout's seed in device memory while a stream is captured, else in host memory, and the
+        backward takes it for what its own time says: a captured backward of an eager forward reads a host address on
+        the GPU.
+        """
+        import contest
+
+        torch = self.torch
+        graph = torch.cuda.CUDAGraph()
+        self.wait()
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            backward = contest.gradients(contender, inputs)
+        graph.replay()
+        self.wait()
+        self.graphs.append(graph)
+        return backward
+
     def graph_times(
-        self, calls: dict[str, tuple[Call, Any]], plain: dict[str, float], refused: dict[str, str]
+        self, what: str, calls: dict[str, tuple[Call, Any]], plain: dict[str, float], refused: dict[str, str]
     ) -> dict[str, float]:
         """As times, from CUDA graphs: those of plain that were not hopeless."""
         fastest = min((t for who, t in plain.items() if who != "headway"), default=math.inf)
@@ -135,15 +189,35 @@ class Bench:
         for who, seconds in plain.items():
             if who != "headway" and seconds > HOPELESS * fastest:
                 continue
+            if who not in calls or not self.may_run(who, what, refused):
+                continue
             call, context = calls[who]
             try:
                 with context():
                     replay, counts[who] = self.graph(call, seconds)
                 replays[who] = (replay, nullcontext)
             except RuntimeError as error:
-                refused[f"{who}, graph"] = str(error).strip().splitlines()[0][:200]
-        found = self.times(replays, refused)
+                self.refuse(who, what, error, refused)
+        found = self.times(what, replays, refused)
         return {who: seconds / counts[who] for who, seconds in found.items()}
+
+    def captured(
+        self, calls: dict[str, tuple[Call, Any]], contenders: dict[str, Any], inputs: Any, refused: dict[str, str]
+    ) -> dict[str, tuple[Call, Any]]:
+        """The same backwards, each after a forward that was captured."""
+        found = {}
+        for who, (_, context) in calls.items():
+            what = "forward of backward, graphs"
+            if not self.may_run(who, what, refused):
+                continue
+            try:
+                call = self.recorded_in_graph(contenders[who], inputs)
+            except RuntimeError as error:
+                self.refuse(who, what, error, refused)
+                continue
+            if call is not None:
+                found[who] = (call, context)
+        return found
 
     def run(self, draw: draws.Draw) -> dict[str, Any]:
         """A case's times by what was timed, how far results are apart, who refused it, and our plans."""
@@ -153,7 +227,7 @@ class Bench:
         refused: dict[str, str] = {}
         contenders = {"headway": contest.ours(inputs), **contest.peers(inputs, self.threads)}
         forward = {who: (one.forward, one.context) for who, one in contenders.items()}
-        times = {"forward": self.times(forward, refused)}
+        times = {"forward": self.times("forward", forward, refused)}
         plans = {"forward": str(contest.plan(inputs, backward=False))}
         backward: dict[str, tuple[Call, Any]] = {}
         if draw.trained:
@@ -161,15 +235,19 @@ class Bench:
                 call = contest.gradients(contenders[who], inputs)
                 if call is not None:
                     backward[who] = (call, contenders[who].context)
-            times["backward"] = self.times(backward, refused)
+            times["backward"] = self.times("backward", backward, refused)
             plans["backward"] = str(contest.plan(inputs, backward=True))
         if self.machine == "gpu":
+            if draw.dropout:
+                backward = self.captured(backward, contenders, inputs, refused)
             for name, calls in (("forward", forward), ("backward", backward)):
                 if calls:
-                    times[f"{name}, graphs"] = self.graph_times(calls, times[name], refused)
+                    what = f"{name}, graphs"
+                    times[what] = self.graph_times(what, calls, times[name], refused)
         result = {"times": times, "plans": plans, "refused": refused}
         best = fastest_peer(times["forward"])
         del inputs, contenders, forward, backward
+        self.graphs.clear()
         if best:
             far = contest.distances(draw, self.device, best, self.threads)
             result |= {"distances": far, "agrees": max(far.values()) <= contest.TOLERANCE[draw.dtype]}
@@ -183,8 +261,11 @@ def fastest_peer(times: dict[str, float]) -> str | None:
 # ---- Processes ----
 
 
-def child(machine: str, threads: int, cases: list[str]) -> None:
-    """Runs cases; a line of JSON when each begins, and one with its result."""
+def child(machine: str, threads: int, cases: list[str], lost: dict[str, str]) -> None:
+    """Runs cases; a line of JSON when each begins, for each step of it, and with its result.
+
+    Steps in lost are left out of the first case.
+    """
     import warnings
 
     if machine == "cpu":
@@ -193,26 +274,32 @@ def child(machine: str, threads: int, cases: list[str]) -> None:
             os.environ[name] = str(threads)
     warnings.filterwarnings("ignore")  # torch's, of each backend that refuses a case
     bench = Bench(machine, threads)
+    bench.lost = lost
     for number, text in enumerate(cases):
         print(json.dumps({"begins": number}), flush=True)
         try:
             result = bench.run(draws.parse(text))
+        except Lost as error:
+            print(json.dumps({"step": error.step, "lost": str(error)}), flush=True)
+            os._exit(1)  # what is queued on the device cannot be waited for
         except Exception as error:
             result = {"failed": f"{type(error).__name__}: {str(error)[:500]}"}
         print(json.dumps({"case": text, **result}), flush=True)
+        bench.lost = {}
         bench.clean()  # raises where an error of the device has left nothing to go on with
 
 
 def results(machine: str, threads: int, cases: list[str]) -> Iterator[dict[str, Any]]:
     """The result of every case, from as many processes as it takes."""
-    rest = cases
+    rest, lost = cases, {}
     while rest:
         command = [sys.executable, str(Path(__file__).resolve()), "--child", machine, "--threads", str(threads)]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(json.dumps(rest))
+        process.stdin.write(json.dumps({"cases": rest, "lost": lost}))
         process.stdin.close()
         begun, done = 0, 0
+        step, why = "", ""  # the last one begun, and what it said of its end
         watch = _watch(process)
         for line in process.stdout:
             watch.cancel()
@@ -222,16 +309,25 @@ def results(machine: str, threads: int, cases: list[str]) -> Iterator[dict[str, 
             found = json.loads(line)
             if "begins" in found:
                 begun = found["begins"] + 1
+                step, why = "", ""
+            elif "step" in found:
+                step, why = found["step"], found.get("lost", "")
             else:
                 done += 1
+                lost = {}
                 yield found
         watch.cancel()
         status = process.wait()
         if begun == 0:
             raise SystemExit(f"bench {machine} --random: the process ended with status {status} before its first case")
         if done < begun:
-            yield {"case": rest[done], "failed": f"the process ended with status {status}"}
-            done += 1
+            why = f"the process ended with status {status}" + (f": {why}" if why else "")
+            if step and not step.startswith("headway") and step not in lost:
+                lost = lost | {step: why}
+            else:
+                yield {"case": rest[done], "failed": f"{step}: {why}" if step else why}
+                lost = {}
+                done += 1
         rest = rest[done:]
 
 
@@ -305,7 +401,12 @@ def chosen(plan: str) -> str:
 def _print_faults(found: list[dict[str, Any]]) -> None:
     wrong = [r for r in found if not r.get("agrees", True)]
     failed = [r for r in found if "failed" in r]
-    refused = [(r, r["refused"]["headway, graph"]) for r in found if "headway, graph" in r.get("refused", {})]
+    refused = [
+        (r, error)
+        for r in found
+        for step, error in r.get("refused", {}).items()
+        if step.startswith("headway, ") and step.endswith("graphs")
+    ]
     print(f"\n{len(found)} cases: {len(failed)} failed, {len(wrong)} with results that differ from the fastest peer's")
     for r in failed:
         print(f"  failed: {r['case']}: {r['failed']}")
@@ -362,4 +463,5 @@ if __name__ == "__main__":
     parser.add_argument("--child", choices=["gpu", "cpu"], required=True)
     parser.add_argument("--threads", type=int, required=True)
     own = parser.parse_args()
-    child(own.child, own.threads, json.loads(sys.stdin.read()))
+    given = json.loads(sys.stdin.read())
+    child(own.child, own.threads, given["cases"], given["lost"])

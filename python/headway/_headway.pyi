@@ -185,6 +185,20 @@ def torch_attention_backward(
     bias_gradient: bool,
     /,
 ) -> Any: ...
+def torch_prepare(switches: dict[str, Any], record: Any, /) -> None: ...
+def torch_sdpa(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    /,
+) -> Any | None: ...
+def torch_sdpa_node(context: Any, query: Any, key: Any, value: Any, bias: Any | None, results: Any, /) -> Any: ...
+def torch_sdpa_backward(context: Any, grad_out: Any, /) -> Any | None: ...
 
 _Ranges = list[list[tuple[int, int]]]
 

@@ -60,6 +60,11 @@ Array::Array(const Argument& argument) : argument_(argument), owner_(nb::borrow(
   }
 }
 
+Array::Array(const Argument& argument, Readable)
+    : argument_(argument), owner_(nb::borrow(argument.object)), exchange_(exchange_api(argument.object.type())) {
+  borrow_dlpack();
+}
+
 Array::~Array() {
   if (buffer_.obj != nullptr) {
     PyBuffer_Release(&buffer_);
@@ -111,11 +116,7 @@ void Array::read_dlpack() {
   owner_ = readable(argument_);
   try {
     if (exchange_ != nullptr && exchange_->tensor_from_object != nullptr) {
-      dlpack::Tensor tensor{};
-      if (exchange_->tensor_from_object(owner_.ptr(), &tensor) != 0) {
-        throw nb::python_error();
-      }
-      place(tensor);
+      borrow_dlpack();
     } else {
       const std::optional<dlpack::Device> device = dlpack_device(owner_);
       if (device && is_cuda(device->kind)) {
@@ -133,6 +134,14 @@ void Array::read_dlpack() {
                    argument_.name, reason.substr(0, reason.find('\n')).c_str(),
                    traced ? "; inside a program that JAX compiles, use headway.jax" : "");
   }
+}
+
+void Array::borrow_dlpack() {
+  dlpack::Tensor tensor{};
+  if (exchange_->tensor_from_object(owner_.ptr(), &tensor) != 0) {
+    throw nb::python_error();
+  }
+  place(tensor);
 }
 
 void Array::read_capsule(nb::handle capsule) {

@@ -31,6 +31,9 @@ class Array {
  public:
   // TypeMismatch for what is neither a NumPy array nor offers DLPack.
   explicit Array(const Argument& argument);
+  // A torch tensor that is known to be readable as it is: of a type with DLPack's C functions, and not stored negated.
+  struct Readable {};
+  Array(const Argument& argument, Readable);
   ~Array();
   Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
@@ -53,6 +56,7 @@ class Array {
  private:
   void read_numpy();
   void read_dlpack();
+  void borrow_dlpack();
   void read_capsule(nb::handle capsule);
   void place(const dlpack::Tensor& tensor);
   void place_device(dlpack::Device device);

@@ -58,18 +58,25 @@ nb::object importer(nb::handle like) {
 }  // namespace
 
 const dlpack::ExchangeApi* exchange_api(nb::handle type) {
-  // One type is used again and again. The reference keeps its address from being given to another.
-  static nb::object& last_type = *new nb::object;
-  static const dlpack::ExchangeApi* last_api = nullptr;
-  if (!type.is(last_type)) {
+  // Few types are used again and again: tensors and parameters. The reference keeps an address from being given to
+  // another.
+  struct Known {
+    nb::object type;
+    const dlpack::ExchangeApi* api = nullptr;
+  };
+  static Known(&known)[2] = *new Known[1][2];
+  if (type.is(known[0].type)) {
+    return known[0].api;
+  }
+  if (!type.is(known[1].type)) {
     const dlpack::ExchangeApi* api = find_exchange_api(type);
     if (api == nullptr) {
       return nullptr;
     }
-    last_api = api;
-    last_type = nb::borrow(type);
+    known[1] = {nb::borrow(type), api};
   }
-  return last_api;
+  std::swap(known[0], known[1]);
+  return known[0].api;
 }
 
 bool is_mutable(nb::handle object) {

@@ -7,6 +7,7 @@ namespace headway::python {
 
 void add_functions(nb::module_& module);
 void add_torch_calls(nb::module_& module);
+void add_torch_eager(nb::module_& module);
 void add_analysis(nb::module_& module);
 void add_view(nb::module_& module);
 void add_plan(nb::module_& module);

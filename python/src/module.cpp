@@ -19,6 +19,7 @@ NB_MODULE(_headway, module) {
   add_plan(module);
   add_functions(module);
   add_torch_calls(module);
+  add_torch_eager(module);
   add_analysis(module);
   add_layer(module);
   add_masks(module);

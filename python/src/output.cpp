@@ -87,6 +87,15 @@ Output::Output(const Argument& argument, const Array& like, DType dtype, const D
   }
 }
 
+Output::Output(const Argument& argument, const Array& like, DType dtype, const Dims& sizes,
+               const std::optional<Dims>& strides)
+    : Output(argument, like, dtype, sizes) {
+  if (strides) {
+    strides_ = strides;
+    view_ = TensorView(view_.data(), dtype, sizes, *strides, view_.device());
+  }
+}
+
 Output::Output(const Argument& given) : argument_(given), object_(nb::borrow(given.object)) {
   array_.emplace(given);
   view_ = array_->writable_view();
@@ -177,6 +186,11 @@ nb::object Output::finish() {
   }
   if (managed_ != nullptr) {
     void* object = nullptr;
+    Dims sizes = view_.sizes();
+    if (strides_) {  // read, and copied, by the call that takes the tensor over
+      managed_->tensor.sizes = &sizes[0];
+      managed_->tensor.strides = &(*strides_)[0];
+    }
     if (exchange_->managed_to_object(std::exchange(managed_, nullptr), &object) != 0) {
       throw nb::python_error();
     }

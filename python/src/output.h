@@ -21,6 +21,10 @@ class Output {
  public:
   // Uninitialised, contiguous. `like` gives the library and, where it has the same element type, NumPy's dtype.
   Output(const Argument& argument, const Array& like, DType dtype, const Dims& sizes, Where where = Where::like);
+  // The same with these strides, of all elements side by side in some order; without any, contiguous. `like` is of a
+  // type with DLPack's C functions.
+  Output(const Argument& argument, const Array& like, DType dtype, const Dims& sizes,
+         const std::optional<Dims>& strides);
   // An array that the user gave to be written.
   explicit Output(const Argument& given);
   ~Output();
@@ -46,6 +50,7 @@ class Output {
   dlpack::ManagedTensorVersioned* managed_ = nullptr;
   const dlpack::ExchangeApi* exchange_ = nullptr;
   std::optional<Tensor> own_;
+  std::optional<Dims> strides_;  // where they are not the contiguous ones
 };
 
 }  // namespace headway::python

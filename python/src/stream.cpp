@@ -9,7 +9,7 @@ void* address(const nb::object& number) { return PyLong_AsVoidPtr(number.ptr());
 
 // The stream that the library's own functions would queue work on. Libraries that are not known here work on the
 // default stream, which waits for what others queued, and they for it.
-void* current_stream(const std::string& library, const dlpack::ExchangeApi* exchange, int device) {
+void* current_stream(nb::handle type, const dlpack::ExchangeApi* exchange, int device) {
   if (exchange != nullptr && exchange->current_stream != nullptr) {
     void* stream = nullptr;
     if (exchange->current_stream(static_cast<std::int32_t>(dlpack::DeviceKind::cuda), device, &stream) != 0) {
@@ -17,6 +17,7 @@ void* current_stream(const std::string& library, const dlpack::ExchangeApi* exch
     }
     return stream;
   }
+  const std::string library = root_module(type);
   const nb::object module = loaded_module(library);
   if (library == "torch" && !module.is_none()) {
     return address(module.attr("cuda").attr("current_stream")(device).attr("cuda_stream"));
@@ -30,15 +31,18 @@ void* current_stream(const std::string& library, const dlpack::ExchangeApi* exch
 }  // namespace
 
 void CallStream::join(const Argument& argument, const dlpack::ExchangeApi* exchange, int device) {
-  std::string library = root_module(argument.object.type());
+  if (first_ != nullptr && exchange != nullptr && exchange == exchange_) {
+    return;
+  }
+  const nb::handle type = argument.object.type();
   if (first_ == nullptr) {
-    stream_ = current_stream(library, exchange, device);
-    library_ = std::move(library);
+    stream_ = current_stream(type, exchange, device);
+    type_ = type;
     exchange_ = exchange;
     first_ = argument.name;
-  } else if (exchange != exchange_ || (exchange == nullptr && library != library_)) {
-    refuse<InvalidArgument>(argument, "is on a GPU and comes from ", library, ", ", first_, " from ", library_,
-                            ": expected arrays of one library, whose stream orders the work");
+  } else if (exchange != exchange_ || root_module(type) != root_module(type_)) {
+    refuse<InvalidArgument>(argument, "is on a GPU and comes from ", root_module(type), ", ", first_, " from ",
+                            root_module(type_), ": expected arrays of one library, whose stream orders the work");
   }
 }
 

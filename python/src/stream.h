@@ -19,7 +19,7 @@ class CallStream {
   std::uintptr_t dlpack_number() const;    // as __dlpack__(stream=) wants it
 
  private:
-  std::string library_;  // empty until the first array
+  nb::handle type_;  // of the first array, which outlives the call
   const dlpack::ExchangeApi* exchange_ = nullptr;
   const char* first_ = nullptr;
   void* stream_ = nullptr;

@@ -142,7 +142,7 @@ def forward(
     return found
 
 
-def _gradient_places(query: Tensor, key: Tensor, value: Tensor, may_share: bool) -> list[Tensor | None]:
+def gradient_places(query: Tensor, key: Tensor, value: Tensor, may_share: bool) -> list[Tensor | None]:
     """Where to write the gradients: as their tensors lie, so that what split them joins them again without a copy."""
     step = key.shape[1] * key.shape[-1] * key.element_size() if may_share and key.dim() == 4 else 0
     if step > 0 and value.data_ptr() - key.data_ptr() == step:  # not the rule, and quick to see
@@ -175,7 +175,7 @@ def backward(
         return _backward_of_lse(grad_out, grad_lse, query, key, value, out, lse, options, bias_gradient)
     places = None
     if not ((query.is_contiguous() and key.is_contiguous() and value.is_contiguous()) or options.packed):
-        places = _gradient_places(query, key, value, may_share)
+        places = gradient_places(query, key, value, may_share)
     found: Gradients = _headway.torch_attention_backward(
         grad_out, query, key, value, out, lse, options, places, bias_gradient
     )

@@ -73,8 +73,13 @@ class _Attention(torch.autograd.Function):
                 found = _core.backward(grad_out, None, query, key, value, out, lse, options, True, needed[3])
                 return (*found, None, None, None)
         grads = (grad_out, grad_lse, grad_weights)
-        eager = not is_grad_enabled() and not is_watched() and all(x is None or _is_plain_gradient(x) for x in grads)
+        eager = is_eager(*grads)
         return _ops.input_gradients(grads, saved[:6], options, needed, eager)
+
+
+def is_eager(*grads: Tensor | None) -> bool:
+    """Whether the compiled part may find the gradients that follow from these: nothing records or watches it."""
+    return not is_grad_enabled() and not is_watched() and all(x is None or _is_plain_gradient(x) for x in grads)
 
 
 def _is_plain_gradient(grad: Tensor) -> bool:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from headway.functions import renamed
 from headway.torch._core import NO_OPTIONS, Options
-from headway.torch._dispatch import attend
+from headway.torch._dispatch import attend, is_compiling
+from headway.torch._eager import torch_sdpa
 from headway.torch._nested import nested_attention
 from headway.torch.functional import draw_seed, refuse_keywords, require_number, require_tensors
 
@@ -50,6 +51,10 @@ def scaled_dot_product_attention(
     """
     if unknown:
         refuse_keywords(_NAME, scaled_dot_product_attention, unknown)
+    if not is_compiling():
+        found = torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if found is not None:
+            return found
     if isinstance(query, Tensor) and query.is_nested:
         return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     leading = None

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -179,6 +180,85 @@ std::mutex& pool_mutex() {
 
 std::atomic<bool> any_pool{false};
 
+// Blocks that the last calls on a few streams used as workspace, for the next ones there: to ask the driver for memory
+// and give it back takes microseconds, which is what a small call takes in all. A block belongs to one call at a time,
+// and calls of one stream are ordered by it, so it needs no synchronisation. A number names a stream for good, unlike
+// its handle, which a new stream may get while the old one's work still runs. What is captured into a graph never has
+// one: the graph may run on any stream.
+class KeptBlocks {
+ public:
+  static constexpr std::size_t largest = std::size_t{16} << 20;
+
+  struct Block {
+    std::uint64_t stream_number = 0;
+    int device = 0;
+    std::byte* memory = nullptr;
+    std::size_t bytes = 0;
+  };
+
+  // A block of the stream with so many bytes, or one without memory.
+  Block take(std::uint64_t stream_number, int device, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    for (Block& one : blocks_) {
+      if (one.memory != nullptr && one.stream_number == stream_number && one.device == device && one.bytes >= bytes) {
+        return std::exchange(one, {});
+      }
+    }
+    return {};
+  }
+
+  // Keeps a block, and returns what has to be freed instead: a smaller one of the same stream, or the block itself where
+  // all places are taken by other streams.
+  Block keep(const Block& block) {
+    const std::lock_guard lock(mutex_);
+    for (Block& one : blocks_) {
+      if (one.memory != nullptr && one.stream_number == block.stream_number && one.device == block.device &&
+          one.bytes < block.bytes) {
+        return std::exchange(one, block);
+      }
+    }
+    for (Block& one : blocks_) {
+      if (one.memory == nullptr) {
+        return std::exchange(one, block);
+      }
+    }
+    return block;
+  }
+
+  // Takes out a block of the device and, unless it is 0, of this stream; one without memory when there is none.
+  Block remove(int device, std::uint64_t stream_number) {
+    const std::lock_guard lock(mutex_);
+    for (Block& one : blocks_) {
+      if (one.memory != nullptr && one.device == device &&
+          (stream_number == 0 || one.stream_number == stream_number)) {
+        return std::exchange(one, {});
+      }
+    }
+    return {};
+  }
+
+ private:
+  std::mutex mutex_;
+  Block blocks_[8];
+};
+
+KeptBlocks& kept_blocks() {
+  static KeptBlocks& blocks = *new KeptBlocks;
+  return blocks;
+}
+
+// The stream's number for good, or 0 where blocks may not be kept for it: it is captured, or cannot be asked.
+std::uint64_t number_of(cudaStream_t stream) {
+  cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+  unsigned long long number = 0;
+  if (cudaStreamIsCapturing(stream, &capturing) != cudaSuccess || capturing != cudaStreamCaptureStatusNone ||
+      cudaStreamGetId(stream, &number) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return number + 1;
+}
+
 cudaMemPool_t pool(int device, MemoryFor purpose, std::string_view operation) {
   const std::lock_guard lock(pool_mutex());
   cudaMemPool_t& one = pools_of(device).of[static_cast<int>(purpose)];
@@ -203,6 +283,11 @@ bool release_kept(int device, cudaStream_t stream) {
       cudaStreamSynchronize(stream) != cudaSuccess) {
     return false;
   }
+  const std::uint64_t number = number_of(stream);
+  while (std::byte* memory = number == 0 ? nullptr : kept_blocks().remove(device, number).memory) {
+    cudaFreeAsync(memory, stream);
+  }
+  cudaStreamSynchronize(stream);
   const std::lock_guard lock(pool_mutex());
   for (cudaMemPool_t one : pools_of(device).of) {
     if (one != nullptr) {
@@ -212,11 +297,30 @@ bool release_kept(int device, cudaStream_t stream) {
   return true;
 }
 
+// Frees the blocks that streams of a device have left behind, whatever has become of the streams; false where the device
+// cannot be waited for.
+bool release_blocks(int device) {
+  const DeviceScope scope(device, "release_memory");
+  if (cudaDeviceSynchronize() != cudaSuccess) {  // while something is captured
+    cudaGetLastError();
+    return false;
+  }
+  while (std::byte* memory = kept_blocks().remove(device, 0).memory) {
+    cudaFreeAsync(memory, nullptr);
+  }
+  return cudaStreamSynchronize(nullptr) == cudaSuccess;
+}
+
 }  // namespace
 
 std::int64_t release_pools() {
   if (!any_pool.load(std::memory_order_acquire)) {  // without asking CUDA, which may not have begun in this process
     return 0;
+  }
+  for (int device = 0; device < device_count(); ++device) {
+    if (pools_of(device).of[static_cast<int>(MemoryFor::workspace)] != nullptr) {
+      release_blocks(device);
+    }
   }
   const std::lock_guard lock(pool_mutex());
   std::int64_t bytes = 0;
@@ -258,12 +362,32 @@ void* take_from_pool(std::size_t bytes, int device, cudaStream_t stream, std::st
 }
 
 Workspace::Workspace(std::size_t bytes, int device, cudaStream_t stream, std::string_view operation)
-    : stream_(stream),
-      memory_(static_cast<std::byte*>(take_from_pool(bytes, device, stream, operation, MemoryFor::workspace))) {}
+    : stream_(stream), device_(device), bytes_(bytes) {
+  if (bytes == 0) {
+    return;
+  }
+  if (bytes <= KeptBlocks::largest) {
+    stream_number_ = number_of(stream);
+  }
+  if (stream_number_ != 0) {
+    bytes_ = std::bit_ceil(std::max(bytes, std::size_t{1} << 16));  // that the next call may be a little larger
+    const KeptBlocks::Block kept = kept_blocks().take(stream_number_, device, bytes);
+    if (kept.memory != nullptr) {
+      memory_ = kept.memory;
+      bytes_ = kept.bytes;
+      return;
+    }
+  }
+  memory_ = static_cast<std::byte*>(take_from_pool(bytes_, device, stream, operation, MemoryFor::workspace));
+}
 
 Workspace::~Workspace() {
-  if (memory_ != nullptr) {
-    cudaFreeAsync(memory_, stream_);
+  std::byte* freed = memory_;
+  if (memory_ != nullptr && stream_number_ != 0) {
+    freed = kept_blocks().keep({stream_number_, device_, memory_, bytes_}).memory;
+  }
+  if (freed != nullptr) {
+    cudaFreeAsync(freed, stream_);
   }
 }
 

@@ -47,8 +47,9 @@ void* take_from_pool(std::size_t bytes, int device, cudaStream_t stream, std::st
 // Gives the system what the pools of all devices hold and nobody uses; how many bytes.
 std::int64_t release_pools();
 
-// The same for a scope: taken from a pool of the library's own that keeps what it has, given back on the
-// stream when the scope ends. No synchronisation, and legal while a stream is captured into a graph.
+// The same for a scope: a block that an earlier scope of the stream left behind, else one from a pool of the library's
+// own that keeps what it has, given back on the stream when the scope ends. No synchronisation, and legal while a stream
+// is captured into a graph.
 class Workspace {
  public:
   Workspace(std::size_t bytes, int device, cudaStream_t stream, std::string_view operation);
@@ -67,7 +68,10 @@ class Workspace {
 
  private:
   cudaStream_t stream_;
+  int device_;
+  std::uint64_t stream_number_ = 0;  // where the block may serve the stream's next scope; else 0
   std::byte* memory_ = nullptr;
+  std::size_t bytes_ = 0;  // of the block
   std::size_t used_ = 0;
 };
 
