@@ -108,6 +108,7 @@ constexpr ForwardKernel kernels[] = {
      queue_decode},
     {"decode (pages)", 1024, paged_decode_refusal, nullptr, choose_paged_decode, decode_bytes, queue_decode},
     {"direct_decode", 64, direct_decode_refusal, nullptr, choose_direct_decode, no_workspace, queue_direct_decode},
+    {"exact_decode", 64, exact_decode_refusal, nullptr, choose_exact_decode, no_workspace, queue_direct_decode},
     {"direct_forward", 0, direct_forward_refusal, nullptr, choose_direct_forward, no_workspace, queue_direct_forward},
     {"hopper_decode", 1024, hopper_decode_refusal, nullptr, choose_hopper_decode, decode_bytes, queue_decode},
     {"decode", 1024, decode_refusal, nullptr, choose_decode, decode_bytes, queue_decode},
