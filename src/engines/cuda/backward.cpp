@@ -27,6 +27,8 @@ bool mma_has_both(const Problem& problem, const Arguments&) {
   return std::max(problem.head_dim, problem.value_dim) <= mma_both_widest;
 }
 
+bool always_has_both(const Problem&, const Arguments&) { return true; }
+
 bool exact_has_both(const Problem& problem, const Arguments& arguments) {
   return simt_has_both(arguments, problem.dtype());
 }
@@ -37,7 +39,7 @@ Refusal takes_all(const Problem&) { return std::nullopt; }
 constexpr BackwardKernel kernels[] = {
     {"hopper_backward", 0, hopper_backward_refusal, hopper_gradient_refusal, nullptr, nullptr},
     {"mma_gradient", 4096, tensor_core_refusal, nullptr, mma_has_both, mma_gradient_launch},
-    {"split_gradient", 4096, split_refusal, nullptr, mma_has_both, split_gradient_launch},
+    {"split_gradient", 2560, split_refusal, nullptr, always_has_both, split_gradient_launch},
     {"simt_gradient", 0, takes_all, nullptr, exact_has_both, simt_gradient_launch},
 };
 
