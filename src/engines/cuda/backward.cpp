@@ -35,6 +35,8 @@ bool mma_has_both(const Problem& problem, const Arguments&) {
   return std::max(problem.head_dim, problem.value_dim) <= mma_both_widest;
 }
 
+bool always_has_both(const Problem&, const Arguments&) { return true; }
+
 bool exact_has_both(const Problem& problem, const Arguments& arguments) {
   return simt_has_both(arguments, problem.dtype());
 }
@@ -46,7 +48,7 @@ constexpr BackwardKernel kernels[] = {
     {"short_gradient", BackwardKind::alone, 8192, short_backward_refusal, nullptr, nullptr, nullptr},
     {"hopper_backward", BackwardKind::hopper, 0, hopper_backward_refusal, hopper_gradient_refusal, nullptr, nullptr},
     {"mma_gradient", BackwardKind::general, 4096, tensor_core_refusal, nullptr, mma_has_both, mma_gradient_launch},
-    {"split_gradient", BackwardKind::general, 4096, split_refusal, nullptr, mma_has_both, split_gradient_launch},
+    {"split_gradient", BackwardKind::general, 2560, split_refusal, nullptr, always_has_both, split_gradient_launch},
     {"simt_gradient", BackwardKind::general, 0, takes_all, nullptr, exact_has_both, simt_gradient_launch},
 };
 

@@ -170,11 +170,11 @@ class SplitForward {
 
   __device__ void step(const Modifiers<float>& modifiers, std::int64_t key, int stage) {
     float scores[tiles][4];  // S = Q K^T  [16, keys] of this warp
-    multiply_split_rows<Depth>(thread_, queries_, query_plane, keys_, key_plane, static_cast<int>(args_.head_dim),
+    multiply_split_rows<Depth>(thread_, queries_, query_plane, keys_, key_plane, 0, static_cast<int>(args_.head_dim),
                                scores);
     if (const std::uint32_t marked = here().marked_keys[stage] | marked_rows(); marked != 0) {
       replace_products(rows_from(args_.query, h_, first_), rows_from(args_.key, h_ / args_.group, key), args_.head_dim,
-                       here().marked_keys[stage], marked_rows(), scores);
+                       here().marked_keys[stage], marked_rows(), thread_.warp, scores);
     }
     const auto where = [&](int r, int c) {
       const KeyRange range = here().ranges[r];
@@ -195,11 +195,11 @@ class SplitForward {
       forbid_by_words<false>(thread_, here().words, 0, scores);
     }
     const std::uint32_t forbidden = weigh(key, scores);
-    multiply_split_coefficients<Depth>(thread_, scores, weight_scale, values_, key_plane,
+    multiply_split_coefficients<Depth>(thread_, scores, weight_scale, values_, key_plane, 0,
                                        static_cast<int>(args_.value_dim), out_);  // O += P V  [16, Dv]
     if (const std::uint32_t marked = here().marked_values[stage]; marked != 0) {
-      add_taken_out<Depth, sum_limits>(rows_from(args_.value, h_ / args_.group, key), args_.value_dim, marked, scores, weight_scale,
-                           forbidden, out_);
+      add_taken_out<sum_limits>(rows_from(args_.value, h_ / args_.group, key), args_.value_dim, marked, scores,
+                                weight_scale, forbidden, 0, out_);
     }
   }
 

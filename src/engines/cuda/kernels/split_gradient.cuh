@@ -2,12 +2,14 @@
 // Depth. The formulas and the order of the sums are those of simt_gradient.cuh; split_tile.cuh says how numbers are
 // split and which are left out.
 //
-// A block owns 64 rows (32 with 256 features) of the gradient, queries or keys, 16 a warp, and walks over the rows of
-// the other side, 32 (16) at a time, which are copied a step ahead as they are and then split once for all warps. With
-// own rows A, B (q, grad_out; or k, v) and the other side's A', B' a step is
+// A block owns 64 rows (32 with 256 features) of the gradient, queries or keys, and walks over the rows of the other
+// side, 32 (16) at a time, which are copied a step ahead as they are and then split once for all warps. With own rows
+// A, B (q, grad_out; or k, v) and the other side's A', B' a step is
 //   S = A A'^T   dP = B B'^T   ds = p (dP - delta)   dq or dk += ds A'   dv += p B'
-// each of six tensor core products, which bound it. With 256 features the sums of dk and dv do not fit into registers
-// together: there they take one walk each.
+// each of six tensor core products, which bound it. Above 64 features two warps share 16 rows: each has half of the
+// features, adds up its part of S and dP, and gets the other part through shared memory. Both then find the same p and
+// ds, and add to the sums of their own features. So shared memory that holds few rows is read by twice the warps, and
+// the sums of dk and dv fit into registers together.
 //
 // What leaves a step in registers (ds, p) is multiplied by 2^12 and split, so that weights of 2^-120 still have all
 // parts. A ds beyond 2^48 is left out as well, and its products are added by f32 arithmetic (add_large); a NaN is split
@@ -24,7 +26,7 @@ constexpr float split_coefficient_scale = 0x1p12f, split_coefficient_most = 0x1p
 
 // The products of coefficients that were left out, to the sums of their rows; as add_taken_out_to.
 __device__ __noinline__ inline void add_large_to(const RowSource<float> rows, std::int64_t width, const float* p,
-                                                 int columns, float* sums, int tiles) {
+                                                 int columns, float* sums, int from, int tiles) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll 1
   for (int k = 0; k < columns; ++k) {
@@ -37,7 +39,7 @@ __device__ __noinline__ inline void add_large_to(const RowSource<float> rows, st
     const float* row = rows.data + (rows.first + k) * rows.row;
 #pragma unroll 1
     for (int at = 0; at < 2 * tiles; ++at) {
-      const int d = at / 2 * 8 + 2 * (lane % 4) + at % 2;
+      const int d = from + at / 2 * 8 + 2 * (lane % 4) + at % 2;
       const float value = d < width ? row[d * rows.feature] : 0.0f;
       if (fits<backward_limits>(value)) {
         float* sum = sums + at / 2 * 4 + at % 2;
@@ -51,17 +53,19 @@ __device__ __noinline__ inline void add_large_to(const RowSource<float> rows, st
 template <int Depth, bool KeysAreRows>
 class SplitGradient {
  public:
-  static constexpr int warps = Depth == 256 ? 2 : 4, threads = warps * 32, rows = warps * 16;
+  static constexpr int parts = Depth == 64 ? 1 : 2, features = Depth / parts;  // of a warp
+  static constexpr int row_warps = Depth == 256 ? 2 : 4, rows = row_warps * 16;
+  static constexpr int threads = row_warps * parts * 32;
   static constexpr int cols = Depth == 256 ? 16 : 32;  // rows of the other side in a step
   static constexpr int tiles = cols / 8, slots = cols / 2;
   static constexpr int own_plane = rows * Depth * 2, others_plane = cols * Depth * 2, staged_size = cols * Depth;
-  static constexpr bool both = KeysAreRows && Depth <= 128;  // dk and dv in one walk
-  static constexpr int together = both && Depth == 128 ? 2 : 4;
+  static constexpr int together = KeysAreRows && Depth == 256 ? 2 : 4;
+  static constexpr int slots_size = slots * threads;
 
   __host__ static std::size_t shared_bytes(const Arguments& args) {
-    const int scratches = args.softcap != 0 ? 2 : 1;
-    return 2 * split_parts * (own_plane + others_plane) + 2 * staged_size * sizeof(float) +
-           static_cast<std::size_t>(scratches) * slots * mma_threads * sizeof(float);
+    const int scratches = args.softcap != 0 ? parts + 1 : parts;
+    return 2 * split_parts * (own_plane + others_plane) +
+           sizeof(float) * static_cast<std::size_t>(2 * staged_size + scratches * slots_size);
   }
 
   __device__ SplitGradient(const GradientArguments& args, unsigned char* shared)
@@ -70,7 +74,9 @@ class SplitGradient {
         others_(own_ + 2 * split_parts * own_plane),
         staged_(reinterpret_cast<float*>(others_ + 2 * split_parts * others_plane)),
         scratch_(staged_ + 2 * staged_size),
-        slopes_(args.softcap != 0 ? scratch_ + slots * mma_threads : nullptr) {}
+        part_(thread_.warp / row_warps) {
+    thread_.warp %= row_warps;
+  }
 
   // `head` counts kv heads when the rows are keys.
   __device__ void run(std::int64_t b, std::int64_t head, std::int64_t tile) {
@@ -87,13 +93,9 @@ class SplitGradient {
     fill_own();
     walk();
     const float scale = bounded<float>(args_.scale);
-    if constexpr (both) {
-      store(args_.gradient, count, args_.head_dim, scale, sums_);
+    store(args_.gradient, count, args_.head_dim, scale, sums_);
+    if constexpr (KeysAreRows) {
       store(args_.value_gradient, count, args_.value_dim, 1.0f, value_sums_);
-    } else if (of_value()) {
-      store(args_.value_gradient, count, args_.value_dim, 1.0f, sums_);
-    } else {
-      store(args_.gradient, count, args_.head_dim, scale, sums_);
     }
   }
 
@@ -118,8 +120,12 @@ class SplitGradient {
     return here;
   }
 
-  // Whether this walk is for dv alone.
-  __device__ bool of_value() const { return KeysAreRows && !both && args_.of == GradientOf::value; }
+  // [slots][mma_threads] for every 128 threads, which begins where modify_slots adds the thread's number.
+  __device__ float* modify_scratch(int which) const {
+    return scratch_ + which * slots_size + static_cast<int>(threadIdx.x) / mma_threads * (slots - 1) * mma_threads;
+  }
+  __device__ float* slopes() const { return args_.softcap != 0 ? modify_scratch(parts) : nullptr; }
+  __device__ int first_feature() const { return part_ * features; }
 
   __device__ std::int64_t width(Side side) const { return side == a ? args_.head_dim : args_.value_dim; }
   __device__ RowSource<float> queries_from(Side side, std::int64_t h, std::int64_t first) const {
@@ -251,51 +257,74 @@ class SplitGradient {
 
   __device__ void step(const Modifiers<float>& modifiers, std::int64_t h, std::int64_t first, bool plain, bool holes,
                        const std::uint32_t (&marked)[2]) {
-    float p[tiles][4], ds[tiles][4];
-    multiply(a, h, first, marked[a], p);  // S  [16, cols] of this warp
+    float p[tiles][4], ds[tiles][4];  // S, dP  [16, cols]
+    multiply(a, p);
+    multiply(b, ds);
+    if constexpr (parts > 1) {
+      join(p, ds);
+      if (!plain) {
+        __syncthreads();  // everybody has read: the place becomes the scratch
+      }
+    }
+    replace(a, h, first, marked[a], p);
+    replace(b, h, first, marked[b], ds);
     const std::uint32_t forbidden = make_weights(modifiers, first, plain, holes, p);
     const std::int64_t first_query = KeysAreRows ? first : first_, first_key = KeysAreRows ? first_ : first;
     const std::uint32_t kept = !args_.dropout.active ? ~0u
                                : KeysAreRows
                                    ? kept_slots_transposed<tiles>(thread_, args_.dropout, b_, h, first_key, first_query)
                                    : kept_slots<tiles>(thread_, args_.dropout, b_, h, first_query, first_key);
-    if (!of_value()) {
-      multiply(b, h, first, marked[b], ds);  // dP
-      make_score_gradients(plain, forbidden, kept, p, ds);
-    }
-    if (both || of_value()) {
+    make_score_gradients(plain, forbidden, kept, p, ds);
+    add(a, h, first, marked[a], forbidden, ds, sums_);
+    if constexpr (KeysAreRows) {
       const float kept_scale = static_cast<float>(args_.dropout.kept_scale);
 #pragma unroll
       for (int slot = 0; slot < slots; ++slot) {
         float& weight = p[slot / 4][slot % 4];
         weight = (kept >> slot & 1) != 0 ? weight * kept_scale : 0.0f;
       }
-    }
-    if constexpr (both) {
-      add(a, h, first, marked[a], forbidden, ds, sums_);
       add(b, h, first, marked[b], forbidden, p, value_sums_);
-    } else if (of_value()) {
-      add(b, h, first, marked[b], forbidden, p, sums_);
-    } else {
-      add(a, h, first, marked[a], forbidden, ds, sums_);
     }
   }
 
-  // products = own rows times the other side's
-  __device__ void multiply(Side side, std::int64_t h, std::int64_t first, std::uint32_t marked,
-                           float (&products)[tiles][4]) {
-    multiply_split_rows<Depth>(thread_, own(side), own_plane, others(side), others_plane, static_cast<int>(width(side)),
+  // products = own rows times the other side's, over this warp's features
+  __device__ void multiply(Side side, float (&products)[tiles][4]) {
+    const int end = static_cast<int>(smaller(width(side), first_feature() + features));
+    multiply_split_rows<Depth>(thread_, own(side), own_plane, others(side), others_plane, first_feature(), end,
                                products);
+  }
+
+  // The parts of both warps. (Their sum does not depend on which comes first.)
+  __device__ void join(float (&p)[tiles][4], float (&ds)[tiles][4]) {
+    float* mine = scratch_ + threadIdx.x;
+    const float* other = scratch_ + (threadIdx.x ^ row_warps * 32);
+#pragma unroll
+    for (int slot = 0; slot < slots; ++slot) {
+      mine[slot * threads] = p[slot / 4][slot % 4];
+      mine[slots_size + slot * threads] = ds[slot / 4][slot % 4];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int slot = 0; slot < slots; ++slot) {
+      p[slot / 4][slot % 4] += other[slot * threads];
+      ds[slot / 4][slot % 4] += other[slots_size + slot * threads];
+    }
+  }
+
+  // Products of rows that could not be split.
+  __device__ void replace(Side side, std::int64_t h, std::int64_t first, std::uint32_t marked,
+                          float (&products)[tiles][4]) {
     const auto bit = [&](int r) { return here().marked_own[side][r / cols] >> r % cols & 1; };
     const std::uint32_t marked_rows = bit(thread_.row_of(0)) | bit(thread_.row_of(2)) << 1;
     if ((marked | marked_rows) != 0) {
-      replace_products(own_from(side, first_), others_from(side, h, first), width(side), marked, marked_rows, products);
+      replace_products(own_from(side, first_), others_from(side, h, first), width(side), marked, marked_rows,
+                       thread_.warp, products);
     }
   }
 
   // sums += coefficients rows of the other side
   __device__ void add(Side side, std::int64_t h, std::int64_t first, std::uint32_t marked, std::uint32_t forbidden,
-                      const float (&coefficients)[tiles][4], float (&sums)[Depth / 8][4]) {
+                      const float (&coefficients)[tiles][4], float (&sums)[features / 8][4]) {
     float split[tiles][4];
     bool large = false;
 #pragma unroll
@@ -306,30 +335,30 @@ class SplitGradient {
       large |= beyond;
     }
     multiply_split_coefficients<Depth, together>(thread_, split, split_coefficient_scale, others(side), others_plane,
-                                                 static_cast<int>(width(side)), sums);
+                                                 first_feature(), static_cast<int>(width(side)), sums);
     if (__any_sync(~0u, large) != 0) {
       add_large(others_from(side, h, first), width(side), coefficients, sums);
     }
     if (marked != 0) {
-      add_taken_out<Depth, backward_limits>(others_from(side, h, first), width(side), marked, coefficients,
-                                            split_coefficient_scale, forbidden, sums);
+      add_taken_out<backward_limits>(others_from(side, h, first), width(side), marked, coefficients,
+                                     split_coefficient_scale, forbidden, first_feature(), sums);
     }
   }
 
-  __device__ static void add_large(const RowSource<float>& rows, std::int64_t width,
-                                   const float (&coefficients)[tiles][4], float (&sums)[Depth / 8][4]) {
-    float copies[slots], copied_sums[Depth / 2];
+  __device__ void add_large(const RowSource<float>& others, std::int64_t width, const float (&coefficients)[tiles][4],
+                            float (&sums)[features / 8][4]) {
+    float copies[slots], copied_sums[features / 2];
 #pragma unroll
     for (int slot = 0; slot < slots; ++slot) {
       copies[slot] = coefficients[slot / 4][slot % 4];
     }
 #pragma unroll
-    for (int slot = 0; slot < Depth / 2; ++slot) {
+    for (int slot = 0; slot < features / 2; ++slot) {
       copied_sums[slot] = sums[slot / 4][slot % 4];
     }
-    add_large_to(rows, width, copies, cols, copied_sums, Depth / 8);
+    add_large_to(others, width, copies, cols, copied_sums, first_feature(), features / 8);
 #pragma unroll
-    for (int slot = 0; slot < Depth / 2; ++slot) {
+    for (int slot = 0; slot < features / 2; ++slot) {
       sums[slot / 4][slot % 4] = copied_sums[slot];
     }
   }
@@ -347,7 +376,7 @@ class SplitGradient {
       const KeyRange range = here().ranges[query];
       return Pair{(KeysAreRows ? first : first_) + query, j, j >= range.begin && j < range.end};
     };
-    modify_slots(thread_, modifiers, plain, where, scratch_, slopes_, p);
+    modify_slots(thread_, modifiers, plain, where, modify_scratch(0), slopes(), p);
     if (holes) {
       forbid_by_words<KeysAreRows>(thread_, here().words, 0, p);
     }
@@ -366,20 +395,21 @@ class SplitGradient {
   __device__ void make_score_gradients(bool plain, std::uint32_t forbidden, std::uint32_t kept,
                                        const float (&p)[tiles][4], float (&ds)[tiles][4]) const {
     const float kept_scale = static_cast<float>(args_.dropout.kept_scale);
+    const float* slope = slopes();
 #pragma unroll
     for (int slot = 0; slot < slots; ++slot) {
       float& one = ds[slot / 4][slot % 4];
       const float factor = (kept >> slot & 1) != 0 ? kept_scale : 0.0f;
       one = p[slot / 4][slot % 4] * (one * factor - stats_of(slot).delta);
-      if (slopes_ != nullptr && !plain) {
-        one *= slopes_[slot * mma_threads + threadIdx.x];
+      if (slope != nullptr && !plain) {
+        one *= slope[slot * mma_threads + threadIdx.x];
       }
       one = (forbidden >> slot & 1) != 0 ? 0.0f : one;
     }
   }
 
   __device__ void store(const Rows& gradient, std::int64_t count, std::int64_t width, float scale,
-                        const float (&sums)[Depth / 8][4]) {
+                        const float (&sums)[features / 8][4]) {
     if (gradient.data == nullptr) {
       return;
     }
@@ -392,10 +422,10 @@ class SplitGradient {
       }
       float* target = head_of<float>(gradient, b_, head_) + (begin + r) * gradient.row;
 #pragma unroll
-      for (int t = 0; t < Depth / 8; ++t) {
+      for (int t = 0; t < features / 8; ++t) {
 #pragma unroll
         for (int x = 0; x < 2; ++x) {
-          const std::int64_t d = t * 8 + 2 * (thread_.lane % 4) + x;
+          const std::int64_t d = first_feature() + t * 8 + 2 * (thread_.lane % 4) + x;
           if (d < width) {
             // Tensor cores give a sum of zeros either sign.
             target[d * gradient.feature] = (sums[t][2 * half + x] + 0.0f) * (1 / split_coefficient_scale) * scale;
@@ -408,11 +438,12 @@ class SplitGradient {
   const GradientArguments& args_;
   unsigned char *own_, *others_;  // A, B; A', B'
   float* staged_;                 // A', B' as [cols][Depth]
-  float *scratch_, *slopes_;
-  MmaThread thread_;
+  float* scratch_;                // [slots][threads], for the parts of S and dP, modifiers, and slopes
+  MmaThread thread_;              // its warp counts those of the same features
+  int part_;                      // of the features
   std::int64_t b_ = 0, head_ = 0, first_ = 0;
-  float sums_[Depth / 8][4];
-  float value_sums_[both ? Depth / 8 : 1][4];
+  float sums_[features / 8][4];
+  float value_sums_[KeysAreRows ? features / 8 : 1][4];
 };
 
 // Takes the parameters of every gradient kernel; the last one, spans of features, is always 1.

@@ -141,11 +141,11 @@ __device__ inline void add_small(const float (&small)[Chains][Tiles][4], float (
   }
 }
 
-// c = own[16 rows of this warp] other[8 Tiles rows]^T over `width` features. Planes of `own` and `other` lie so many
-// bytes apart.
+// c = own[16 rows of this warp] other[8 Tiles rows]^T over features [from, to), `from` a multiple of 16. Planes of `own`
+// and `other` lie so many bytes apart.
 template <int Depth, int Tiles>
 __device__ inline void multiply_split_rows(const MmaThread& thread, const unsigned char* own, int own_plane,
-                                           const unsigned char* other, int other_plane, int width,
+                                           const unsigned char* other, int other_plane, int from, int to,
                                            float (&c)[Tiles][4]) {
   constexpr int chains = Tiles < 4 ? 2 : 1;
   const std::uint32_t a_base = ptx::shared_address(own), b_base = ptx::shared_address(other);
@@ -164,7 +164,7 @@ __device__ inline void multiply_split_rows(const MmaThread& thread, const unsign
   const int a_row = thread.warp * 16 + (thread.lane & 15), a_chunk = thread.lane >> 4;
   const int b_row = (thread.lane & 7) + (thread.lane >> 4) * 8, b_chunk = thread.lane >> 3 & 1;
 #pragma unroll 2
-  for (int k = 0; k < width; k += 16) {
+  for (int k = from; k < to; k += 16) {
     std::uint32_t a[split_parts][4], b[split_parts][Tiles / 2][4];
 #pragma unroll
     for (int part = 0; part < split_parts; ++part) {
@@ -180,12 +180,12 @@ __device__ inline void multiply_split_rows(const MmaThread& thread, const unsign
   add_small(small, c);
 }
 
-// c[16 x width] += (scale p)[16 x 8 Tiles] other[8 Tiles x width]. What a call adds is summed up before it meets c.
-// `Together`: tiles of 8 columns at a time.
-template <int Depth, int Together = 4, int Tiles>
+// c[16 x 8 Columns] += (scale p)[16 x 8 Tiles] other[8 Tiles x features from .. width). What a call adds is summed up
+// before it meets c. `Together`: tiles of 8 columns at a time.
+template <int Depth, int Together = 4, int Tiles, int Columns>
 __device__ inline void multiply_split_coefficients(const MmaThread& thread, const float (&p)[Tiles][4], float scale,
-                                                   const unsigned char* other, int other_plane, int width,
-                                                   float (&c)[Depth / 8][4]) {
+                                                   const unsigned char* other, int other_plane, int from, int width,
+                                                   float (&c)[Columns][4]) {
   constexpr int steps = Tiles / 2, together = Together, chains = Together < 4 ? 2 : 1;
   std::uint32_t a[steps][split_parts][4];
 #pragma unroll
@@ -202,10 +202,10 @@ __device__ inline void multiply_split_coefficients(const MmaThread& thread, cons
     }
   }
   const std::uint32_t b_base = ptx::shared_address(other);
-  const int b_row = thread.lane & 15, b_chunk = thread.lane >> 4;
+  const int b_row = thread.lane & 15, b_chunk = (thread.lane >> 4) + from / 8;
 #pragma unroll
-  for (int t = 0; t < Depth / 8; t += together) {
-    if (t * 8 < width) {
+  for (int t = 0; t < Columns; t += together) {
+    if (from + t * 8 < width) {
       float big[together][4] = {}, small[chains][together][4] = {};
 #pragma unroll
       for (int k = 0; k < steps; ++k) {
@@ -233,11 +233,12 @@ __device__ inline void multiply_split_coefficients(const MmaThread& thread, cons
 }
 
 // Products of the tile's rows and columns that could not be split, in f32: the bits say which columns, and which of the
-// thread's two rows. In order, and on copies in local memory, because the calls should take few registers.
+// two rows of a thread of the warp-th 16 rows. In order, and on copies in local memory, because the calls should take few registers.
 __device__ __noinline__ inline void plain_products(const RowSource<float> own, const RowSource<float> others,
                                                    std::int64_t width, std::uint32_t marked_columns,
-                                                   std::uint32_t marked_rows, float* products, int slots) {
-  const MmaThread thread;
+                                                   std::uint32_t marked_rows, int warp, float* products, int slots) {
+  MmaThread thread;
+  thread.warp = warp;
 #pragma unroll 1
   for (int slot = 0; slot < slots; ++slot) {
     const std::int64_t i = own.first + thread.row_of(slot), j = others.first + thread.col_of(slot);
@@ -251,14 +252,14 @@ __device__ __noinline__ inline void plain_products(const RowSource<float> own, c
 
 template <int Tiles>
 __device__ inline void replace_products(const RowSource<float>& own, const RowSource<float>& others, std::int64_t width,
-                                        std::uint32_t marked_columns, std::uint32_t marked_rows,
+                                        std::uint32_t marked_columns, std::uint32_t marked_rows, int warp,
                                         float (&products)[Tiles][4]) {
   float copies[Tiles * 4];
 #pragma unroll
   for (int slot = 0; slot < Tiles * 4; ++slot) {
     copies[slot] = products[slot / 4][slot % 4];
   }
-  plain_products(own, others, width, marked_columns, marked_rows, copies, Tiles * 4);
+  plain_products(own, others, width, marked_columns, marked_rows, warp, copies, Tiles * 4);
 #pragma unroll
   for (int slot = 0; slot < Tiles * 4; ++slot) {
     products[slot / 4][slot % 4] = copies[slot];
@@ -266,11 +267,11 @@ __device__ inline void replace_products(const RowSource<float>& own, const RowSo
 }
 
 // What of the tile's marked rows was taken out, times the rows' coefficients p, goes to the sums of exactly those rows
-// that may see it. On copies in local memory, to keep the walk's own in registers.
+// that may see it. The sums begin with feature `from`. On copies in local memory, to keep the walk's own in registers.
 template <SplitLimits limits>
 __device__ __noinline__ void add_taken_out_to(const RowSource<float> rows, std::int64_t width,
-                                                     std::uint32_t marked, const float* p, float scale,
-                                                     std::uint32_t forbidden, float* sums, int tiles) {
+                                              std::uint32_t marked, const float* p, float scale,
+                                              std::uint32_t forbidden, float* sums, int from, int tiles) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll 1
   for (; marked != 0; marked &= marked - 1) {
@@ -283,7 +284,7 @@ __device__ __noinline__ void add_taken_out_to(const RowSource<float> rows, std::
     const float* row = rows.data + (rows.first + k) * rows.row;
 #pragma unroll 1
     for (int at = 0; at < 2 * tiles; ++at) {
-      const int d = at / 2 * 8 + 2 * (lane % 4) + at % 2;
+      const int d = from + at / 2 * 8 + 2 * (lane % 4) + at % 2;
       const float value = d < width ? row[d * rows.feature] : 0.0f;
       if (!fits<limits>(value)) {
         float* sum = sums + at / 2 * 4 + at % 2;
@@ -294,22 +295,22 @@ __device__ __noinline__ void add_taken_out_to(const RowSource<float> rows, std::
   }
 }
 
-template <int Depth, SplitLimits limits, int Tiles>
+template <SplitLimits limits, int Tiles, int Columns>
 __device__ inline void add_taken_out(const RowSource<float>& rows, std::int64_t width, std::uint32_t marked,
-                                     const float (&p)[Tiles][4], float scale, std::uint32_t forbidden,
-                                     float (&c)[Depth / 8][4]) {
-  float coefficients[Tiles * 4], sums[Depth / 2];
+                                     const float (&p)[Tiles][4], float scale, std::uint32_t forbidden, int from,
+                                     float (&c)[Columns][4]) {
+  float coefficients[Tiles * 4], sums[Columns * 4];
 #pragma unroll
   for (int slot = 0; slot < Tiles * 4; ++slot) {
     coefficients[slot] = p[slot / 4][slot % 4];
   }
 #pragma unroll
-  for (int slot = 0; slot < Depth / 2; ++slot) {
+  for (int slot = 0; slot < Columns * 4; ++slot) {
     sums[slot] = c[slot / 4][slot % 4];
   }
-  add_taken_out_to<limits>(rows, width, marked, coefficients, scale, forbidden, sums, Depth / 8);
+  add_taken_out_to<limits>(rows, width, marked, coefficients, scale, forbidden, sums, from, Columns);
 #pragma unroll
-  for (int slot = 0; slot < Depth / 2; ++slot) {
+  for (int slot = 0; slot < Columns * 4; ++slot) {
     c[slot / 4][slot % 4] = sums[slot];
   }
 }
