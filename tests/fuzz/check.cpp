@@ -35,10 +35,12 @@ std::optional<Failure> failure(const std::string& check_name, const std::optiona
   return Failure{check_name, *found};
 }
 
-// Whether all products of a query and a key are equal, so that they round alike.
+// Whether all products of a query and a key are equal, or small multiples of one number, so that they round alike.
 bool has_equal_products(const Case& one) {
-  const auto is_level = [](Numbers numbers, Layout layout) {
-    return numbers == Numbers::constant || layout == Layout::repeated_columns;
+  const auto is_level = [&](Numbers numbers, Layout layout) {
+    const bool repeats_columns = layout == Layout::repeated_columns ||
+                                 (layout == Layout::repeated_heads && one.form == Form::sd);  // of [S,D] the last axis
+    return numbers == Numbers::constant || numbers == Numbers::integers || repeats_columns;
   };
   const Numbers queries = one.sharing == Sharing::all ? one.k : one.q;  // one tensor, with the numbers of the keys
   return is_level(queries, one.q_layout) && is_level(one.k, one.k_layout);

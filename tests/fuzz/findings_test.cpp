@@ -75,6 +75,10 @@ constexpr Finding findings[] = {
     // 12 chains of 16 of them: lse 1.4 times its bound (open, docs/reliability.md).
     {"equal_products_of_many_chains",
      "d=192 q=constant q_size=2.7557946806613203e+17 k=constant k_size=2.7557946806613203e+17", open_on_cuda},
+    {"equal_products_of_queries_without_heads",
+     "form=sd sq=6 d=100 q_layout=repeated_heads bias=full q_size=28.105411830248379 k=constant "
+     "k_size=1011.7948258889415 seed=11850334710133039228",
+     open_on_cuda},
     {"equal_products_beside_a_sink",
      "sq=18 d=31 q_layout=repeated_columns sinks=bf16 q=channel q_size=24.565414059588967 k=constant "
      "k_size=884.3549061452029 seed=2"},
