@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -225,6 +226,12 @@ class KeptBlocks {
     return block;
   }
 
+  bool has_any(int device) {
+    const std::lock_guard lock(mutex_);
+    return std::any_of(std::begin(blocks_), std::end(blocks_),
+                       [&](const Block& one) { return one.memory != nullptr && one.device == device; });
+  }
+
   // Takes out a block of the device and, unless it is 0, of this stream; one without memory when there is none.
   Block remove(int device, std::uint64_t stream_number) {
     const std::lock_guard lock(mutex_);
@@ -297,18 +304,18 @@ bool release_kept(int device, cudaStream_t stream) {
   return true;
 }
 
-// Frees the blocks that streams of a device have left behind, whatever has become of the streams; false where the device
-// cannot be waited for.
-bool release_blocks(int device) {
+// Frees the blocks that streams of a device have left behind, whatever has become of the streams. Where the device cannot
+// be waited for, because something is captured, they stay.
+void release_blocks(int device) {
   const DeviceScope scope(device, "release_memory");
-  if (cudaDeviceSynchronize() != cudaSuccess) {  // while something is captured
+  if (cudaDeviceSynchronize() != cudaSuccess) {
     cudaGetLastError();
-    return false;
+    return;
   }
   while (std::byte* memory = kept_blocks().remove(device, 0).memory) {
     cudaFreeAsync(memory, nullptr);
   }
-  return cudaStreamSynchronize(nullptr) == cudaSuccess;
+  cudaStreamSynchronize(nullptr);
 }
 
 }  // namespace
@@ -318,7 +325,7 @@ std::int64_t release_pools() {
     return 0;
   }
   for (int device = 0; device < device_count(); ++device) {
-    if (pools_of(device).of[static_cast<int>(MemoryFor::workspace)] != nullptr) {
+    if (kept_blocks().has_any(device)) {
       release_blocks(device);
     }
   }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/key_range.h"
 #include "core/text.h"
 #include "engines/cuda/hopper_forward.h"
 #include "engines/cuda/kernels/hopper_backward_kernels.h"
@@ -152,7 +153,7 @@ std::int64_t members(const Problem& problem, TeamShape shape) {
 
 std::int64_t items(const Problem& problem) {
   return problem.batch * problem.kv_heads *
-         members(problem, shape_of(arguments_of(problem).rule, problem.spans.has_value()));
+         members(problem, shape_of(range_rule(problem), problem.spans.has_value()));
 }
 
 // Teams that share out the query heads of a kv head, so that more of the device is occupied: as many as divide them
