@@ -26,10 +26,6 @@ class CudaF32 : public CudaEngine {
     for (std::int64_t n = 0; n < tensor.elements(); ++n) data[n] = value(data[n], n);
   }
 
-  static bool is_split(const Call& call, bool backward = false) {
-    return explain(call.q, call.k, call.v, call.options, {.backward = backward}).kernel ==
-           "f32 tiles in three bf16 parts";
-  }
 };
 
 // Tiles are of 64 or 128 queries and 32 keys (16 above head dim 128), in a backward of 64 rows and 32 (32 and 16).
@@ -69,7 +65,6 @@ TEST_F(CudaF32, is_within_the_contracts_bounds_over_many_tiles) {
         {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 300, .keys = 2500, .head_dim = dim, .value_dim = dim});
     for (const Window& window : {Window{}, Window{1500, 70}}) {
       const Call call = on_cuda(inputs, {.window = window});
-      EXPECT_TRUE(is_split(call));
       expect_contract(call);
     }
   }
@@ -235,9 +230,9 @@ TEST_F(CudaF32, takes_packed_sequences_of_odd_lengths) {
 }
 
 TEST_F(CudaF32, leaves_other_calls_to_exact_kernels_with_the_reason) {
-  static double anything;
+  alignas(16) static double anything[2];
   const auto plan = [](std::int64_t queries, std::int64_t dim, DType dtype, AttentionOptions options = {}) {
-    const ConstTensorView q(&anything, dtype, {1, 8, queries, dim}, Device{DeviceType::cuda, 0});
+    const ConstTensorView q(anything, dtype, {1, 8, queries, dim}, Device{DeviceType::cuda, 0});
     return explain(q, q, q, options);
   };
   const auto reason = [](const Plan& made) {
@@ -251,7 +246,7 @@ TEST_F(CudaF32, leaves_other_calls_to_exact_kernels_with_the_reason) {
   if (plan(500, 64, DType::f32).instruction_set != "compute capability 9.0") GTEST_SKIP() << "not a Hopper GPU";
   EXPECT_EQ(plan(500, 64, DType::f32).kernel, "f32 tiles in three bf16 parts");
   EXPECT_NE(reason(plan(500, 300, DType::f32)).find("head_dim 300"), std::string::npos);
-  EXPECT_NE(reason(plan(500, 64, DType::f32, {.scale = 1e15})).find("2^32"), std::string::npos);
+  EXPECT_NE(reason(plan(500, 64, DType::f32, {.scale = 1e15})).find("1e+15"), std::string::npos);
 }
 
 }  // namespace

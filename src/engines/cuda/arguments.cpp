@@ -172,7 +172,6 @@ std::optional<std::string> tensor_core_refusal(const Problem& problem) {
 }
 
 std::optional<std::string> split_refusal(const Problem& problem) {
-  constexpr double most_scale = 0x1p32;  // kernels/split_tile.cuh
   const DeviceProperties& device = device_of(problem);
   if (problem.dtype() != DType::f32) {
     return "not f32";
@@ -184,8 +183,9 @@ std::optional<std::string> split_refusal(const Problem& problem) {
   if (std::max(problem.head_dim, problem.value_dim) > mma_widest) {
     return text("head_dim ", problem.head_dim, " and value_dim ", problem.value_dim, ", expected at most ", mma_widest);
   }
-  if (std::abs(problem.scale) > most_scale) {
-    return text("scale ", problem.scale, ", expected at most 2^32");
+  constexpr double most_scale = 0x1p32;  // kernels/split_tile.cuh
+  if (std::abs(problem.scale) > most_scale || has_extreme_scale(problem)) {
+    return text("scale ", problem.scale, " is extreme");
   }
   return std::nullopt;
 }

@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "core/text.h"
-#include "engines/cuda/decode.h"
 #include "engines/cuda/kernels/direct_kernels.h"
 #include "engines/cuda/problem_arguments.h"
 
@@ -28,7 +27,7 @@ bool is_modified(const Problem& problem) {
 
 // A row of whole aligned chunks, from one to the next in a 32-bit number of bytes.
 bool is_readable(const ConstTensorView& view, std::int64_t width) {
-  const std::int64_t chunk = 16 / static_cast<std::int64_t>(size_of(view.dtype()));
+  constexpr std::int64_t chunk = 8;
   return width > 0 && width % chunk == 0 && rows_of(view).chunks &&
          (view.size(2) <= 1 || std::abs(view.stride(2)) <= direct_most_steps);
 }
@@ -45,26 +44,11 @@ std::optional<std::string> common_refusal(const Problem& problem) {
   if (problem.batch == 0 || problem.heads == 0 || problem.query_len == 0 || problem.key_len == 0) {
     return "a size of 0";
   }
-  if (!is_readable(problem.query, problem.head_dim) || !is_readable(problem.key, problem.head_dim) ||
-      !is_readable(problem.value, problem.value_dim)) {
-    return "rows of query, key or value are not whole aligned chunks of 16 bytes";
-  }
   constexpr std::int64_t most = std::int64_t{1} << 30;
   if (row_tiles(problem) > most / rows_of_tile || tasks_of(problem) > most) {
     return "more than 2^30 rows";
   }
   return std::nullopt;
-}
-
-// Whether its warps, which share nothing but caches, are as fast as tiles in shared memory. K and V are read from L1
-// for every 16 rows: up to 128 keys that takes no longer than the rows' own bytes take from memory. Modifiers cost more
-// here than where they are unrolled.
-bool is_quick(const Problem& problem) {
-  const std::int64_t tasks = tasks_of(problem), multiprocessors = device_of(problem).multiprocessors;
-  if (is_modified(problem)) {
-    return problem.key_len <= 32 || tasks <= (problem.key_len <= 64 ? 16 : 4) * multiprocessors;
-  }
-  return problem.key_len <= 128 || tasks <= 4 * multiprocessors;
 }
 
 // What the teams of a call do.
@@ -75,11 +59,6 @@ struct TeamWork {
   std::int64_t waits;  // dependent loads of a round
   std::int64_t keys;
 };
-
-TeamWork direct_work(const Problem& problem) {
-  return {tasks_of(problem), 64, (problem.head_dim + problem.value_dim) * 2,
-          (problem.head_dim + 63) / 64 + (problem.value_dim + 63) / 64, problem.key_len};
-}
 
 // How long a team would take over the keys of all tiles, in microseconds: rounds whose loads wait for each other, or
 // for what the memory of the device or the path to a multiprocessor has to bring, and what a block takes besides.
@@ -124,10 +103,16 @@ std::optional<std::string> direct_forward_refusal(const Problem& problem) {
   if (auto reason = common_refusal(problem)) {
     return reason;
   }
-  if (problem.key_len > direct_most_keys) {
-    return text(problem.key_len, " keys, expected at most ", direct_most_keys);
+  if (!is_readable(problem.query, problem.head_dim) || !is_readable(problem.key, problem.head_dim) ||
+      !is_readable(problem.value, problem.value_dim)) {
+    return "rows of query, key or value are not whole aligned chunks of 16 bytes";
   }
-  return is_quick(problem) ? std::optional<std::string>() : "more query rows than its warps are quick for";
+  // Beyond these, tiles in shared memory are faster: 64 x 64 take 1.7 times as long here.
+  if (problem.key_len > direct_most_keys || problem.query_len > direct_most_queries) {
+    return text(problem.query_len, " queries and ", problem.key_len, " keys, expected at most ", direct_most_queries,
+                " and ", direct_most_keys);
+  }
+  return std::nullopt;
 }
 
 Launch choose_direct_forward(const Problem& problem, const ForwardArguments& arguments) {
@@ -144,41 +129,6 @@ cudaError_t queue_direct_forward(const ForwardProblem& problem, const Launch& la
   all.row_tiles = static_cast<unsigned>(launch.row_tiles);
   all.tasks = static_cast<unsigned>(launch.tasks);
   return launch_direct_forward(launch, all, static_cast<cudaStream_t>(problem.stream));
-}
-
-std::optional<std::string> direct_decode_refusal(const Problem& problem) {
-  const DeviceProperties& device = device_of(problem);
-  if (device.major != 9) {
-    return text("compute capability ", device.major, ".", device.minor, ", expected 9.0");
-  }
-  if (auto reason = tensor_core_refusal(problem)) {
-    return reason;
-  }
-  if (auto reason = common_refusal(problem)) {
-    return reason;
-  }
-  constexpr std::int64_t fewest_keys = 65;
-  if (problem.key_len < fewest_keys) {
-    return text(problem.key_len, " keys, expected at least ", fewest_keys);
-  }
-  if (!has_few_rows(problem)) {
-    return "more query rows to a kv head than its tiles of 16 are for";
-  }
-  // Long walks keep a pipeline of bulk copies full (4.0 to 4.4 TB/s of an H200's 4.8), but for the widest tiles, of
-  // which a multiprocessor holds few, and for masks and biases, which one block at a time waits for.
-  const double bytes = static_cast<double>(problem.batch * problem.kv_heads * problem.key_len) *
-                       static_cast<double>((problem.head_dim + problem.value_dim) * 2);
-  constexpr double many_bytes = 256e6;
-  const bool narrow = std::max(problem.head_dim, problem.value_dim) <= 128;
-  if (bytes > many_bytes && narrow && !problem.mask && !problem.bias && !hopper_decode_refusal(problem)) {
-    return "so many keys that bulk copies are as fast";
-  }
-  return std::nullopt;
-}
-
-Launch choose_direct_decode(const Problem& problem, const ForwardArguments& arguments) {
-  return direct_decode_launch(arguments, problem.dtype(), is_modified(problem),
-                              team_for(direct_work(problem), device_of(problem).multiprocessors));
 }
 
 // ---- In exact f32 ----
@@ -216,8 +166,13 @@ std::optional<std::string> exact_decode_refusal(const Problem& problem) {
     return reason;
   }
   constexpr std::int64_t widest = 256, fewest_keys = 65;
-  if (problem.dropout.active() || std::max(problem.head_dim, problem.value_dim) > widest) {
-    return problem.dropout.active() ? text("dropout") : text("heads wider than ", widest);
+  if (problem.dropout.active()) {
+    return "dropout";
+  }
+  const auto suits = [](std::int64_t width) { return width > 0 && width <= widest && width % 4 == 0; };
+  if (!suits(problem.head_dim) || !suits(problem.value_dim)) {
+    return text("head_dim ", problem.head_dim, " and value_dim ", problem.value_dim, ", expected multiples of 4 up to ",
+                widest);
   }
   if (problem.key_len < fewest_keys) {
     return text(problem.key_len, " keys, expected at least ", fewest_keys);
@@ -232,15 +187,15 @@ Launch choose_exact_decode(const Problem& problem, const ForwardArguments& argum
                              exact_rows(problem));
 }
 
-cudaError_t queue_direct_decode(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
-                                Workspace&) {
+cudaError_t queue_exact_decode(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
+                               Workspace&) {
   DirectArguments all{};
   static_cast<ForwardArguments&>(all) = arguments;
   all.row_tiles = static_cast<unsigned>(launch.row_tiles);
   all.tasks = static_cast<unsigned>(launch.tasks / launch.splits);
   all.rows = static_cast<unsigned>(std::min(arguments.group * arguments.query_len, launch.query_block));
   all.cluster = static_cast<unsigned>(launch.splits);
-  return launch_direct_decode(launch, all, static_cast<cudaStream_t>(problem.stream));
+  return launch_exact_decode(launch, all, static_cast<cudaStream_t>(problem.stream));
 }
 
 }  // namespace headway::cuda

@@ -1,5 +1,5 @@
-// Kernels whose operands go straight to registers (kernels/direct_tile.cuh), on the host side: which calls have few
-// keys, or few queries, and their launch.
+// Kernels whose operands go straight to registers, on the host side: few queries and keys of halves
+// (kernels/direct_tile.cuh), and few queries over many keys of f32 (kernels/exact_decode.cuh).
 #pragma once
 
 #include <optional>
@@ -16,12 +16,9 @@ Launch choose_direct_forward(const Problem& problem, const ForwardArguments& arg
 cudaError_t queue_direct_forward(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
                                  Workspace& workspace);
 
-std::optional<std::string> direct_decode_refusal(const Problem& problem);
-Launch choose_direct_decode(const Problem& problem, const ForwardArguments& arguments);
-// The same of f32, queued as those.
 std::optional<std::string> exact_decode_refusal(const Problem& problem);
 Launch choose_exact_decode(const Problem& problem, const ForwardArguments& arguments);
-cudaError_t queue_direct_decode(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
-                                Workspace& workspace);
+cudaError_t queue_exact_decode(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
+                               Workspace& workspace);
 
 }  // namespace headway::cuda

@@ -10,7 +10,7 @@ namespace {
 template <class T, int Keys, bool Modified>
 Launch chosen(const ForwardArguments& arguments, int warps) {
   Launch launch;
-  warps = std::min(warps, direct_threads<Keys> / 32);
+  warps = std::min(warps, direct_threads / 32);
   launch.name = "direct_forward";
   launch.kernel = reinterpret_cast<const void*>(direct_forward<T, Keys, Modified>);
   launch.threads = 32 * warps;
@@ -24,12 +24,8 @@ Launch chosen(const ForwardArguments& arguments, int warps) {
 
 template <class T, bool Modified>
 Launch of_keys(const ForwardArguments& arguments, int warps) {
-  const std::int64_t keys = arguments.key_len;
-  return keys <= 16    ? chosen<T, 16, Modified>(arguments, warps)
-         : keys <= 32  ? chosen<T, 32, Modified>(arguments, warps)
-         : keys <= 64  ? chosen<T, 64, Modified>(arguments, warps)
-         : keys <= 128 ? chosen<T, 128, Modified>(arguments, warps)
-                       : chosen<T, 256, Modified>(arguments, warps);
+  return arguments.key_len <= 16 ? chosen<T, 16, Modified>(arguments, warps)
+                                 : chosen<T, direct_most_keys, Modified>(arguments, warps);
 }
 
 }  // namespace

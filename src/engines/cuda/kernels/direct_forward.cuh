@@ -1,7 +1,7 @@
 // Forward over few keys, bf16 and f16: a warp for each 16 query rows of a kv head, which are those of all its heads.
 //
 // Everything a row needs is in one warp's registers (direct_tile.cuh), so warps know nothing of each other and a
-// multiprocessor has 8 to 16 of them. Q is read and out written once; K and V come once from L2 for each block of
+// multiprocessor has up to 16 of them. Q is read and out written once; K and V come once from L2 for each block of
 // threads, whose warps have neighbouring rows, and then from L1. Memory bounds it where there are many heads, and the
 // latency of two dependent loads where there are few.
 #pragma once
@@ -112,14 +112,10 @@ class DirectForward {
   float factors_[2] = {0, 0};
 };
 
-// Of one block; with them, 16, 12 or 8 warps of a multiprocessor.
-template <int Keys>
-inline constexpr int direct_threads = Keys <= 64 ? 256 : 128;
-template <int Keys>
-inline constexpr int direct_blocks = Keys == 128 ? 3 : 2;
+inline constexpr int direct_threads = 256;  // of one block at most, of which a multiprocessor has two
 
 template <class T, int Keys, bool Modified>
-__global__ void __launch_bounds__(direct_threads<Keys>, direct_blocks<Keys>)
+__global__ void __launch_bounds__(direct_threads, 2)
     direct_forward(const __grid_constant__ DirectArguments args) {
   extern __shared__ float direct_scratch[];  // [DirectTile::scratch][threads]
   const unsigned task = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;

@@ -209,7 +209,7 @@ class DirectTile {
 
   __device__ void multiply_keys(int first, Scores& scores) const {
     // Features of a step and key tiles of 8 rows whose loads are under way at once: 32 or 64 registers.
-    constexpr int chunks = Keys <= 16 ? 4 : Keys <= 64 ? 2 : 1, together = tiles < 16 ? tiles : 16;
+    constexpr int chunks = Keys <= 16 ? 4 : 2, together = tiles;
     const int quad = lane_ % 4, row = lane_ / 4;
 #pragma unroll
     for (int t = 0; t < tiles; ++t) {

@@ -1,7 +1,8 @@
 // Few queries over many keys on Hopper in exact f32 arithmetic, in one launch and without workspace.
 //
-// As in direct_decode.cuh the keys of a tile of rows are split over the blocks of a cluster and their warps, here 32
-// keys to a warp in a round, and Rows is 1, 4 or 16 rows of the heads that share a kv head. For scores, 4 lanes share a
+// The keys of a tile of rows are split over the blocks of a cluster and their warps, 32 keys to a warp in a round, and
+// Rows is 1, 4 or 16 rows of the heads that share a kv head. Where 16 bytes of a row do not lie together and aligned
+// (Whole is false), they are read one number at a time, with the same bits. For scores, 4 lanes share a
 // key: each multiplies every fourth 16 bytes of it with all rows' queries, which lie in shared memory, in 4 short
 // chains. Then a lane has one key, for modifiers and exponentials; and for P V it has 4 features of all keys. A warp's
 // sums are over 32 keys, so they do not drift; those of rounds are compensated.
@@ -9,7 +10,6 @@
 // Memory bounds it up to about 16 rows: 2 multiply-adds for each row and 8 bytes.
 #pragma once
 
-#include "engines/cuda/kernels/direct_rows.cuh"
 #include "engines/cuda/kernels/team_rows.cuh"
 #include "engines/cuda/key_range.cuh"
 #include "engines/cuda/modifiers.cuh"
@@ -19,7 +19,28 @@ namespace headway::cuda {
 constexpr int exact_chunk = 32;      // keys of a warp in a round
 constexpr int exact_features = 128;  // of the output, made together: 4 a lane
 
-template <int Rows>
+// Rows of keys or values, from the first of a round on.
+template <bool Whole>
+struct ExactRows {
+  const float* data;
+  std::int64_t row, feature;  // steps
+  int count;                  // rows that may be read
+
+  // Four features of row r; 0 where there is none.
+  __device__ __forceinline__ float4 four(int r, int d, bool inside) const {
+    if (!inside || r >= count) {
+      return {};
+    }
+    const float* at = data + r * row;
+    if constexpr (Whole) {
+      return __ldg(reinterpret_cast<const float4*>(at + d));
+    } else {
+      return {at[d * feature], at[(d + 1) * feature], at[(d + 2) * feature], at[(d + 3) * feature]};
+    }
+  }
+};
+
+template <int Rows, bool Whole>
 class ExactDecode : TeamRows<float, exact_features, true> {
   using Base = TeamRows<float, exact_features, true>;
 
@@ -133,8 +154,7 @@ class ExactDecode : TeamRows<float, exact_features, true> {
   // S = Q K^T  [Rows, 32], into the weights' place. Lane n has key n / 4 of 8 and chunks n % 4, n % 4 + 4, ... of it.
   __device__ void multiply_keys(int key) {
     constexpr int together = Rows == 1 ? 4 : Rows == 4 ? 2 : 1;  // tiles of 8 keys
-    const DirectRows rows{reinterpret_cast<const char*>(keys_ + key * args_.key.row),
-                          static_cast<int>(args_.key.row) * 4, end_ - key};
+    const ExactRows<Whole> rows{keys_ + key * args_.key.row, args_.key.row, args_.key.feature, end_ - key};
     const int quad = lane_ % 4, own = lane_ / 4;
 #pragma unroll 1
     for (int t0 = 0; t0 < exact_chunk / 8; t0 += together) {
@@ -144,8 +164,7 @@ class ExactDecode : TeamRows<float, exact_features, true> {
         float4 k[together];
 #pragma unroll
         for (int t = 0; t < together; ++t) {
-          const uint4 bits = rows.chunk((t0 + t) * 8 + own, d * 4, true);
-          k[t] = {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)};
+          k[t] = rows.four((t0 + t) * 8 + own, d, true);
         }
 #pragma unroll
         for (int r = 0; r < Rows; ++r) {
@@ -231,9 +250,7 @@ class ExactDecode : TeamRows<float, exact_features, true> {
   // `Skip`: forbidden pairs are left out one by one. Other sums get the same bits.
   template <bool Skip>
   __device__ void multiply_values(int key, int d, float4 (&sums)[Rows]) const {
-    const DirectRows rows{reinterpret_cast<const char*>(values_ + key * args_.value.row),
-                          static_cast<int>(args_.value.row) * 4, end_ - key};
-    const int byte = (d + 4 * lane_) * 4;
+    const ExactRows<Whole> rows{values_ + key * args_.value.row, args_.value.row, args_.value.feature, end_ - key};
     const bool has = d + 4 * lane_ < layout_.width;
 #pragma unroll
     for (int r = 0; r < Rows; ++r) {
@@ -245,8 +262,7 @@ class ExactDecode : TeamRows<float, exact_features, true> {
       float4 v[together];
 #pragma unroll
       for (int x = 0; x < together; ++x) {
-        const uint4 bits = rows.chunk(j + x, byte, has);
-        v[x] = {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)};
+        v[x] = rows.four(j + x, d + 4 * lane_, has);
       }
 #pragma unroll
       for (int r = 0; r < Rows; ++r) {
@@ -272,12 +288,12 @@ class ExactDecode : TeamRows<float, exact_features, true> {
 };
 
 // A cluster for each tile of rows.
-template <int Rows>
+template <int Rows, bool Whole>
 __global__ void __launch_bounds__(32 * team_most_warps, 1) exact_decode(const __grid_constant__ DirectArguments args) {
   extern __shared__ __align__(16) float exact_shared[];
   const unsigned task = blockIdx.x / args.cluster, head = task / args.row_tiles;
   const unsigned kv_heads = static_cast<unsigned>(args.kv_heads), b = head / kv_heads;
-  ExactDecode<Rows>(args, exact_shared)
+  ExactDecode<Rows, Whole>(args, exact_shared)
       .run(static_cast<int>(b), static_cast<int>(head - b * kv_heads), static_cast<int>(task - head * args.row_tiles));
 }
 

@@ -1,4 +1,4 @@
-// What the decode kernels of clusters share (direct_decode.cuh, exact_decode.cuh): the sums of a tile's rows in shared
+// A part of exact_decode.cuh: the sums of a tile's rows in shared
 // memory, to which the warps of a block add theirs in order, and at last the blocks of the cluster, which read each
 // other's.
 #pragma once
