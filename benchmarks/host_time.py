@@ -25,7 +25,7 @@ import headway.torch
 
 Call = Callable[[], object]
 BATCH, HEADS, QUERIES, KEYS, WIDTH = 1, 4, 8, 8, 64
-BURST = 50  # calls
+BURST = 20  # calls
 
 
 class Nothing(torch.autograd.Function):

@@ -16,10 +16,6 @@ dlpack::Device dlpack_device(Device device) {
   return {device.type == DeviceType::cuda ? dlpack::DeviceKind::cuda : dlpack::DeviceKind::cpu, device.index};
 }
 
-// From here on a result in host memory lies in a Tensor of ours, whose memory serves the next call when it is freed:
-// the pages of fresh memory cost more than filling them. Smaller ones are the library's own.
-constexpr std::int64_t large_result = std::int64_t{2} << 20;  // bytes
-
 nb::object shape_tuple(const Dims& sizes) {
   nb::object shape = checked(PyTuple_New(sizes.size()));
   for (int axis = 0; axis < sizes.size(); ++axis) {
@@ -98,6 +94,11 @@ Output::Output(const Argument& argument, const Array& like, DType dtype, const D
 
 Output::Output(const Argument& given) : argument_(given), object_(nb::borrow(given.object)) {
   array_.emplace(given);
+  view_ = array_->writable_view();
+}
+
+Output::Output(const Argument& given, Array::Readable readable) : argument_(given), object_(nb::borrow(given.object)) {
+  array_.emplace(given, readable);
   view_ = array_->writable_view();
 }
 

@@ -11,6 +11,10 @@ namespace headway::python {
 // The bytes of a result of this type and shape; InvalidArgument when they pass 2^63.
 std::int64_t bytes_of_result(const Argument& argument, DType dtype, const Dims& sizes);
 
+// From here on a result in host memory lies in a Tensor of ours, whose memory serves the next call when it is freed:
+// the pages of fresh memory cost more than filling them. Smaller ones are the library's own.
+inline constexpr std::int64_t large_result = std::int64_t{2} << 20;  // bytes
+
 // On which device a result is made.
 enum class Where : std::uint8_t {
   like,  // that of the array that it belongs to
@@ -27,6 +31,7 @@ class Output {
          const std::optional<Dims>& strides);
   // An array that the user gave to be written.
   explicit Output(const Argument& given);
+  Output(const Argument& given, Array::Readable);
   ~Output();
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;

@@ -1,7 +1,7 @@
-// torch_sdpa, and the autograd node behind it: torch's scaled_dot_product_attention for plain tensors in eager mode, read
-// and recorded without a line of Python. Small calls take less time than the Python that would surround them. Whatever is
-// not plain (a compiler, torch.func, autocast, a subclass, leading axes that broadcast, an error) is answered with None,
-// and headway.torch takes its general path, which also words the errors.
+// torch_sdpa, and the autograd node behind it: torch's scaled_dot_product_attention for plain tensors in eager mode,
+// read and recorded without a line of Python. Small calls take less time than the Python that would surround them.
+// Whatever is not plain (a compiler, torch.func, autocast, a subclass, leading axes that broadcast, an error) is
+// answered with None, and headway.torch takes its general path, which also words the errors.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -45,6 +45,7 @@ class Torch {
         forward_mode_(from["forward_mode"]),
         recorders_(from["recorders"]),
         draw_seed_(from["draw_seed"]),
+        empty_like_(from["empty_like"]),
         gradient_places_(from["gradient_places"]),
         exchange_(exchange_api(tensor_)) {}
 
@@ -76,6 +77,9 @@ class Torch {
     const nb::object seed = answer(draw_seed_);
     return checked(PyObject_CallMethodObjArgs(seed.ptr(), names.item.ptr(), nullptr));
   }
+  nb::object empty_like(PyObject* tensor) const {
+    return checked(PyObject_Vectorcall(empty_like_.ptr(), &tensor, 1, nullptr));
+  }
   nb::object gradient_places(PyObject* query, PyObject* key, PyObject* value) const {
     PyObject* arguments[] = {query, key, value, Py_True};
     return checked(PyObject_Vectorcall(gradient_places_.ptr(), arguments, 4, nullptr));
@@ -93,11 +97,11 @@ class Torch {
   }
 
   nb::object tensor_, parameter_, is_neg_, is_grad_enabled_, transforms_active_, modes_active_, tracing_state_,
-      autocast_active_, has_storage_, forward_mode_, recorders_, draw_seed_, gradient_places_;
+      autocast_active_, has_storage_, forward_mode_, recorders_, draw_seed_, empty_like_, gradient_places_;
   const dlpack::ExchangeApi* exchange_;
 };
 
-const Torch* torch = nullptr;         // set once, when headway.torch is imported
+const Torch* torch = nullptr;           // set once, when headway.torch is imported
 nb::object* record_function = nullptr;  // torch's Function.apply of the node
 
 // ---- A call ----
@@ -233,6 +237,21 @@ class AttnMask {
   bool is_bias_ = false;
 };
 
+// A result with the type of `like` (B,H,S,D) and its order in memory, (B,H,S,width). One of the same shape is torch's
+// own tensor, whose memory other streams may be recorded for.
+void make_like(std::optional<Output>& result, const char* operation, const char* name, const Array& like,
+               const ConstTensorView& view, const Dims& sizes, CallStream& stream) {
+  const std::optional<Dims> strides = view.rank() == 4 ? strides_in_order(view, sizes.back()) : std::nullopt;
+  const bool same_order = strides ? *strides == view.strides() : view.is_contiguous();
+  const bool is_small = view.elements() * static_cast<std::int64_t>(size_of(view.dtype())) < large_result;
+  if (same_order && sizes == view.sizes() && (is_small || view.device() != Device{})) {
+    const nb::object made = torch->empty_like(like.argument().object.ptr());
+    result.emplace(Argument{operation, name, made, &stream, true}, Array::Readable{});
+  } else {
+    result.emplace(Argument{operation, name, {}, &stream}, like, view.dtype(), sizes, strides);
+  }
+}
+
 // Whether query, key and value need no broadcasting.
 bool is_direct(const Dims& query, const Dims& key, const Dims& value, bool grouped) {
   if (query.size() != 4 || key.size() != 4 || value.size() != 4 || query[0] != key[0] || query[0] != value[0] ||
@@ -291,22 +310,21 @@ nb::object attend(PyObject* const* values) {
 
   const ConstTensorView query_view = q.view(), value_view = v.view();
   const Dims sizes = out_sizes(query_view.sizes(), value_view.sizes());
-  Output out({forward_name, "out", {}, &stream}, q, query_view.dtype(), sizes,
-             strides_in_order(query_view, sizes.back()));
-  std::optional<Output> lse;
+  std::optional<Output> out, lse;
+  make_like(out, forward_name, "out", q, query_view, sizes, stream);
   AttentionOutputs outputs;
   if (recorded) {
     lse.emplace(Argument{forward_name, "lse", {}, &stream}, q, statistics_type(query_view.dtype()),
                 lse_sizes(query_view.sizes(), false));
     outputs.lse = lse->view();
   }
-  run(q, options, [&] { attention(query_view, k.view(), value_view, out.view(), options, outputs); });
+  run(q, options, [&] { attention(query_view, k.view(), value_view, out->view(), options, outputs); });
   if (!recorded) {
-    return out.finish();
+    return out->finish();
   }
   // In a tuple results are no inputs of the node.
-  const nb::object found = nb::make_tuple(out.finish(), lse->finish(), mask.is_bias() ? nb::none() : nb::borrow(attn_mask),
-                                          numbers.kept());
+  const nb::object found =
+      nb::make_tuple(out->finish(), lse->finish(), mask.is_bias() ? nb::none() : nb::borrow(attn_mask), numbers.kept());
   PyObject* arguments[] = {query, key, value, mask.is_bias() ? attn_mask : Py_None, found.ptr()};
   return checked(PyObject_Vectorcall(record_function->ptr(), arguments, 5, nullptr));
 }
@@ -338,12 +356,11 @@ nb::object gradients(PyObject* context, PyObject* grad_out) {
   }
   std::optional<Output> written[4];
   const auto add = [&](int index, const char* name, const Array& like, const ConstTensorView& view) {
-    const Argument made{operation, name, {}, &stream};
     if (places.is_valid() && !nb::object(places[index]).is_none()) {
-      written[index].emplace(Argument{operation, name, nb::object(places[index]), &stream, true});
+      const nb::object place = places[index];
+      written[index].emplace(Argument{operation, name, place, &stream, true}, Array::Readable{});
     } else {
-      written[index].emplace(made, like, view.dtype(), view.sizes(),
-                             view.rank() == 4 && index < 3 ? strides_in_order(view, view.size(3)) : std::nullopt);
+      make_like(written[index], operation, name, like, view, view.sizes(), stream);
     }
   };
   add(0, "the query's gradient", q, query);
@@ -354,8 +371,7 @@ nb::object gradients(PyObject* context, PyObject* grad_out) {
     add(3, "the bias's gradient", mask.array(), mask.array().view());
     views.dbias = written[3]->view();
   }
-  run(q, options,
-      [&] { attention_backward(grad.view(), query, key, value, out.view(), lse.view(), views, options); });
+  run(q, options, [&] { attention_backward(grad.view(), query, key, value, out.view(), lse.view(), views, options); });
   return nb::make_tuple(written[0]->finish(), written[1]->finish(), written[2]->finish(),
                         written[3] ? written[3]->finish() : nb::none(), nb::none());
 }

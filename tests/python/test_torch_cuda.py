@@ -2,6 +2,7 @@
 
 import copy
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -201,6 +202,72 @@ def test_a_stream_of_the_user_s_own():
         found = gradients(ht.attention(x, x, x, causal=True), [x])[0]
     stream.synchronize()
     assert torch.equal(found, expected)
+
+
+def test_calls_on_many_streams_and_threads_have_scratch_buffers_of_their_own():
+    torch.manual_seed(0)
+    inputs = [[draw(1, 4, length, 64, dtype=torch.bfloat16) for _ in range(3)] for length in range(100, 2000, 160)]
+
+    def train(leaves):
+        out = ht.scaled_dot_product_attention(*leaves, is_causal=True)
+        return [out, *torch.autograd.grad(out, leaves, out.detach())]
+
+    expected = [train(leaves) for leaves in inputs]
+    streams = [torch.cuda.Stream() for _ in inputs]  # more than keep a buffer
+    torch.cuda.synchronize()
+
+    def on_stream(number):
+        found = []
+        for step in range(len(inputs)):
+            with torch.cuda.stream(streams[(number + step // 2) % len(streams)]):  # two threads at a time on each
+                found.append((step, train(inputs[step])))
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(on_stream, range(8)))
+    torch.cuda.synchronize()
+    for found in results:
+        for step, tensors in found:
+            assert all(map(torch.equal, tensors, expected[step]))
+
+
+def test_a_graph_and_the_calls_around_it_have_scratch_buffers_of_their_own():
+    torch.manual_seed(0)
+    leaves = [draw(2, 4, 700, 64, dtype=torch.bfloat16, grad=False) for _ in range(3)]
+    others = [draw(2, 4, 900, 64, dtype=torch.bfloat16, grad=False) for _ in range(3)]
+
+    def call(x):
+        return ht.scaled_dot_product_attention(*x, is_causal=True)
+
+    expected, expected_others = call(leaves), call(others)
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        out = call(leaves)
+    for _ in range(20):  # replays on one stream beside calls on another
+        with torch.cuda.stream(side):
+            graph.replay()
+        assert torch.equal(call(others), expected_others)
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_other_streams_can_be_recorded_for_results_and_gradients():
+    leaves = [draw(1, 2, 64, 64, dtype=torch.bfloat16) for _ in range(3)]
+    out = ht.scaled_dot_product_attention(*leaves)
+    side, results = torch.cuda.Stream(), [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
+    del out
+    while results:
+        x = results.pop()
+        address = x.data_ptr()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)  # cycles
+            x.record_stream(side)
+        del x
+        again = [torch.empty(1, 2, 64, 64, dtype=torch.bfloat16, device="cuda") for _ in range(64)]
+        assert all(y.data_ptr() != address for y in again)  # still in use by the side stream
+        torch.cuda.synchronize()
 
 
 def test_saved_memory_is_query_key_value_out_and_lse():

@@ -66,6 +66,7 @@ _headway.torch_prepare(
         "forward_mode": vars(forward_ad),
         "recorders": _dispatch.recorders,
         "draw_seed": draw_seed,
+        "empty_like": torch.empty_like,
         "gradient_places": _core.gradient_places,
     },
     # Without Function.apply's Python, which is for torch.func: nothing of it comes here.

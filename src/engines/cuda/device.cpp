@@ -208,8 +208,8 @@ class KeptBlocks {
     return {};
   }
 
-  // Keeps a block, and returns what has to be freed instead: a smaller one of the same stream, or the block itself where
-  // all places are taken by other streams.
+  // Keeps a block, and returns what has to be freed instead: a smaller one of the same stream, or the block itself
+  // where all places are taken by other streams.
   Block keep(const Block& block) {
     const std::lock_guard lock(mutex_);
     for (Block& one : blocks_) {
@@ -236,8 +236,7 @@ class KeptBlocks {
   Block remove(int device, std::uint64_t stream_number) {
     const std::lock_guard lock(mutex_);
     for (Block& one : blocks_) {
-      if (one.memory != nullptr && one.device == device &&
-          (stream_number == 0 || one.stream_number == stream_number)) {
+      if (one.memory != nullptr && one.device == device && (stream_number == 0 || one.stream_number == stream_number)) {
         return std::exchange(one, {});
       }
     }
@@ -304,8 +303,8 @@ bool release_kept(int device, cudaStream_t stream) {
   return true;
 }
 
-// Frees the blocks that streams of a device have left behind, whatever has become of the streams. Where the device cannot
-// be waited for, because something is captured, they stay.
+// Frees the blocks that streams of a device have left behind, whatever has become of the streams. Where the device
+// cannot be waited for, because something is captured, they stay.
 void release_blocks(int device) {
   const DeviceScope scope(device, "release_memory");
   if (cudaDeviceSynchronize() != cudaSuccess) {
