@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "engines/cpu/kernel/decode_state.h"
+#include "engines/cpu/kernel/decode_partials.h"
 #include "engines/cpu/kernel/row_end.h"
 
 namespace headway::cpu {

@@ -16,9 +16,6 @@ namespace headway::cpu {
 namespace {
 
 template <class S>
-constexpr typename S::Scalar infinity = __builtin_inff();
-
-template <class S>
 struct ForwardSizes {
   static constexpr int lanes = S::lanes;
   static constexpr int width = S::lanes * S::panel_vectors;  // queries of a panel

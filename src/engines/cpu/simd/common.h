@@ -32,6 +32,9 @@ struct float8 {
   std::uint8_t bits;
 };
 
+template <class S>
+constexpr typename S::Scalar infinity = __builtin_inff();
+
 // ---- What vocabularies without an instruction for it share ----
 // S::Bits are unsigned integers as wide as the lanes.
 
