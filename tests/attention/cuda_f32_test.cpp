@@ -25,7 +25,6 @@ class CudaF32 : public CudaEngine {
     auto* data = static_cast<float*>(tensor.data());
     for (std::int64_t n = 0; n < tensor.elements(); ++n) data[n] = value(data[n], n);
   }
-
 };
 
 // Tiles are of 64 or 128 queries and 32 keys (16 above head dim 128), in a backward of 64 rows and 32 (32 and 16).
@@ -103,9 +102,7 @@ TEST_F(CudaF32, keeps_one_large_channel_beside_small_ones_within_the_bounds) {
     Inputs inputs = random_inputs(
         {.batch = 1, .heads = 1, .kv_heads = 1, .queries = 70, .keys = 200, .head_dim = dim, .value_dim = dim});
     for (Tensor* one : {&inputs.q, &inputs.k})
-      change(*one, [&](float old, std::int64_t n) {
-        return n % 16 == 5 ? 6.0f + 0.1f * old : 0.002f * std::abs(old);
-      });
+      change(*one, [&](float old, std::int64_t n) { return n % 16 == 5 ? 6.0f + 0.1f * old : 0.002f * std::abs(old); });
     expect_contract(on_cuda(inputs));
   }
 }

@@ -47,9 +47,9 @@ bool has_equal_products(const Case& one) {
 }
 
 // Open (docs/reliability.md), as multiples of the bounds' multiple of L: heads of 32 to 63 add up 32 products one by
-// one, wider ones 16 and then the sums of those, where equal ones round alike (up to 9 units of the score); and where one product makes most of a score, every product that is
-// added to it later rounds it once more, and n such roundings come to about sqrt(n) units. The bound of lse, unlike
-// that of out and gradients, has what rounds lse itself on top.
+// one, wider ones 16 and then the sums of those, where equal ones round alike (up to 9 units of the score); and where
+// one product makes most of a score, every product that is added to it later rounds it once more, and n such roundings
+// come to about sqrt(n) units. The bound of lse, unlike that of out and gradients, has what rounds lse itself on top.
 struct OpenGrowth {
   Real of_scores = 1;  // lse and weights
   Real of_sums = 1;    // out and gradients

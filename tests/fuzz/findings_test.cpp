@@ -124,8 +124,7 @@ constexpr Finding findings[] = {
      "alibi=bf16 sinks=f64 plants=sink:inf,query:minus_inf seed=15114130037120684647"},
     {"infinite_sinks_of_infinite_keys_that_are_values",
      "sharing=columns alibi=f16 sinks=f64 plants=sink:inf,value:minus_inf"},
-    {"infinite_sinks_of_infinite_keys",
-     "type=bf16 sq=70 right=0 alibi=f32 sinks=f16 sinks_size=1e+30 plants=key:inf"},
+    {"infinite_sinks_of_infinite_keys", "type=bf16 sq=70 right=0 alibi=f32 sinks=f16 sinks_size=1e+30 plants=key:inf"},
     {"infinite_sinks_of_infinite_queries_in_f64", "type=f64 sk=3 sinks=f64 plants=sink:inf,query:minus_inf"},
     // exp(sink - lse) was infinite beside a rounded lse, times a delta of 0.
     {"sinks_far_above_scores_of_0", "type=bf16 d=0 dv=0 sinks=f64 sinks_size=1e+30"},

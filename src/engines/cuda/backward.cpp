@@ -26,7 +26,7 @@ struct BackwardKernel {
   Refusal (*refusal)(const Problem& problem);
   Refusal (*call_refusal)(const BackwardProblem& problem);  // of what is only known of a call; null: it takes any
   bool (*has_both_in_one)(const Problem& problem, const Arguments& arguments);  // dk and dv; null: all three
-  Launch (*launch)(const GradientArguments& arguments, DType dtype);        // of general kernels
+  Launch (*launch)(const GradientArguments& arguments, DType dtype);            // of general kernels
 };
 
 namespace {
@@ -41,15 +41,6 @@ bool exact_has_both(const Problem& problem, const Arguments& arguments) {
   return simt_has_both(arguments, problem.dtype());
 }
 
-// Exact tiles of two teams of threads are faster between these widths (14.1 ms and 16.5 on an H200 for heads of 128).
-Refusal split_gradient_refusal(const Problem& problem) {
-  const std::int64_t width = std::max(problem.head_dim, problem.value_dim);
-  if (width > 64 && width <= 128) {
-    return text("heads ", width, " wide, expected up to 64 or above 128");
-  }
-  return split_refusal(problem);
-}
-
 Refusal takes_all(const Problem&) { return std::nullopt; }
 
 // The fastest that could take a call first. The last one takes everything.
@@ -57,7 +48,7 @@ constexpr BackwardKernel kernels[] = {
     {"short_gradient", BackwardKind::alone, 8192, short_backward_refusal, nullptr, nullptr, nullptr},
     {"hopper_backward", BackwardKind::hopper, 0, hopper_backward_refusal, hopper_gradient_refusal, nullptr, nullptr},
     {"mma_gradient", BackwardKind::general, 4096, tensor_core_refusal, nullptr, mma_has_both, mma_gradient_launch},
-    {"split_gradient", BackwardKind::general, 2560, split_gradient_refusal, nullptr, always_has_both, split_gradient_launch},
+    {"split_gradient", BackwardKind::general, 2560, split_refusal, nullptr, always_has_both, split_gradient_launch},
     {"simt_gradient", BackwardKind::general, 0, takes_all, nullptr, exact_has_both, simt_gradient_launch},
 };
 

@@ -48,8 +48,8 @@ void* take_from_pool(std::size_t bytes, int device, cudaStream_t stream, std::st
 std::int64_t release_pools();
 
 // The same for a scope: a block that an earlier scope of the stream left behind, else one from a pool of the library's
-// own that keeps what it has, given back on the stream when the scope ends. No synchronisation, and legal while a stream
-// is captured into a graph.
+// own that keeps what it has, given back on the stream when the scope ends. No synchronisation, and legal while a
+// stream is captured into a graph.
 class Workspace {
  public:
   Workspace(std::size_t bytes, int device, cudaStream_t stream, std::string_view operation);

@@ -152,8 +152,7 @@ std::int64_t members(const Problem& problem, TeamShape shape) {
 }
 
 std::int64_t items(const Problem& problem) {
-  return problem.batch * problem.kv_heads *
-         members(problem, shape_of(range_rule(problem), problem.spans.has_value()));
+  return problem.batch * problem.kv_heads * members(problem, shape_of(range_rule(problem), problem.spans.has_value()));
 }
 
 // Teams that share out the query heads of a kv head, so that more of the device is occupied: as many as divide them

@@ -115,8 +115,7 @@ class DirectForward {
 inline constexpr int direct_threads = 256;  // of one block at most, of which a multiprocessor has two
 
 template <class T, int Keys, bool Modified>
-__global__ void __launch_bounds__(direct_threads, 2)
-    direct_forward(const __grid_constant__ DirectArguments args) {
+__global__ void __launch_bounds__(direct_threads, 2) direct_forward(const __grid_constant__ DirectArguments args) {
   extern __shared__ float direct_scratch[];  // [DirectTile::scratch][threads]
   const unsigned task = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
   if (task >= args.tasks) {

@@ -16,8 +16,8 @@ Launch chosen(const ForwardArguments& arguments, DirectTeam team) {
   launch.name = "decode in exact f32";
   launch.kernel = reinterpret_cast<const void*>(exact_decode<Rows, Whole>);
   launch.threads = 32 * team.warps;
-  launch.shared_bytes =
-      sizeof(float) * static_cast<std::size_t>(ExactDecode<Rows, Whole>::floats(shared, static_cast<int>(arguments.head_dim)));
+  launch.shared_bytes = sizeof(float) * static_cast<std::size_t>(ExactDecode<Rows, Whole>::floats(
+                                            shared, static_cast<int>(arguments.head_dim)));
   launch.query_block = Rows;
   launch.key_block = exact_chunk;
   launch.stages = team.warps;  // each has a chunk on its way

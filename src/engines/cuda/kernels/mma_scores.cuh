@@ -86,13 +86,13 @@ __device__ inline std::uint32_t kept_slots(const MmaThread& thread, const Dropou
   return bits;
 }
 
-// The same in a tile whose rows are keys, the first a multiple of 4. Of each quad of keys the four lanes that hold one of
-// them draw one query and half of the rows each, and exchange what they found.
+// The same in a tile whose rows are keys, the first a multiple of 4. Of each quad of keys the four lanes that hold one
+// of them draw one query and half of the rows each, and exchange what they found.
 template <int Tiles>
 __device__ inline std::uint32_t kept_slots_transposed(const MmaThread& thread, const DropoutArguments& dropout,
                                                       std::int64_t b, std::int64_t h, std::int64_t first_key,
                                                       std::int64_t first_query) {
-  static_assert(Tiles <= 8);  // bits of a byte
+  static_assert(Tiles <= 8);               // bits of a byte
   const int drawn = thread.lane >> 2 & 3;  // slots 4 t + drawn
   const std::int64_t quad = (first_key + thread.warp * 16 + drawn / 2 * 8) / 4 + thread.lane / 16;
   const std::int64_t query = first_query + 2 * (thread.lane % 4) + drawn % 2;

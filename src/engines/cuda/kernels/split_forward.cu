@@ -1,6 +1,5 @@
-#include "engines/cuda/kernels/split_forward.cuh"
-
 #include "engines/cuda/kernels/forward_kernels.h"
+#include "engines/cuda/kernels/split_forward.cuh"
 
 namespace headway::cuda {
 namespace {

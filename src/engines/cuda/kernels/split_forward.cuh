@@ -142,7 +142,8 @@ class SplitForward {
         here().marked_keys[stage ^ 1] = here().marked_values[stage ^ 1] = 0;
       }
       split_rows<threads, keys, Depth, score_limits>(staged_, keys_, key_plane, &here().marked_keys[stage]);
-      split_rows<threads, keys, Depth, sum_limits>(staged_ + staged_size, values_, key_plane, &here().marked_values[stage]);
+      split_rows<threads, keys, Depth, sum_limits>(staged_ + staged_size, values_, key_plane,
+                                                   &here().marked_values[stage]);
       __syncthreads();
       const std::int64_t next = next_from(key + keys);
       if (next < end) {
@@ -180,8 +181,7 @@ class SplitForward {
       const KeyRange range = here().ranges[r];
       return Pair{first_ + r, key + c, key + c >= range.begin && key + c < range.end};
     };
-    const bool plain =
-        modifiers.only_scale() && key >= here().range.full_begin && key + keys <= here().range.full_end;
+    const bool plain = modifiers.only_scale() && key >= here().range.full_begin && key + keys <= here().range.full_end;
     if (!plain) {
       __syncthreads();  // everybody has read the keys: their place becomes the scratch
     }

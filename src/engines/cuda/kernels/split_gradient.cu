@@ -1,7 +1,6 @@
-#include "engines/cuda/kernels/split_gradient.cuh"
-
 #include "engines/cuda/kernels/kernels.h"
 #include "engines/cuda/kernels/launch.cuh"
+#include "engines/cuda/kernels/split_gradient.cuh"
 
 namespace headway::cuda {
 namespace {

@@ -141,8 +141,8 @@ __device__ inline void add_small(const float (&small)[Chains][Tiles][4], float (
   }
 }
 
-// c = own[16 rows of this warp] other[8 Tiles rows]^T over features [from, to), `from` a multiple of 16. Planes of `own`
-// and `other` lie so many bytes apart.
+// c = own[16 rows of this warp] other[8 Tiles rows]^T over features [from, to), `from` a multiple of 16. Planes of
+// `own` and `other` lie so many bytes apart.
 template <int Depth, int Tiles>
 __device__ inline void multiply_split_rows(const MmaThread& thread, const unsigned char* own, int own_plane,
                                            const unsigned char* other, int other_plane, int from, int to,
@@ -233,7 +233,8 @@ __device__ inline void multiply_split_coefficients(const MmaThread& thread, cons
 }
 
 // Products of the tile's rows and columns that could not be split, in f32: the bits say which columns, and which of the
-// two rows of a thread of the warp-th 16 rows. In order, and on copies in local memory, because the calls should take few registers.
+// two rows of a thread of the warp-th 16 rows. In order, and on copies in local memory, because the calls should take
+// few registers.
 __device__ __noinline__ inline void plain_products(const RowSource<float> own, const RowSource<float> others,
                                                    std::int64_t width, std::uint32_t marked_columns,
                                                    std::uint32_t marked_rows, int warp, float* products, int slots) {
@@ -269,9 +270,9 @@ __device__ inline void replace_products(const RowSource<float>& own, const RowSo
 // What of the tile's marked rows was taken out, times the rows' coefficients p, goes to the sums of exactly those rows
 // that may see it. The sums begin with feature `from`. On copies in local memory, to keep the walk's own in registers.
 template <SplitLimits limits>
-__device__ __noinline__ void add_taken_out_to(const RowSource<float> rows, std::int64_t width,
-                                              std::uint32_t marked, const float* p, float scale,
-                                              std::uint32_t forbidden, float* sums, int from, int tiles) {
+__device__ __noinline__ void add_taken_out_to(const RowSource<float> rows, std::int64_t width, std::uint32_t marked,
+                                              const float* p, float scale, std::uint32_t forbidden, float* sums,
+                                              int from, int tiles) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll 1
   for (; marked != 0; marked &= marked - 1) {

@@ -14,8 +14,8 @@ __device__ __forceinline__ const T& hidden(const T& object) {
   return *address;
 }
 
-// The same number, of which the compiler knows nothing any more: what is computed from it is computed again in each turn
-// of a loop instead of being kept in registers.
+// The same number, of which the compiler knows nothing any more: what is computed from it is computed again in each
+// turn of a loop instead of being kept in registers.
 __device__ __forceinline__ void hide(int& number) { asm volatile("" : "+r"(number)); }
 __device__ __forceinline__ void hide(std::int64_t& number) { asm volatile("" : "+l"(number)); }
 
