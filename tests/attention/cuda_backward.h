@@ -56,6 +56,35 @@ class CudaBackward : public CudaEngine {
   }
 };
 
+// NaN and infinities in the keys and values [B,1,Sk,D] that no row sees, and NaN in grad_out of rows that see nothing.
+// How many rows that were.
+inline int poison_what_no_row_sees(const Spec& spec, const Shape& shape, Inputs& inputs, Tensor& grad_out) {
+  const double bad[] = {NAN, INFINITY, -INFINITY};
+  int poisoned = 0;
+  for (std::int64_t b = 0; b < shape.batch; ++b) {
+    for (std::int64_t j = 0; j < shape.keys; ++j) {
+      bool seen = false;
+      for (std::int64_t h = 0; h < shape.heads; ++h)
+        for (std::int64_t i = 0; i < shape.queries && !seen; ++i) seen = allowed(spec, b, h, i, j);
+      if (seen) continue;
+      const auto n = static_cast<std::size_t>(poisoned++);
+      for (std::int64_t d = 0; d < shape.head_dim; ++d) {
+        set(inputs.k, {b, 0, j, d}, bad[n % 3]);
+        set(inputs.v, {b, 0, j, d}, bad[(n + 1) % 3]);
+      }
+    }
+    for (std::int64_t h = 0; h < shape.heads; ++h)
+      for (std::int64_t i = 0; i < shape.queries; ++i) {
+        bool sees = false;
+        for (std::int64_t j = 0; j < shape.keys && !sees; ++j) sees = allowed(spec, b, h, i, j);
+        if (sees) continue;
+        ++poisoned;
+        for (std::int64_t d = 0; d < shape.head_dim; ++d) set(grad_out, {b, h, i, d}, NAN);
+      }
+  }
+  return poisoned;
+}
+
 // Gradients [1,1,S,D]: NaN where hit(i, d) says that a poisoned row reaches them, else what they were before.
 template <class Hit>
 void expect_nan_where(const Tensor& now, const Tensor& before, const char* what, const Hit& hit) {
