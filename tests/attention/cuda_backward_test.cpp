@@ -348,6 +348,10 @@ TEST_F(CudaBackward, is_told_by_the_plan_and_what_it_leaves_to_others_with_the_r
     EXPECT_GT(plan(dim).shared_bytes, 200000);
   }
   for (std::int64_t dim : {64, 128, 256}) EXPECT_EQ(plan(dim, DType::f32).kernel, "f32 tiles in three bf16 parts");
+  for (std::int64_t dim : {64, 128}) {
+    EXPECT_EQ(plan(dim, DType::f32).key_block, 64);
+    EXPECT_EQ(plan(dim, DType::f32).stages, 2);
+  }
   ASSERT_EQ(plan(100).passed_kernels.size(), 2u);
   EXPECT_EQ(plan(100).passed_kernels[0].kernel, "short_gradient");
   EXPECT_NE(plan(100).passed_kernels[0].reason.find("500 keys"), std::string::npos);

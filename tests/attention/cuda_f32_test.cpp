@@ -20,6 +20,16 @@ class CudaF32 : public CudaEngine {
     return inputs.call(options);
   }
 
+  // Whether such a call would go to the kernel in parts: the tensors themselves lie in host memory.
+  static bool is_split(const Call& call) {
+    alignas(16) static double anything[2];
+    const auto on_device = [](const ConstTensorView& view) {
+      return ConstTensorView(anything, view.dtype(), view.sizes(), Device{DeviceType::cuda, 0});
+    };
+    return explain(on_device(call.q), on_device(call.k), on_device(call.v), call.options).kernel ==
+           "f32 tiles in three bf16 parts";
+  }
+
   // Every element becomes value(old one, number of the element).
   static void change(Tensor& tensor, const std::function<float(float, std::int64_t)>& value) {
     auto* data = static_cast<float*>(tensor.data());
@@ -64,6 +74,7 @@ TEST_F(CudaF32, is_within_the_contracts_bounds_over_many_tiles) {
         {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 300, .keys = 2500, .head_dim = dim, .value_dim = dim});
     for (const Window& window : {Window{}, Window{1500, 70}}) {
       const Call call = on_cuda(inputs, {.window = window});
+      EXPECT_TRUE(is_split(call));
       expect_contract(call);
     }
   }

@@ -64,8 +64,8 @@ SplitShape split_shape(const Problem& problem, const Launch& launch) {
   return {problem.batch * problem.kv_heads, launch.splits, launch.row_tiles * decode_rows, problem.value_dim};
 }
 
-}  // namespace
-
+// Whether tiles of 16 rows serve: one, or for few queries of large groups of heads up to four, which read keys no
+// oftener than the heads would by themselves.
 bool has_few_rows(const Problem& problem) {
   const std::int64_t group = problem.kv_heads > 0 ? problem.heads / problem.kv_heads : 0;
   if (group == 0 || problem.query_len == 0 || problem.query_len > decode_rows) {
@@ -74,8 +74,6 @@ bool has_few_rows(const Problem& problem) {
   constexpr std::int64_t most_tiles = 4;
   return row_tiles(problem) <= std::max<std::int64_t>(1, std::min(most_tiles, group / 2));
 }
-
-namespace {
 
 // Of every kernel here.
 std::optional<std::string> common_refusal(const Problem& problem) {

@@ -10,10 +10,6 @@
 
 namespace headway::cuda {
 
-// Whether tiles of 16 rows serve: one, or for few queries of large groups of heads up to four, which read keys no
-// oftener than the heads would by themselves.
-bool has_few_rows(const Problem& problem);
-
 // Why the kernel for every chip, or the one with tiles from the copy engine, does not take a call; the same over keys
 // in pages, and in 8-bit ones.
 std::optional<std::string> decode_refusal(const Problem& problem);

@@ -13,11 +13,11 @@ namespace {
 
 constexpr std::int64_t rows_of_tile = 16;
 
-// Query rows of all heads that share a kv head, in tiles.
-std::int64_t row_tiles(const Problem& problem) {
-  const std::int64_t rows = problem.query_len * (problem.heads / std::max<std::int64_t>(problem.kv_heads, 1));
-  return (rows + rows_of_tile - 1) / rows_of_tile;
+// Query rows of all heads that share a kv head; in tiles.
+std::int64_t group_rows(const Problem& problem) {
+  return problem.query_len * (problem.heads / std::max<std::int64_t>(problem.kv_heads, 1));
 }
+std::int64_t row_tiles(const Problem& problem) { return (group_rows(problem) + rows_of_tile - 1) / rows_of_tile; }
 
 std::int64_t tasks_of(const Problem& problem) { return problem.batch * problem.kv_heads * row_tiles(problem); }
 
@@ -134,10 +134,6 @@ cudaError_t queue_direct_forward(const ForwardProblem& problem, const Launch& la
 // ---- In exact f32 ----
 
 namespace {
-
-std::int64_t group_rows(const Problem& problem) {
-  return problem.query_len * (problem.heads / std::max<std::int64_t>(problem.kv_heads, 1));
-}
 
 // Of a tile.
 std::int64_t exact_rows(const Problem& problem) {

@@ -11,7 +11,7 @@ template <int Rows, bool Whole>
 Launch chosen(const ForwardArguments& arguments, DirectTeam team) {
   const std::int64_t rows = arguments.group * arguments.query_len;
   const TeamShared shared{team.warps, static_cast<int>(std::min<std::int64_t>(rows, Rows)),
-                          static_cast<int>(arguments.value_dim), exact_features, true};
+                          static_cast<int>(arguments.value_dim)};
   Launch launch;
   launch.name = "decode in exact f32";
   launch.kernel = reinterpret_cast<const void*>(exact_decode<Rows, Whole>);

@@ -16,8 +16,7 @@
 
 namespace headway::cuda {
 
-constexpr int exact_chunk = 32;      // keys of a warp in a round
-constexpr int exact_features = 128;  // of the output, made together: 4 a lane
+constexpr int exact_chunk = 32;  // keys of a warp in a round
 
 // Rows of keys or values, from the first of a round on.
 template <bool Whole>
@@ -41,9 +40,7 @@ struct ExactRows {
 };
 
 template <int Rows, bool Whole>
-class ExactDecode : TeamRows<float, exact_features, true> {
-  using Base = TeamRows<float, exact_features, true>;
-
+class ExactDecode : TeamRows {
  public:
   // Queries [Rows][head_dim] and weights [warps][Rows][32] lie behind the rest.
   __host__ __device__ static constexpr int floats(const TeamShared& layout, int head_dim) {
@@ -51,7 +48,7 @@ class ExactDecode : TeamRows<float, exact_features, true> {
   }
 
   __device__ ExactDecode(const DirectArguments& args, float* shared)
-      : Base(args, shared),
+      : TeamRows(args, shared),
         width_(static_cast<int>(args.head_dim)),
         queries_(shared + layout_.end()),
         weights_(queries_ + Rows * width_ + warp_ * Rows * exact_chunk) {}
@@ -84,7 +81,7 @@ class ExactDecode : TeamRows<float, exact_features, true> {
     if (warp_ == 0 && lane_ < Rows) {
       share(lane_, row_);
     }
-    merge(1.0f);
+    merge();
   }
 
  private:
@@ -129,7 +126,7 @@ class ExactDecode : TeamRows<float, exact_features, true> {
     weigh(scores);
     __syncwarp();
 #pragma unroll 1
-    for (int d = 0; d < layout_.width; d += exact_features) {
+    for (int d = 0; d < layout_.width; d += team_features) {
       leave(key, d);
       __syncthreads();
       if (d == 0 && lane_ < Rows) {

@@ -1,6 +1,5 @@
-// A part of exact_decode.cuh: the sums of a tile's rows in shared
-// memory, to which the warps of a block add theirs in order, and at last the blocks of the cluster, which read each
-// other's.
+// A part of exact_decode.cuh: the sums of a tile's rows in shared memory, compensated, to which the warps of a block
+// add theirs in order, and at last the blocks of the cluster, which read each other's.
 #pragma once
 
 #include "engines/cuda/kernels/compensated_sum.cuh"
@@ -16,27 +15,26 @@ namespace headway::cuda {
 constexpr int team_most_warps = 16;  // of a block
 constexpr int team_most_blocks = 8;  // of a cluster
 constexpr int team_most_rows = 16;   // of a tile
+constexpr int team_features = 128;   // of the output, made together: 4 a lane
 
-// Dynamic shared memory, in floats; a tile has `rows` rows of `width` value features, of which `features` are made
-// together. The pieces that other blocks read are where they are in every block of a cluster.
+// Dynamic shared memory, in floats; a tile has `rows` rows of `width` value features. The pieces that other blocks read
+// are where they are in every block of a cluster.
 struct TeamShared {
-  int warps, rows, width, features;
-  bool compensated;
+  int warps, rows, width;
 
-  HEADWAY_HOST_DEVICE constexpr int sums() const { return 0; }             // [rows][width]
-  HEADWAY_HOST_DEVICE constexpr int lost() const { return rows * width; }  // what rounding took from them
-  HEADWAY_HOST_DEVICE constexpr int statistics() const { return rows * width * (compensated ? 2 : 1); }  // [2][16]
-  HEADWAY_HOST_DEVICE constexpr int highest() const { return statistics() + 2 * team_most_rows; }        // [warps][16]
-  HEADWAY_HOST_DEVICE constexpr int totals() const { return highest() + team_most_rows * warps; }        // [warps][16]
-  HEADWAY_HOST_DEVICE constexpr int factors() const { return totals() + team_most_rows * warps; }        // [16]
-  HEADWAY_HOST_DEVICE constexpr int shares() const { return factors() + team_most_rows; }                // [8][16]
+  HEADWAY_HOST_DEVICE constexpr int sums() const { return 0; }                       // [rows][width]
+  HEADWAY_HOST_DEVICE constexpr int lost() const { return rows * width; }            // what rounding took from them
+  HEADWAY_HOST_DEVICE constexpr int statistics() const { return 2 * rows * width; }  // [2][16]
+  HEADWAY_HOST_DEVICE constexpr int highest() const { return statistics() + 2 * team_most_rows; }  // [warps][16]
+  HEADWAY_HOST_DEVICE constexpr int totals() const { return highest() + team_most_rows * warps; }  // [warps][16]
+  HEADWAY_HOST_DEVICE constexpr int factors() const { return totals() + team_most_rows * warps; }  // [16]
+  HEADWAY_HOST_DEVICE constexpr int shares() const { return factors() + team_most_rows; }          // [8][16]
   HEADWAY_HOST_DEVICE constexpr int parts() const { return shares() + team_most_rows * team_most_blocks; }
-  HEADWAY_HOST_DEVICE constexpr int part_stride() const { return features + 4; }
+  HEADWAY_HOST_DEVICE constexpr int part_stride() const { return team_features + 4; }
   HEADWAY_HOST_DEVICE constexpr int part() const { return rows * part_stride(); }
   HEADWAY_HOST_DEVICE constexpr int end() const { return parts() + warps * part(); }  // parts [warps][rows][stride]
 };
 
-template <class T, int Features, bool Compensated>
 class TeamRows {
  protected:
   __device__ TeamRows(const DirectArguments& args, float* shared)
@@ -45,7 +43,7 @@ class TeamRows {
         lane_(static_cast<int>(threadIdx.x) % 32),
         warps_(static_cast<int>(blockDim.x) / 32),
         rank_(blockIdx.x % args.cluster),
-        layout_{warps_, static_cast<int>(args.rows), static_cast<int>(args.value_dim), Features, Compensated},
+        layout_{warps_, static_cast<int>(args.rows), static_cast<int>(args.value_dim)},
         shared_(shared) {}
 
   // Row r of the kv head is query r / group of head g * group + r % group.
@@ -84,11 +82,12 @@ class TeamRows {
     return sum;
   }
 
-  // The warps' sums of value features [d, d + Features) join those of the rounds before.
+  // The warps' sums of value features [d, d + 128) join those of the rounds before.
   __device__ void add_parts(int d, bool is_first) {
     const float *parts = shared_ + layout_.parts(), *factors = shared_ + layout_.factors();
-    for (int task = static_cast<int>(threadIdx.x); task < real_rows_ * Features; task += static_cast<int>(blockDim.x)) {
-      const int r = task / Features, c = task % Features;
+    for (int task = static_cast<int>(threadIdx.x); task < real_rows_ * team_features;
+         task += static_cast<int>(blockDim.x)) {
+      const int r = task / team_features, c = task % team_features;
       if (d + c < layout_.width) {
         const float* from = parts + r * layout_.part_stride() + c;
         float sum = 0;
@@ -99,15 +98,11 @@ class TeamRows {
         const int at = r * layout_.width + d + c;
         CompensatedSum<float> all;
         if (!is_first) {
-          all = {shared_[layout_.sums() + at], Compensated ? shared_[layout_.lost() + at] : 0.0f};
+          all = {shared_[layout_.sums() + at], shared_[layout_.lost() + at]};
           all.multiply(factors[r]);
         }
-        if constexpr (Compensated) {
-          all.add(sum);
-          shared_[layout_.lost() + at] = all.lost;
-        } else {
-          all.value += sum;
-        }
+        all.add(sum);
+        shared_[layout_.lost() + at] = all.lost;
         shared_[layout_.sums() + at] = all.value;
       }
     }
@@ -118,15 +113,14 @@ class TeamRows {
     shared_[layout_.statistics() + team_most_rows + row] = statistics.total;
   }
 
-  // What the blocks found, once all have shared their rows' statistics: each block stores a part of the rows,
-  // multiplied by `scale` too.
-  __device__ void merge(float scale) {
+  // What the blocks found, once all have shared their rows' statistics: each block stores a part of the rows.
+  __device__ void merge() {
     synchronize();
     const int size = static_cast<int>(args_.cluster);
     const std::uint32_t base = ptx::shared_address(shared_);
     float *shares = shared_ + layout_.shares(), *factors = shared_ + layout_.factors();
     if (static_cast<int>(threadIdx.x) < real_rows_) {
-      factors[threadIdx.x] = close(static_cast<int>(threadIdx.x), base, shares) * scale;
+      factors[threadIdx.x] = close(static_cast<int>(threadIdx.x), base, shares);
     }
     __syncthreads();
     const int chunks = (layout_.width + 7) / 8;
@@ -145,7 +139,8 @@ class TeamRows {
       for (float& number : eight) {
         number *= factors[r];
       }
-      T* row = head_of<T>(args_.out, b_, head_of_row(r)) + (sequence_.query_begin + query_of_row(r)) * args_.out.row;
+      float* row =
+          head_of<float>(args_.out, b_, head_of_row(r)) + (sequence_.query_begin + query_of_row(r)) * args_.out.row;
       store_eight(args_, row, d, eight);
     }
     synchronize();  // the rows are stored, and nobody reads this block's memory any more
@@ -224,7 +219,7 @@ class TeamRows {
 #pragma unroll 1
     for (int r = warp_; r < real_rows_; r += warps_) {
       if (again()[r]) {
-        attend_plainly<T>(args_, b_, head_of_row(r), query_of_row(r), 0, args_.value_dim);
+        attend_plainly<float>(args_, b_, head_of_row(r), query_of_row(r), 0, args_.value_dim);
       }
     }
   }
