@@ -72,7 +72,7 @@ BackwardSequence random_sequence(std::mt19937& random) {
   const auto between = [&](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
   BackwardSequence one{};
   one.shape = static_cast<TeamShape>(between(0, 2));
-  one.row_bits = between(6, 7);
+  one.row_bits = static_cast<std::uint8_t>(between(6, 7));
   one.group = between(1, 4);
   one.real_queries = between(0, 1500);
   one.valid_keys = between(0, 3) == 0 ? one.real_queries : between(0, 3000);
@@ -110,6 +110,37 @@ TEST(BackwardOrder, lets_nobody_wait_for_ever) {
   }
 }
 
+// Teams that share the query tiles of a sequence out have all of them together, each in an order of its own.
+TEST(BackwardOrder, holds_for_each_of_the_teams_that_share_query_tiles_out) {
+  std::mt19937 random(3);
+  for (int run = 0; run < 3000; ++run) {
+    BackwardSequence sequence = random_sequence(random);
+    const int teams = std::uniform_int_distribution(1, 5)(random);
+    std::map<std::pair<int, int>, std::vector<int>> ranks;
+    int end = 0;
+    for (int team = 0; team < teams; ++team) {
+      sequence.share = query_share(sequence, team, teams);
+      ASSERT_EQ(sequence.share.begin, end) << "run " << run;
+      end = sequence.share.end;
+      const auto all = additions(sequence);
+      ASSERT_GE(steps_taken(sequence, all), 0) << "run " << run << ", team " << team;
+      for (const auto& member : all)
+        for (const Addition& one : member) {
+          ASSERT_TRUE(sequence.share.begin <= one.to.second && one.to.second < sequence.share.end);
+          ranks[one.to].push_back(one.rank);
+        }
+    }
+    ASSERT_EQ(end, sequence.query_tiles());
+    for (int head = 0; head < sequence.group; ++head)
+      for (int tile = 0; tile < sequence.query_tiles(); ++tile) {
+        std::vector<int> found = ranks[{head, tile}];
+        std::sort(found.begin(), found.end());
+        ASSERT_EQ(static_cast<int>(found.size()), sequence.keys_of(tile).count());
+        for (std::size_t x = 0; x < found.size(); ++x) ASSERT_EQ(found[x], static_cast<int>(x)) << "run " << run;
+      }
+  }
+}
+
 TEST(BackwardOrder, hands_out_every_member_once_and_a_head_s_chunks_in_their_order) {
   for (const bool spread : {false, true})
     for (int heads : {1, 3, 8})
@@ -140,7 +171,7 @@ TEST(BackwardOrder, keeps_nobody_waiting_in_self_attention) {
         for (int length : {2048, 4000, 4096, 16384}) {
           BackwardSequence one{};
           one.shape = causal ? TeamShape::triangle : TeamShape::square;
-          one.row_bits = row_bits;
+          one.row_bits = static_cast<std::uint8_t>(row_bits);
           one.group = group;
           one.real_queries = one.valid_keys = length;
           one.left = unlimited;

@@ -333,7 +333,7 @@ void describe_backward(const Problem& problem, const BackwardChoice& choice, Pla
                             own_bytes(problem, kind) + coarse_bytes(problem, rows_a_tile(problem, kind));
   if (kind == BackwardKind::hopper) {
     if (const std::int64_t parts = hopper_backward_parts(problem); parts > 1) {
-      plan.kernel = text(plan.kernel, ", the query heads of a kv head in ", parts, " parts");
+      plan.kernel = text(plan.kernel, ", the queries of a kv head in ", parts, " parts");
     }
   }
   plan.scratch_bytes = static_cast<double>(bytes);

@@ -155,19 +155,50 @@ std::int64_t items(const Problem& problem) {
   return problem.batch * problem.kv_heads * members(problem, shape_of(range_rule(problem), problem.spans.has_value()));
 }
 
-// Teams that share out the query heads of a kv head, so that more of the device is occupied: as many as divide them
-// evenly and run at once. A pack's sequences have their bits in any pack, and in an invariant batch those of the pack.
-std::int64_t parts_of(const Problem& problem) {
+// Teams that share out the query heads of a kv head, and the query tiles of those.
+struct TeamParts {
+  std::int64_t heads = 1, queries = 1;
+  std::int64_t total() const { return heads * queries; }
+};
+
+// About how long a call takes, in microseconds: blocks come in waves, each of which starts and then does its steps (as
+// measured on an H200), and the sums of parts are written and read.
+double time_in_parts(const Problem& problem, TeamParts parts, std::int64_t whole_items, std::int64_t whole_steps) {
+  constexpr double start = 4.0, step = 2.4, launch = 3.0, bytes_a_microsecond = 3.3e6;
+  const std::int64_t waves = blocks_of(whole_items * parts.total(), device_of(problem).multiprocessors);
+  const double steps = static_cast<double>(blocks_of(whole_steps, parts.total()));
+  const double written = static_cast<double>(parts.total() * problem.batch * problem.kv_heads * problem.key_len *
+                                             (problem.head_dim + problem.value_dim)) *
+                         sizeof(float);
+  return static_cast<double>(waves) * (start + steps * step) +
+         (parts.total() == 1 ? 0.0 : launch + 2.0 * written / bytes_a_microsecond);
+}
+
+// The parts with which the device is occupied best. A pack's sequences have their bits in any pack, and in an invariant
+// batch those of the pack.
+TeamParts parts_of(const Problem& problem) {
+  TeamParts best;
   if (has_two_kernels(problem) || problem.packed() || problem.batch_invariant || problem.kv_heads == 0) {
-    return 1;
+    return best;
   }
-  const std::int64_t group = problem.heads / problem.kv_heads;
-  const std::int64_t most = device_of(problem).multiprocessors / std::max<std::int64_t>(1, items(problem));
-  std::int64_t parts = std::clamp<std::int64_t>(most, 1, group);
-  while (group % parts != 0) {
-    --parts;
+  const std::int64_t group = problem.heads / problem.kv_heads, whole_items = std::max<std::int64_t>(1, items(problem));
+  const std::int64_t tiles = blocks_of(problem.query_len, kernel_of(problem).tile.queries);
+  // A part has two query tiles or more. Spans have walks of their own.
+  const std::int64_t most_queries = problem.spans ? 1 : std::max<std::int64_t>(1, tiles / 2);
+  const std::int64_t most = 4 * device_of(problem).multiprocessors / whole_items;
+  constexpr double gain = 0.95;  // that makes it worth while
+  double least = gain * time_in_parts(problem, best, whole_items, group * tiles);
+  for (std::int64_t heads = 1; heads <= std::min(most, group); ++heads) {
+    for (std::int64_t queries = 1; group % heads == 0 && queries <= std::min(most / heads, most_queries); ++queries) {
+      const TeamParts parts{heads, queries};
+      if (const double time = time_in_parts(problem, parts, whole_items, group * tiles);
+          parts.total() > 1 && time < least) {
+        best = parts;
+        least = gain * time;
+      }
+    }
   }
-  return parts;
+  return best;
 }
 
 // Members of a team that run at once, as a rule: as many as can.
@@ -182,9 +213,10 @@ std::int64_t chunk_of(const Problem& problem, TeamShape shape) {
   if (problem.packed() || problem.batch_invariant) {
     return usual;
   }
-  const std::int64_t parts = parts_of(problem), heads = problem.batch * problem.kv_heads * parts;
-  const std::int64_t steps =
-      problem.heads / problem.kv_heads / parts * blocks_of(problem.query_len, kernel_of(problem).tile.queries);
+  const TeamParts parts = parts_of(problem);
+  const std::int64_t heads = problem.batch * problem.kv_heads * parts.total();
+  const std::int64_t steps = problem.heads / problem.kv_heads *
+                             blocks_of(problem.query_len, kernel_of(problem).tile.queries) / parts.total();
   if (has_two_kernels(problem) || steps >= std::min(usual, members(problem, shape))) {
     return usual;
   }
@@ -197,7 +229,7 @@ struct PartBytes {
 };
 
 PartBytes part_bytes(const Problem& problem) {
-  const std::int64_t parts = parts_of(problem);
+  const std::int64_t parts = parts_of(problem).total();
   if (parts == 1) {
     return {};
   }
@@ -246,6 +278,16 @@ void place_scale(const Problem& problem, HopperBackwardArguments& arguments) {
   }
 }
 
+// Whether all keys are in one tile that every query tile sees: then dQ is no sum over blocks of threads.
+bool has_whole_query_gradients(const Problem& problem) {
+  const RangeRule rule = range_rule(problem);
+  const bool first_row_sees = rule.right >= RangeRule::unlimited || rule.alignment == Alignment::starts ||
+                              problem.key_len >= problem.query_len;
+  return !has_two_kernels(problem) && problem.key_len <= kernel_of(problem).tile.keys && !problem.packed() &&
+         !problem.spans && !problem.valid_lens && !problem.query_lens && rule.left >= RangeRule::unlimited &&
+         rule.alignment != Alignment::given && first_row_sees;
+}
+
 int bounded_distance(std::int64_t distance) {
   return static_cast<int>(std::min<std::int64_t>(distance, std::int64_t{1} << 29));
 }
@@ -288,6 +330,11 @@ HopperBackwardArguments arguments_of(const BackwardProblem& problem, const Hoppe
   result.mask_end = end_of_rows(problem.mask);
   result.bias_end = end_of_rows(problem.bias);
   result.tiles_a_head = tiles_a_head(problem, tile);
+  result.whole_query_gradients = has_whole_query_gradients(problem);
+  if (result.whole_query_gradients && problem.dq) {
+    result.query_gradient_map = tensor_map(*problem.dq, tile.queries, problem.operation);
+    result.query_gradient_steps = steps_of(*problem.dq);
+  }
   if (has_two_kernels(problem)) {
     result.query_tiles = static_cast<int>(query_tiles(problem));
     result.tiles = static_cast<int>(problem.batch * problem.heads * query_tiles(problem));
@@ -304,7 +351,9 @@ struct TileBytes {
 TileBytes tile_bytes(const Problem& problem, const HopperBackwardTile& tile) {
   const auto tiles = static_cast<std::size_t>(all_tiles(problem, tile));
   return {tiles * static_cast<std::size_t>(tile.queries) * sizeof(float),
-          has_two_kernels(problem) ? 0 : tiles * static_cast<std::size_t>(tile.gradient_numbers()) * sizeof(float),
+          has_two_kernels(problem) || has_whole_query_gradients(problem)
+              ? 0
+              : tiles * static_cast<std::size_t>(tile.gradient_numbers()) * sizeof(float),
           tiles * sizeof(int)};
 }
 
@@ -378,7 +427,7 @@ Launch hopper_backward_launch(const Problem& problem) {
   launch.query_block = kernel.tile.queries;
   launch.key_block = kernel.tile.keys;
   launch.row_tiles = blocks_of(problem.key_len, kernel.tile.keys);
-  launch.tasks = problem.batch * problem.kv_heads * launch.row_tiles * parts_of(problem);
+  launch.tasks = problem.batch * problem.kv_heads * launch.row_tiles * parts_of(problem).total();
   launch.stages = HopperBackwardTile::stages;
   return launch;
 }
@@ -391,33 +440,48 @@ std::size_t hopper_backward_bytes(const Problem& problem) {
          Workspace::rounded(2 * sizeof(int)) + part_bytes(problem).keys + part_bytes(problem).values;
 }
 
-std::int64_t hopper_backward_parts(const Problem& problem) { return parts_of(problem); }
+std::int64_t hopper_backward_parts(const Problem& problem) { return parts_of(problem).total(); }
 
 namespace {
 
-// Blocks wait for each other, so all have to run at once: a cooperative launch is one that does or fails.
-void launch_together(const BackwardProblem& problem, const HopperBackwardKernel& kernel, HopperBackwardArguments& all) {
+// Up to head dim 128. Blocks that add to the same sums wait for each other, so all have to run at once: a cooperative
+// launch is one that does or fails. Others may begin before the row statistics are there.
+void launch_teams(const BackwardProblem& problem, const HopperBackwardKernel& kernel, HopperBackwardArguments& all) {
   allow_shared(kernel.function, kernel.shared_bytes, problem.operation);
+  cudaLaunchAttribute attribute{};
+  if (all.whole_query_gradients) {
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  } else {
+    attribute.id = cudaLaunchAttributeCooperative;
+    attribute.val.cooperative = 1;
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(grid_blocks(problem, all.items));
+  config.blockDim = dim3(HopperBackwardTile::threads);
+  config.dynamicSmemBytes = kernel.shared_bytes;
+  config.stream = static_cast<cudaStream_t>(problem.stream);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
   void* parameters[] = {&all};
-  check(cudaLaunchCooperativeKernel(kernel.function, dim3(grid_blocks(problem, all.items)),
-                                    dim3(HopperBackwardTile::threads), parameters, kernel.shared_bytes,
-                                    static_cast<cudaStream_t>(problem.stream)),
-        problem.operation, "launching hopper_backward");
+  check(cudaLaunchKernelExC(&config, kernel.function, parameters), problem.operation, "launching hopper_backward");
 }
 
-// Teams of query heads instead of kv heads, and the sums of what they find.
+// Several teams for a kv head, and the sums of what they find.
 void launch_in_parts(const BackwardProblem& problem, const HopperBackwardKernel& kernel,
                      const HopperBackwardArguments& whole, Workspace& workspace) {
   const PartBytes bytes = part_bytes(problem);
+  const TeamParts parts = parts_of(problem);
   HopperBackwardArguments all = whole;
   all.key_parts = static_cast<float*>(workspace.take(bytes.keys));
   all.value_parts = static_cast<float*>(workspace.take(bytes.values));
   HopperBackwardArguments teams = all;
-  teams.parts = static_cast<int>(parts_of(problem));
-  teams.kv_heads *= teams.parts;
-  teams.group /= teams.parts;
+  teams.parts = static_cast<int>(parts.total());
+  teams.query_parts = static_cast<int>(parts.queries);
+  teams.kv_heads *= parts.total();
+  teams.group /= parts.heads;
   teams.items *= teams.parts;
-  launch_together(problem, kernel, teams);
+  launch_teams(problem, kernel, teams);
   check(launch_backward_parts(all, problem.dtype(), teams.parts, static_cast<cudaStream_t>(problem.stream)),
         problem.operation, "launching the sums of parts");
 }
@@ -440,7 +504,7 @@ void queue_hopper_backward(const BackwardProblem& problem, const Arguments& argu
   const bool two = has_two_kernels(problem);
   HopperBackwardArguments all = arguments_of(problem, kernel.tile, arguments);
   all.coarse = coarse;
-  all.tile_sums = two ? nullptr : static_cast<float*>(workspace.take(bytes.sums));
+  all.tile_sums = bytes.sums == 0 ? nullptr : static_cast<float*>(workspace.take(bytes.sums));
   all.tile_lse = static_cast<float*>(workspace.take(bytes.rows));
   all.tile_delta = static_cast<float*>(workspace.take(bytes.rows));
   all.tile_turns = static_cast<int*>(workspace.take(bytes.numbers));
@@ -450,10 +514,10 @@ void queue_hopper_backward(const BackwardProblem& problem, const Arguments& argu
   auto* stream = static_cast<cudaStream_t>(problem.stream);
   check(launch_backward_rows(all, rows_of(problem.out), problem.dtype(), kernel.tile, stream), problem.operation,
         "launching the row statistics");
-  if (!two && parts_of(problem) > 1) {
+  if (!two && parts_of(problem).total() > 1) {
     launch_in_parts(problem, kernel, all, workspace);
   } else if (!two) {
-    launch_together(problem, kernel, all);
+    launch_teams(problem, kernel, all);
   }
   if (two && (problem.dk || problem.dv)) {
     launch_alone(problem, kernel, all.items, all, "launching hopper_key_gradients");

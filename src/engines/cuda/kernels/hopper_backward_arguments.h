@@ -39,8 +39,8 @@ struct HopperBackwardTile {
   static constexpr int producer_registers = 40, consumer_registers = 232;
   static constexpr int stages = 2;
 
-  HEADWAY_HOST_DEVICE constexpr int row_bits() const { return queries == 64 ? 6 : 7; }
-  HEADWAY_HOST_DEVICE constexpr int key_bits() const { return keys == 64 ? 6 : 7; }
+  HEADWAY_HOST_DEVICE constexpr std::uint8_t row_bits() const { return queries == 64 ? 6 : 7; }
+  HEADWAY_HOST_DEVICE constexpr std::uint8_t key_bits() const { return keys == 64 ? 6 : 7; }
   HEADWAY_HOST_DEVICE constexpr int panels() const { return head_dim / 64; }
   HEADWAY_HOST_DEVICE constexpr std::uint32_t key_bytes() const { return keys * head_dim * 2; }
   HEADWAY_HOST_DEVICE constexpr std::uint32_t query_bytes() const { return queries * head_dim * 2; }
@@ -74,10 +74,10 @@ struct HopperBackwardArguments : HopperArguments {
   Rows grad_out;
   Rows query_gradient, key_gradient, value_gradient;  // without data: not asked for
 
-  // Where there are few kv heads, the query heads of each are shared out to so many teams. What a team finds of dK and
-  // dV is one part, and parts are added up in their order (hopper_backward_parts.cu). For the kernel a team is a kv
-  // head.
-  int parts = 1;
+  // Where there are few kv heads, the query heads of each are shared out to several teams, and the query tiles of those
+  // to `query_parts` teams each. What a team finds of dK and dV is one part, and parts are added up in their order
+  // (hopper_backward_parts.cu). For the kernel a team is a kv head.
+  int parts = 1, query_parts = 1;
   float *key_parts = nullptr, *value_parts = nullptr;  // [B, Hkv * parts, Sk, D]
 
   TeamShape shape;
@@ -99,10 +99,15 @@ struct HopperBackwardArguments : HopperArguments {
   std::int64_t tiles_a_head;  // query tiles of a head; packed: of all its sequences
   // For each query tile of each head, in the order of query_tile_index.
   float *tile_lse, *tile_delta;  // of its rows; lse +inf where a row has no key
-  float* tile_sums;              // dQ: f32, as the threads that made it hold it; null above head dim 128
+  float* tile_sums;              // dQ: f32, as the threads that made it hold it; null where it is not kept
   int* tile_turns;               // contributions so far
   int* tile_poisoned;            // grad_out holds something that is not finite
   int* next_item;
+  // All keys are in one tile that every query tile sees, so dQ of a step is whole and leaves as rows: boxes of a query
+  // tile's rows.
+  bool whole_query_gradients;
+  CUtensorMap query_gradient_map;
+  MapSteps query_gradient_steps;
   CoarseRows coarse;  // a tile of rows is a query tile
 
   // Where the arrays above have tile 0 of a sequence. Packed sequences begin anywhere, so each may need one tile more

@@ -449,14 +449,41 @@ class HopperBackwardConsumer {
 
   // ---- Results ----
 
-  // In the order of the threads, which keeps the stores free of conflicts; see hopper_backward_rows.cu.
+  // As rows where they are whole; else in the order of the threads, which keeps the stores free of conflicts: see
+  // hopper_backward_rows.cu.
   __device__ __forceinline__ void store_query_gradients(std::uint32_t slot,
                                                         const float (&gradients)[tile.gradient_numbers() / 256]) {
+    if (args_.whole_query_gradients) {
+      store_query_rows(slot, gradients);
+      return;
+    }
     constexpr int chunks = tile.gradient_numbers() / 1024;
     auto* to = reinterpret_cast<float4*>(memory_.query_gradients[slot]) + thread_ / 128 * chunks * 128 + thread_ % 128;
 #pragma unroll
     for (int c = 0; c < chunks; ++c) {
       to[c * 128] = {gradients[4 * c], gradients[4 * c + 1], gradients[4 * c + 2], gradients[4 * c + 3]};
+    }
+  }
+
+  // Boxes of 64 columns, swizzled as their tensor map says.
+  __device__ __forceinline__ void store_query_rows(std::uint32_t slot,
+                                                   const float (&gradients)[tile.gradient_numbers() / 256]) {
+    const float scale = static_cast<float>(args_.scale);
+    const int group = thread_ / 128;
+    const int row = thread_ % 128 / 32 * 16 + (lane() & 15) + (tile.split_by_columns() ? 0 : group * 64);
+    const int first = tile.split_by_columns() ? group * tile.split_columns() : 0;  // column
+    const std::uint32_t box = shared_.of(offsetof(Memory, query_gradients), slot, tile.gradient_numbers() * 4) +
+                              first / 64 * (queries * 128) + row * 128;
+#pragma unroll
+    for (int k = 0; k < tile.split_columns() / 16; ++k) {
+      std::uint32_t packed[4];
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        packed[x] =
+            ptx::packed_pair<Half>(gradients[8 * k + 2 * x] * scale, gradients[8 * k + 2 * x + 1] * scale);
+      }
+      const int chunk = first % 64 / 8 + 2 * k + lane() / 16;
+      ptx::store_matrices(packed, box + ((chunk ^ (row & 7)) << 4));
     }
   }
 

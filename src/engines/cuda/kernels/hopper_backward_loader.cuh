@@ -41,6 +41,7 @@ class BackwardLoader {
     batch_ = batch;
     query_begin_ = static_cast<int>(sequence.query_begin);
     post.sequence = sequence_order(args_, sequence, batch, tile.row_bits(), tile.key_bits());
+    post.sequence.share = query_share(post.sequence, post.kv_head % args_.query_parts, args_.query_parts);
   }
 
   __device__ __forceinline__ void wait_for_post() {
@@ -81,7 +82,7 @@ class BackwardLoader {
 
   __device__ __forceinline__ BackwardStep step_at(const BackwardPost& post, int key_tile, BackwardPosition at,
                                                   bool first, bool last) const {
-    const int head = post.kv_head * post.sequence.group + at.head;
+    const int head = post.kv_head / args_.query_parts * post.sequence.group + at.head;
     const bool cut = post.sequence.is_edge(at.tile, key_tile);
     const int flags = (cut ? BackwardStep::cut : 0) | (cut || Memory::edges_everywhere ? BackwardStep::edge : 0) |
                       (first ? BackwardStep::first : 0) | (last ? BackwardStep::last : 0);

@@ -5,7 +5,8 @@
 // for each query tile lets them in one after another. The order is a rule on plain numbers: it depends on the sequence
 // alone, not on the batch around it nor on timing. The walks are laid out so that a turn has come when it is wanted.
 //
-// One sequence of one kv head is the work of a team. Its key tiles [0, N) are dealt to members; a member of a causal
+// One sequence of one kv head is the work of a team, or of several that share its query heads or its query tiles out: what
+// is said below holds for each of them by itself. Its key tiles [0, N) are dealt to members; a member of a causal
 // problem has two, N - 1 - i and i, which together are as long as any other's. For each of its tiles a member walks
 // over the (query head of the group, query tile) positions that see it, in ascending order, from a start of its own to
 // the end and then, wrapped around, from the beginning to that start. At one position contributions are ordered by
@@ -14,6 +15,7 @@
 // for what is smaller in (chunk, tile, wrapped, position, - key tile).
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "core/host_device.h"
@@ -45,18 +47,20 @@ inline constexpr int largest_chunk = 128;
 // largest_chunk fit into 31 bits.
 struct BackwardSequence {
   TeamShape shape;
-  int row_bits;  // a query tile has 2^row_bits rows
-  int group;     // query heads that share the kv head
+  std::uint8_t row_bits;      // a query tile has 2^row_bits rows
+  std::uint8_t key_bits = 7;  // a key tile has 2^key_bits keys
+  int group;                  // query heads that share the kv head
   int real_queries;
   int valid_keys;   // keys from here on nobody sees
   int left, right;  // query i sees keys from i + offset - left to i + offset + right
   int offset;
-  int chunk;         // members that run at once
-  int key_bits = 7;  // a key tile has 2^key_bits keys
+  int chunk;                      // members that run at once
+  TileSpan share = {0, 1 << 30};  // the team's own of the query tiles
 
   HEADWAY_HOST_DEVICE int key_rows() const { return 1 << key_bits; }
   HEADWAY_HOST_DEVICE int query_rows() const { return 1 << row_bits; }
   HEADWAY_HOST_DEVICE int query_tiles() const { return (real_queries + query_rows() - 1) >> row_bits; }
+  HEADWAY_HOST_DEVICE int own_query_tiles() const { return share.within({0, query_tiles()}).count(); }
 
   // Key tiles that some query sees all lie before this one.
   HEADWAY_HOST_DEVICE int seen_tiles() const {
@@ -69,13 +73,14 @@ struct BackwardSequence {
     return shape == TeamShape::triangle ? (seen_tiles() + 1) / 2 : seen_tiles();
   }
 
-  // The query tiles that see some key of a tile.
+  // The query tiles of the team that see some key of a tile.
   HEADWAY_HOST_DEVICE TileSpan queries_of(int key_tile) const {
     const int first = key_tile << key_bits;
     const int last = first + key_rows() < valid_keys ? first + key_rows() : valid_keys;
     const int low = first - right - offset > 0 ? first - right - offset : 0;
     const int high = last + left - offset < real_queries ? last + left - offset : real_queries;
-    return first >= last || low >= high ? TileSpan{} : TileSpan{low >> row_bits, ((high - 1) >> row_bits) + 1};
+    return first >= last || low >= high ? TileSpan{}
+                                        : share.within({low >> row_bits, ((high - 1) >> row_bits) + 1});
   }
 
   // The key tiles that some query of a tile sees.
@@ -96,6 +101,20 @@ struct BackwardSequence {
            last_key > first_query + offset + right;
   }
 };
+
+// The query tiles of one of several teams that share them out: as much work for each. Of a causal problem the last tiles
+// see most keys, and the first p of n teams have what the first sqrt(p / n) of the tiles have.
+HEADWAY_HOST_DEVICE inline TileSpan query_share(const BackwardSequence& sequence, int team, int teams) {
+  const int tiles = sequence.query_tiles();
+  const auto begin = [&](int number) {
+    if (sequence.shape != TeamShape::triangle) {
+      return static_cast<int>(static_cast<std::int64_t>(tiles) * number / teams);
+    }
+    return static_cast<int>(static_cast<float>(tiles) * sqrtf(static_cast<float>(number) / static_cast<float>(teams)) +
+                            0.5f);
+  };
+  return teams == 1 ? TileSpan{0, tiles} : TileSpan{begin(team), team + 1 == teams ? tiles : begin(team + 1)};
+}
 
 // The work of a block of threads: one member of one kv head's team. `team` counts chunks of members of all heads.
 struct BackwardItem {
@@ -138,7 +157,7 @@ struct BackwardChunk {
       first = {begin, end};
     }
     if (sequence.shape == TeamShape::square && begin < end) {
-      const int steps = sequence.group * sequence.query_tiles();
+      const int steps = sequence.group * sequence.own_query_tiles();
       spacing = steps / (end - begin);
       spacing_rest = steps - spacing * (end - begin);
     }

@@ -3,6 +3,7 @@
 
 #include "engines/cuda/kernels/hopper_backward_loader.cuh"
 #include "engines/cuda/kernels/hopper_backward_spans.cuh"
+#include "engines/cuda/ptx/dependent_launch.cuh"
 
 namespace headway::cuda {
 
@@ -19,6 +20,7 @@ class HopperBackwardProducer {
       : args_(args), memory_(memory), shared_(memory), loader_(args, memory), lane_(lane) {}
 
   __device__ __forceinline__ void run() {
+    ptx::wait_for_kernel_before();  // its lse, delta and counters
 #pragma unroll 1
     for (int item = next_item(); item < args_.items; item = next_item()) {
       const BackwardItem place = item_at(item);
@@ -167,7 +169,7 @@ class HopperBackwardProducer {
   TurnPosition turn_;
 };
 
-// Adds the query gradients of each step to their sum, when it is their turn.
+// Adds the query gradients of each step to their sum, when it is their turn; or stores them, where they are whole.
 template <int head_dim, HopperBackwardVariant variant>
 class HopperBackwardAdder {
  public:
@@ -188,7 +190,11 @@ class HopperBackwardAdder {
       }
 #pragma unroll 1
       for (int steps = post.steps; steps > 0; --steps) {
-        add_step();
+        if (args_.whole_query_gradients) {
+          store_step(post);
+        } else {
+          add_step();
+        }
       }
       ptx::barrier_arrive(shared_.of(offsetof(Memory, post_empty), position.slot));
       position.advance();
@@ -196,6 +202,30 @@ class HopperBackwardAdder {
   }
 
  private:
+  // Rows that are whole go where they belong.
+  __device__ __forceinline__ void store_step(const BackwardPost& post) {
+    ptx::barrier_wait(shared_.of(offsetof(Memory, turns_full), turn_.slot), turn_.parity);
+    const int number = memory_.turns[turn_.slot].tile - post.first_tile;
+    turn_.advance();
+    const int tiles = static_cast<int>(args_.tiles_a_head), head = number / tiles;
+    const int row = (number - head * tiles) * tile.queries;
+    const MapSteps steps = args_.query_gradient_steps;
+    const std::uint32_t from =
+        shared_.of(offsetof(Memory, query_gradients), stage_.slot, tile.gradient_numbers() * 4);
+    ptx::barrier_wait(shared_.of(offsetof(Memory, gradients_full), stage_.slot), stage_.parity);
+#pragma unroll
+    for (int panel = 0; panel < tile.panels(); ++panel) {
+      if (args_.query_gradient.data != nullptr && panel * 64 < args_.head_dim) {
+        ptx::store_box(from + panel * tile.queries * 128, &args_.query_gradient_map,
+                       {panel * 64, row, head * steps.head, post.batch * steps.batch});
+      }
+    }
+    ptx::bulk_commit();
+    ptx::bulk_wait_read();
+    ptx::barrier_arrive(shared_.of(offsetof(Memory, gradients_empty), stage_.slot));
+    stage_.advance();
+  }
+
   __device__ __forceinline__ void add_step() {
     constexpr std::uint32_t bytes = tile.gradient_numbers() * 4;
     if (!known_) {

@@ -62,6 +62,7 @@ template <class Half, int head_dim, int rows>
 __global__ void __launch_bounds__(row_threads)
     backward_rows(const __grid_constant__ HopperBackwardArguments args, const __grid_constant__ Rows out) {
   constexpr int lanes = head_dim / 8;  // of a row
+  ptx::let_next_kernel_start();
   const RowTile at = row_tile<rows>(args, blockIdx.x);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     *args.next_item = 0;
@@ -272,7 +273,7 @@ __global__ void __launch_bounds__(row_threads, 5) backward_finish(const __grid_c
   constexpr HopperBackwardTile tile{head_dim, rows};
   const BackwardSequence order = sequence_order(args, at.sequence, at.batch, tile.row_bits(), tile.key_bits());
   if constexpr (head_dim <= 128) {
-    if (args.query_gradient.data != nullptr) {
+    if (args.query_gradient.data != nullptr && !args.whole_query_gradients) {
       finish_queries<Half, head_dim, rows>(args, at, order);
     }
   }
