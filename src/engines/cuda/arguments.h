@@ -129,6 +129,18 @@ struct GradientArguments : Arguments {
   Rows gradient;        // of query or key
   Rows value_gradient;  // without data: not asked for, and so above
   GradientOf of;
+  // The walk of a tile is shared out to so many blocks. Above 1 the two gradients above are places of f32 sums in
+  // workspace, of the first part; those of the next part lie part_step and value_part_step numbers further.
+  int parts = 1;
+  std::int64_t part_step = 0, value_part_step = 0;
+};
+
+// One gradient as parts, [parts] x [B,H,S,D] in workspace, which are added up in their order.
+struct GradientPartsArguments {
+  Rows parts, gradient;
+  std::int64_t part_step;
+  int count;
+  std::int64_t batch, heads, rows, width;
 };
 
 // Rows whose lse says too little of their weights (kernels/plain_rows.cuh): the kernels for all pairs leave them out,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/text.h"
+#include "engines/cuda/gradient_parts.h"
 #include "engines/cuda/hopper_backward.h"
 #include "engines/cuda/kernels/kernels.h"
 #include "engines/cuda/kernels/short_gradient_kernels.h"
@@ -27,6 +28,7 @@ struct BackwardKernel {
   Refusal (*call_refusal)(const BackwardProblem& problem);  // of what is only known of a call; null: it takes any
   bool (*has_both_in_one)(const Problem& problem, const Arguments& arguments);  // dk and dv; null: all three
   Launch (*launch)(const GradientArguments& arguments, DType dtype);            // of general kernels
+  bool has_parts = false;                                                       // see gradient_parts.h
 };
 
 namespace {
@@ -48,7 +50,8 @@ constexpr BackwardKernel kernels[] = {
     {"short_gradient", BackwardKind::alone, 8192, short_backward_refusal, nullptr, nullptr, nullptr},
     {"hopper_backward", BackwardKind::hopper, 0, hopper_backward_refusal, hopper_gradient_refusal, nullptr, nullptr},
     {"mma_gradient", BackwardKind::general, 4096, tensor_core_refusal, nullptr, mma_has_both, mma_gradient_launch},
-    {"split_gradient", BackwardKind::general, 2560, split_refusal, nullptr, always_has_both, split_gradient_launch},
+    {"split_gradient", BackwardKind::general, 2560, split_refusal, nullptr, always_has_both, split_gradient_launch,
+     true},
     {"simt_gradient", BackwardKind::general, 0, takes_all, nullptr, exact_has_both, simt_gradient_launch},
 };
 
@@ -95,9 +98,27 @@ std::size_t own_bytes(const Problem& problem, BackwardKind kind) {
   }
 }
 
-std::size_t workspace_bytes(const BackwardProblem& problem, BackwardKind kind) {
-  return lengths_bytes(problem) + (needs_delta(problem, kind) ? row_bytes(problem, 1) : 0) + own_bytes(problem, kind) +
-         coarse_bytes(problem, rows_a_tile(problem, kind));
+// How many blocks share a tile of this gradient.
+int parts_of(const BackwardKernel& kernel, const Problem& problem, GradientOf of) {
+  if (!kernel.has_parts) {
+    return 1;
+  }
+  GradientArguments arguments{};
+  static_cast<Arguments&>(arguments) = arguments_of(problem);
+  arguments.of = of;
+  return gradient_parts(problem, of, kernel.launch(arguments, problem.dtype()));
+}
+
+// The query's are added up before the others begin.
+std::size_t part_bytes(const BackwardKernel& kernel, const Problem& problem) {
+  const auto of = [&](GradientOf one) { return gradient_part_bytes(problem, one, parts_of(kernel, problem, one)); };
+  return std::max(of(GradientOf::query), of(GradientOf::key_and_value));
+}
+
+std::size_t workspace_bytes(const BackwardProblem& problem, const BackwardKernel& kernel) {
+  return lengths_bytes(problem) + (needs_delta(problem, kernel.kind) ? row_bytes(problem, 1) : 0) +
+         own_bytes(problem, kernel.kind) + coarse_bytes(problem, rows_a_tile(problem, kernel.kind)) +
+         part_bytes(kernel, problem);
 }
 
 class Backward {
@@ -106,7 +127,7 @@ class Backward {
       : problem_(problem),
         kernel_(*choice.kernel),
         stream_(static_cast<cudaStream_t>(problem.stream)),
-        workspace_(workspace_bytes(problem, kernel_.kind), problem.query.device().index, stream_, problem.operation),
+        workspace_(workspace_bytes(problem, kernel_), problem.query.device().index, stream_, problem.operation),
         arguments_(arguments_of(problem)),
         grad_out_(rows_of(problem.grad_out)),
         lse_(row_values_of(problem.lse)) {
@@ -122,6 +143,7 @@ class Backward {
     coarse_.tiles = coarse_tiles(problem, coarse_.tile_rows);
     coarse_.statistics = row_array(problem, workspace_.take(row_bytes(problem, coarse_numbers)));
     coarse_.found = workspace_.take_as<int>(static_cast<std::size_t>(problem.batch * problem.heads * coarse_.tiles));
+    parts_ = static_cast<std::byte*>(workspace_.take(part_bytes(kernel_, problem)));
   }
 
   void run() {
@@ -194,9 +216,30 @@ class Backward {
     if (target) {
       arguments.gradient = rows_of(*target);
     }
-    if (problem_.dv) {
+    if (problem_.dv && of != GradientOf::query) {
       arguments.value_gradient = rows_of(*problem_.dv);
     }
+    arguments.parts = parts_of(kernel_, problem_, of);
+    if (arguments.parts == 1) {
+      launch_one(arguments);
+      return;
+    }
+    std::byte* memory = parts_;
+    const GradientOf first = of == GradientOf::query ? of : GradientOf::key;
+    const GradientPartsArguments all[] = {
+        place_gradient_parts(problem_, first, arguments.parts, arguments.gradient, memory),
+        place_gradient_parts(problem_, GradientOf::value, arguments.parts, arguments.value_gradient, memory)};
+    arguments.gradient = all[0].parts, arguments.part_step = all[0].part_step;
+    arguments.value_gradient = all[1].parts, arguments.value_part_step = all[1].part_step;
+    launch_one(arguments);
+    for (const GradientPartsArguments& one : all) {
+      if (one.gradient.data != nullptr) {
+        check(launch_gradient_parts(one, stream_), problem_.operation, "launching the sums of parts");
+      }
+    }
+  }
+
+  void launch_one(const GradientArguments& arguments) {
     const Launch launch = kernel_.launch(arguments, problem_.dtype());
     if (launch.tasks > 0) {
       allow_shared(launch.kernel, launch.shared_bytes, problem_.operation);
@@ -270,6 +313,7 @@ class Backward {
   Rows grad_out_, lse_, delta_;
   Rows fine_lse_;  // see DeltaArguments
   CoarseRows coarse_{};
+  std::byte* parts_ = nullptr;  // of gradients
 };
 
 // Of the keys' gradients, or of those of keys and values in one; nothing where the query's does not fit.
@@ -330,7 +374,15 @@ void describe_backward(const Problem& problem, const BackwardChoice& choice, Pla
   const BackwardKind kind = choice.kernel->kind;
   describe_launch(choice.launch, plan);
   const std::size_t bytes = lengths_bytes(problem) + (kind == BackwardKind::general ? row_bytes(problem, 1) : 0) +
-                            own_bytes(problem, kind) + coarse_bytes(problem, rows_a_tile(problem, kind));
+                            own_bytes(problem, kind) + coarse_bytes(problem, rows_a_tile(problem, kind)) +
+                            part_bytes(*choice.kernel, problem);
+  if (choice.kernel->has_parts) {
+    const int query = parts_of(*choice.kernel, problem, GradientOf::query);
+    const int keys = parts_of(*choice.kernel, problem, GradientOf::key_and_value);
+    if (query > 1 || keys > 1) {
+      plan.kernel = text(plan.kernel, ", each tile of dq in ", query, " parts, of dk and dv in ", keys);
+    }
+  }
   if (kind == BackwardKind::hopper) {
     if (const std::int64_t parts = hopper_backward_parts(problem); parts > 1) {
       plan.kernel = text(plan.kernel, ", the queries of a kv head in ", parts, " parts");

@@ -22,6 +22,7 @@ struct Launch {
   std::int64_t spans = 1;      // value features are split over this many blocks
   std::int64_t tasks = 0;
   std::int64_t splits = 1;  // of the keys, over blocks whose results are merged
+  int resident = 1;         // blocks that a multiprocessor is meant to hold
   int stages = 1;           // key tiles in flight
 };
 
@@ -44,6 +45,8 @@ Launch mma_matrix_launch(const ScoresArguments& arguments, DType dtype);
 
 cudaError_t launch_forward(const Launch& launch, const ForwardArguments& arguments, cudaStream_t stream);
 cudaError_t launch_gradient(const Launch& launch, const GradientArguments& arguments, cudaStream_t stream);
+// Adds up the parts of one gradient of f32.
+cudaError_t launch_gradient_parts(const GradientPartsArguments& arguments, cudaStream_t stream);
 cudaError_t launch_bias_gradient(const Launch& launch, const BiasGradientArguments& arguments, cudaStream_t stream);
 cudaError_t launch_matrix(const Launch& launch, const ScoresArguments& arguments, cudaStream_t stream);
 

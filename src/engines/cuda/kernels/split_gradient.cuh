@@ -79,23 +79,28 @@ class SplitGradient {
   }
 
   // `head` counts kv heads when the rows are keys.
-  __device__ void run(std::int64_t b, std::int64_t head, std::int64_t tile) {
+  __device__ void run(std::int64_t b, std::int64_t head, std::int64_t tile, int part) {
     b_ = b, head_ = head, first_ = tile * rows;
     __syncthreads();  // the tile before has been read
     if (threadIdx.x == 0) {
       here().sequence = sequence_of(args_, b);
+      here().walk = walk_of(part);
     }
     __syncthreads();
     const std::int64_t count = KeysAreRows ? here().sequence.key_count : here().sequence.query_count;
     if (first_ >= count) {
       return;
     }
-    fill_own();
-    walk();
+    clear(sums_);
+    clear(value_sums_);
+    if (here().walk.begin < here().walk.end) {
+      fill_own();
+      walk();
+    }
     const float scale = bounded<float>(args_.scale);
-    store(args_.gradient, count, args_.head_dim, scale, sums_);
+    store(args_.gradient, part * args_.part_step, count, args_.head_dim, scale, sums_);
     if constexpr (KeysAreRows) {
-      store(args_.value_gradient, count, args_.value_dim, 1.0f, value_sums_);
+      store(args_.value_gradient, part * args_.value_part_step, count, args_.value_dim, 1.0f, value_sums_);
     }
   }
 
@@ -106,9 +111,15 @@ class SplitGradient {
   struct Stats {
     float lse, delta;
   };
+  // A part's steps [begin, end) of those of all query heads, a head's after another's. A head's have the rows [first,
+  // last) of the other side.
+  struct Walk {
+    std::int64_t begin, end, steps_a_head, first, last;
+  };
   // What all threads know about the tile, in shared memory to save registers.
   struct Here {
     Sequence sequence;
+    Walk walk;
     Stats stats[queries];
     KeyRange ranges[queries];
     std::uint64_t words[span_words<queries, keys>];
@@ -174,19 +185,35 @@ class SplitGradient {
     }
   }
 
-  __device__ void walk() {
-    clear(sums_);
-    clear(value_sums_);
+  // This part's share of the tile's steps, which follows from the sequence and the number of parts alone.
+  __device__ Walk walk_of(int part) const {
+    Walk walk{};
+    std::int64_t heads = 1;
     if constexpr (KeysAreRows) {
       const QueryRange range = query_range(args_, here().sequence, b_, first_, rows);
-#pragma unroll 1
-      for (std::int64_t h = head_ * args_.group; h < (head_ + 1) * args_.group; ++h) {
-        walk_head(h, range.begin / cols * cols, range.end);
-      }
+      walk.first = range.begin / cols * cols, walk.last = range.end;
+      heads = args_.group;
     } else {
       const TileRange range = tile_range(args_, here().sequence, b_, first_, rows);
+      walk.first = range.begin / cols * cols, walk.last = range.end;
+    }
+    walk.steps_a_head = walk.last > walk.first ? (walk.last - walk.first + cols - 1) / cols : 0;
+    walk.begin = heads * walk.steps_a_head * part / args_.parts;
+    walk.end = heads * walk.steps_a_head * (part + 1) / args_.parts;
+    return walk;
+  }
+
+  __device__ void walk() {
+    if constexpr (!KeysAreRows) {
       fill_stats(head_, first_);
-      walk_head(head_, range.begin / cols * cols, range.end);
+    }
+    const std::int64_t first_head = KeysAreRows ? head_ * args_.group : head_;
+    const int steps = static_cast<int>(here().walk.steps_a_head);
+#pragma unroll 1
+    for (std::int64_t head = here().walk.begin / steps; head * steps < here().walk.end; ++head) {
+      const Walk& all = here().walk;
+      const std::int64_t begin = larger(all.begin - head * steps, 0), end = smaller(all.end - head * steps, steps);
+      walk_head(first_head + head, all.first + begin * cols, smaller(all.first + end * cols, all.last));
     }
   }
 
@@ -408,7 +435,7 @@ class SplitGradient {
     }
   }
 
-  __device__ void store(const Rows& gradient, std::int64_t count, std::int64_t width, float scale,
+  __device__ void store(const Rows& gradient, std::int64_t further, std::int64_t count, std::int64_t width, float scale,
                         const float (&sums)[features / 8][4]) {
     if (gradient.data == nullptr) {
       return;
@@ -420,7 +447,7 @@ class SplitGradient {
       if (r >= count) {
         continue;
       }
-      float* target = head_of<float>(gradient, b_, head_) + (begin + r) * gradient.row;
+      float* target = head_of<float>(gradient, b_, head_) + (begin + r) * gradient.row + further;
 #pragma unroll
       for (int t = 0; t < features / 8; ++t) {
 #pragma unroll
@@ -446,18 +473,22 @@ class SplitGradient {
   float value_sums_[KeysAreRows ? features / 8 : 1][4];
 };
 
+template <int Depth>
+constexpr int split_gradient_resident = Depth == 64 ? 2 : 1;  // blocks of a multiprocessor
+
 // Takes the parameters of every gradient kernel; the last one, spans of features, is always 1.
 template <int Depth, bool KeysAreRows>
-__global__ void __launch_bounds__(SplitGradient<Depth, KeysAreRows>::threads, Depth == 64 ? 2 : 1)
+__global__ void __launch_bounds__(SplitGradient<Depth, KeysAreRows>::threads, split_gradient_resident<Depth>)
     split_gradient(const __grid_constant__ GradientArguments arguments, std::int64_t row_tiles, std::int64_t) {
   extern __shared__ __align__(16) unsigned char shared[];
   SplitGradient<Depth, KeysAreRows> gradient(arguments, shared);
   const std::int64_t heads = KeysAreRows ? arguments.kv_heads : arguments.heads;
-  const std::int64_t tasks = arguments.batch * heads * row_tiles;
+  const std::int64_t tasks = arguments.batch * heads * row_tiles * arguments.parts;
   for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const std::int64_t head = task / row_tiles, tile = task % row_tiles;
+    const std::int64_t whole = task / arguments.parts, head = whole / row_tiles, tile = whole % row_tiles;
     // When causal, late queries see the most keys and early keys are seen by the most queries: they start first.
-    gradient.run(head / heads, head % heads, KeysAreRows ? tile : row_tiles - 1 - tile);
+    gradient.run(head / heads, head % heads, KeysAreRows ? tile : row_tiles - 1 - tile,
+                 static_cast<int>(task % arguments.parts));
   }
 }
 

@@ -5,8 +5,10 @@
 // below 2^-23 of the product and has either sign (parts are rounded, not cut).
 //
 // Tensor cores cut what they add: terms to 24 or 25 bits below the largest one, and each sum to 24. Sums of hh would
-// drift, so every 16 terms of them begin at 0, and the results are added by ordinary f32 additions. The other five
-// kinds are 2^-8 as large, and what is cut of them 2^-31: they are added up inside.
+// drift, so in scores every 16 terms of them begin at 0, and the results are added by ordinary f32 additions: a score
+// may be off by a few 2^-24 of its terms. Sums over the other side's rows may be off by 64 of them, so these begin at 0
+// with every step of 32 rows, of which 2^-22 is cut. The other five kinds are 2^-8 as large, and what is cut of them
+// 2^-31: they are added up inside.
 //
 // Which numbers may be split: a part below 2^-133 has no bf16, so that numbers below 2^-110 lose bits, and products of
 // large ones overflow. So what lies outside of given limits, infinities and NaN are taken out of a tile when it is
@@ -97,8 +99,23 @@ constexpr int small_kinds = 5;
 __device__ constexpr int part_of_a(int kind) { return kind == 1 || kind == 4 ? 1 : kind == 3 ? 2 : 0; }
 __device__ constexpr int part_of_b(int kind) { return kind == 0 || kind == 4 ? 1 : kind == 2 ? 2 : 0; }
 
-// big[t] += hh, and the other kinds to small[t], for a step of 16 terms and Tiles tiles of 8 columns. b[part][t / 2]
-// has the operands of two tiles. Fewer tiles have more chains, since a product waits for the one before it in its own.
+// The other kinds to small[t], for a step of 16 terms and Tiles tiles of 8 columns. b[part][t / 2] has the operands of
+// two tiles. Fewer tiles have more chains, since a product waits for the one before it in its own.
+template <int Tiles, int Chains>
+__device__ inline void add_small_products(const std::uint32_t (&a)[split_parts][4],
+                                          const std::uint32_t (&b)[split_parts][Tiles / 2][4],
+                                          float (&small)[Chains][Tiles][4]) {
+#pragma unroll
+  for (int kind = 0; kind < small_kinds; ++kind) {
+#pragma unroll
+    for (int t = 0; t < Tiles; ++t) {
+      const std::uint32_t(&pair)[4] = b[part_of_b(kind)][t / 2];
+      ptx::multiply_add<bfloat16>(small[kind % Chains][t], a[part_of_a(kind)], pair[t % 2 * 2], pair[t % 2 * 2 + 1]);
+    }
+  }
+}
+
+// big[t] += hh, and the other kinds to small[t].
 template <int Tiles, int Chains>
 __device__ inline void add_split_products(const std::uint32_t (&a)[split_parts][4],
                                           const std::uint32_t (&b)[split_parts][Tiles / 2][4], float (&big)[Tiles][4],
@@ -108,14 +125,7 @@ __device__ inline void add_split_products(const std::uint32_t (&a)[split_parts][
   for (int t = 0; t < Tiles; ++t) {
     ptx::multiply(ones[t], a[0], b[0][t / 2][t % 2 * 2], b[0][t / 2][t % 2 * 2 + 1]);
   }
-#pragma unroll
-  for (int kind = 0; kind < small_kinds; ++kind) {
-#pragma unroll
-    for (int t = 0; t < Tiles; ++t) {
-      const std::uint32_t(&pair)[4] = b[part_of_b(kind)][t / 2];
-      ptx::multiply_add<bfloat16>(small[kind % Chains][t], a[part_of_a(kind)], pair[t % 2 * 2], pair[t % 2 * 2 + 1]);
-    }
-  }
+  add_small_products<Tiles, Chains>(a, b, small);
 #pragma unroll
   for (int t = 0; t < Tiles; ++t) {
 #pragma unroll
@@ -218,7 +228,11 @@ __device__ inline void multiply_split_coefficients(const MmaThread& thread, cons
                 b_base + part * other_plane + chunk_at<Depth>(k * 16 + b_row, t + x + b_chunk), b[part][x / 2]);
           }
         }
-        add_split_products<together, chains>(a[k], b, big, small);
+#pragma unroll
+        for (int x = 0; x < together; ++x) {
+          ptx::multiply_add<bfloat16>(big[x], a[k][0], b[0][x / 2][x % 2 * 2], b[0][x / 2][x % 2 * 2 + 1]);
+        }
+        add_small_products<together, chains>(a[k], b, small);
       }
       add_small(small, big);
 #pragma unroll
