@@ -52,6 +52,26 @@ TEST_F(CudaBackward, is_within_the_contracts_bounds_over_many_tiles) {
   }
 }
 
+// Keys in one tile leave dq without a sum over blocks; where there are few heads, several teams share the queries out.
+TEST_F(CudaBackward, of_few_keys_or_few_heads_is_within_the_contracts_bounds) {
+  expect_all_kinds(
+      {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 520, .keys = 100, .head_dim = 40, .value_dim = 64},
+      DType::bf16);
+  expect_all_kinds(
+      {.batch = 1, .heads = 2, .kv_heads = 2, .queries = 600, .keys = 77, .head_dim = 128, .value_dim = 96},
+      DType::f16);
+  expect_all_kinds(
+      {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 700, .keys = 300, .head_dim = 80, .value_dim = 80},
+      DType::bf16);
+  const Inputs inputs = random_inputs(
+      {.batch = 2, .heads = 2, .kv_heads = 1, .queries = 1300, .keys = 700, .head_dim = 64, .value_dim = 64},
+      DType::bf16);
+  Checks checks;
+  checks.add(on_cuda(inputs, {}), "all keys");
+  checks.add(on_cuda(inputs, {.causal = Causal::top_left}), "causal");
+  checks.add(on_cuda(inputs, {.causal = Causal::bottom_right, .window = Window{200, 0}}), "window");
+}
+
 // Tiles are of 128 rows and 64 of the other side, 64 and 64 above head dim 64; some rows are not aligned to 16 bytes.
 TEST_F(CudaBackward, of_f32_is_within_the_contracts_bounds) {
   expect_all_kinds(
