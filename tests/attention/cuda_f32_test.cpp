@@ -20,14 +20,24 @@ class CudaF32 : public CudaEngine {
     return inputs.call(options);
   }
 
-  // Whether such a call would go to the kernel in parts: the tensors themselves lie in host memory.
-  static bool is_split(const Call& call) {
+  // What such a call would run on the device: the tensors themselves lie in host memory.
+  static Plan plan_of(const Call& call, bool backward) {
     alignas(16) static double anything[2];
     const auto on_device = [](const ConstTensorView& view) {
       return ConstTensorView(anything, view.dtype(), view.sizes(), Device{DeviceType::cuda, 0});
     };
-    return explain(on_device(call.q), on_device(call.k), on_device(call.v), call.options).kernel ==
-           "f32 tiles in three bf16 parts";
+    return explain(on_device(call.q), on_device(call.k), on_device(call.v), call.options, {.backward = backward});
+  }
+  static bool is_split(const Call& call) { return plan_of(call, false).kernel == "f32 tiles in three bf16 parts"; }
+
+  // Its tiles do not depend on masks and modifiers, which lie in host memory.
+  static std::string backward_kernel(Call call) {
+    call.options = {.engine = Engine::cuda, .batch_invariant = call.options.batch_invariant};
+    return plan_of(call, true).kernel;
+  }
+  static bool has_hopper() {
+    const Inputs some = random_inputs({.batch = 1, .heads = 1, .kv_heads = 1, .queries = 100, .keys = 100});
+    return plan_of(on_cuda(some), false).instruction_set == "compute capability 9.0";
   }
 
   // Every element becomes value(old one, number of the element).
@@ -221,6 +231,53 @@ TEST_F(CudaF32, gives_the_same_bits_every_time) {
       EXPECT_TRUE(same_bits(call.gradients(grad_out, first), gradients));
     }
   }
+}
+
+// Few tiles: several blocks share the walk of each, over query heads and rows, and their sums are added up in order.
+TEST_F(CudaF32, shares_out_the_gradients_of_few_tiles_within_the_bounds) {
+  for (const Shape& shape :
+       {Shape{.batch = 1, .heads = 4, .kv_heads = 1, .queries = 203, .keys = 331, .head_dim = 40, .value_dim = 33},
+        Shape{.batch = 2, .heads = 3, .kv_heads = 3, .queries = 333, .keys = 130, .head_dim = 96, .value_dim = 128},
+        Shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = 150, .keys = 201, .head_dim = 200, .value_dim = 256}}) {
+    const Inputs inputs = random_inputs(shape);
+    for (const OptionSet& kind : all_kinds(shape)) {
+      SCOPED_TRACE(kind.name + " " + std::to_string(shape.head_dim));
+      const Call call = on_cuda(inputs, kind.options);
+      if (has_hopper()) EXPECT_NE(backward_kernel(call).find("parts, of dk and dv in "), std::string::npos);
+      expect_contract(call);
+    }
+    Random random(5);
+    const Call call = on_cuda(inputs, {.causal = Causal::bottom_right});
+    const Tensor grad_out = normal(call.out_sizes(), DType::f32, random);
+    const Results results = call.run();
+    const GradientTensors first = call.gradients(grad_out, results);
+    for (int n = 0; n < 3; ++n) EXPECT_TRUE(same_bits(call.gradients(grad_out, results), first));
+  }
+}
+
+// Parts of a walk that hold no step, and none that holds one.
+TEST_F(CudaF32, shares_out_walks_that_ranges_leave_little_of) {
+  const Inputs inputs = random_inputs(
+      {.batch = 1, .heads = 2, .kv_heads = 1, .queries = 300, .keys = 700, .head_dim = 24, .value_dim = 24});
+  for (const Window& window : {Window{0, 0}, Window{40, 3}})
+    expect_contract(on_cuda(inputs, {.causal = Causal::top_left, .window = window}));
+  expect_contract(on_cuda(inputs, {.causal = Causal::top_left}));
+}
+
+TEST_F(CudaF32, keeps_the_bits_of_batch_invariant_gradients) {
+  const Inputs two = random_inputs(
+      {.batch = 2, .heads = 2, .kv_heads = 1, .queries = 130, .keys = 200, .head_dim = 64, .value_dim = 64});
+  const auto first = [](const Tensor& tensor) { return tensor.view().slice(0, 0, 1); };
+  const AttentionOptions options{.engine = Engine::cuda, .batch_invariant = true};
+  const Call both = two.call(options), one{first(two.q), first(two.k), first(two.v), options, {}};
+  EXPECT_EQ(backward_kernel(both).find("parts, of dk"), std::string::npos);
+  Random random(6);
+  const Tensor grad_out = normal(both.out_sizes(), DType::f32, random);
+  const GradientTensors expected = both.gradients(grad_out, both.run());
+  const GradientTensors alone = one.gradients(first(grad_out), one.run());
+  EXPECT_TRUE(same_bits(first(expected.dq), alone.dq));
+  EXPECT_TRUE(same_bits(first(expected.dk), alone.dk));
+  EXPECT_TRUE(same_bits(first(expected.dv), alone.dv));
 }
 
 TEST_F(CudaF32, takes_packed_sequences_of_odd_lengths) {
