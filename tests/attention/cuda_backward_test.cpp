@@ -362,12 +362,15 @@ TEST_F(CudaBackward, is_told_by_the_plan_and_what_it_leaves_to_others_with_the_r
   };
   if (plan(64).instruction_set != "compute capability 9.0") GTEST_SKIP() << "not a Hopper GPU";
   for (std::int64_t dim : {64, 128, 256}) {
-    EXPECT_EQ(plan(dim).kernel, "hopper_backward");
+    EXPECT_TRUE(plan(dim).kernel.starts_with("hopper_backward")) << plan(dim).kernel;
     EXPECT_EQ(plan(dim).key_block, dim == 256 ? 64 : 128);
     EXPECT_EQ(plan(dim).stages, 2);
     EXPECT_GT(plan(dim).shared_bytes, 200000);
   }
-  for (std::int64_t dim : {64, 128, 256}) EXPECT_EQ(plan(dim, DType::f32).kernel, "f32 tiles in three bf16 parts");
+  for (std::int64_t dim : {64, 128, 256}) {
+    const std::string kernel = plan(dim, DType::f32).kernel;
+    EXPECT_TRUE(kernel.starts_with("f32 tiles in three bf16 parts")) << kernel;
+  }
   for (std::int64_t dim : {64, 128}) {
     EXPECT_EQ(plan(dim, DType::f32).key_block, 64);
     EXPECT_EQ(plan(dim, DType::f32).stages, 2);

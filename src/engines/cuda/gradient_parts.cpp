@@ -36,7 +36,8 @@ int gradient_parts(const Problem& problem, GradientOf of, const Launch& whole) {
   const std::int64_t rows = query ? problem.key_len : problem.query_len;
   const std::int64_t block = query ? whole.key_block : whole.query_block;
   const std::int64_t steps = (rows + block - 1) / block * (query ? 1 : problem.heads / problem.kv_heads);
-  return static_cast<int>(std::clamp<std::int64_t>(wanted / whole.tasks, 1, std::max<std::int64_t>(steps / least_steps, 1)));
+  return static_cast<int>(
+      std::clamp<std::int64_t>(wanted / whole.tasks, 1, std::max<std::int64_t>(steps / least_steps, 1)));
 }
 
 std::size_t gradient_part_bytes(const Problem& problem, GradientOf of, int parts) {

@@ -215,8 +215,8 @@ std::int64_t chunk_of(const Problem& problem, TeamShape shape) {
   }
   const TeamParts parts = parts_of(problem);
   const std::int64_t heads = problem.batch * problem.kv_heads * parts.total();
-  const std::int64_t steps = problem.heads / problem.kv_heads *
-                             blocks_of(problem.query_len, kernel_of(problem).tile.queries) / parts.total();
+  const std::int64_t steps =
+      problem.heads / problem.kv_heads * blocks_of(problem.query_len, kernel_of(problem).tile.queries) / parts.total();
   if (has_two_kernels(problem) || steps >= std::min(usual, members(problem, shape))) {
     return usual;
   }
@@ -281,8 +281,8 @@ void place_scale(const Problem& problem, HopperBackwardArguments& arguments) {
 // Whether all keys are in one tile that every query tile sees: then dQ is no sum over blocks of threads.
 bool has_whole_query_gradients(const Problem& problem) {
   const RangeRule rule = range_rule(problem);
-  const bool first_row_sees = rule.right >= RangeRule::unlimited || rule.alignment == Alignment::starts ||
-                              problem.key_len >= problem.query_len;
+  const bool first_row_sees =
+      rule.right >= RangeRule::unlimited || rule.alignment == Alignment::starts || problem.key_len >= problem.query_len;
   return !has_two_kernels(problem) && problem.key_len <= kernel_of(problem).tile.keys && !problem.packed() &&
          !problem.spans && !problem.valid_lens && !problem.query_lens && rule.left >= RangeRule::unlimited &&
          rule.alignment != Alignment::given && first_row_sees;

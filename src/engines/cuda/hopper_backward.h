@@ -21,8 +21,8 @@ Launch hopper_backward_launch(const Problem& problem);
 // Workspace that a call takes: f32 sums of dq, and a few numbers for each query row.
 std::size_t hopper_backward_bytes(const Problem& problem);
 
-// Into how many parts the query heads of a kv head and their rows are shared out, whose sums of dk and dv are then added
-// up in order.
+// Into how many parts the query heads of a kv head and their rows are shared out, whose sums of dk and dv are then
+// added up in order.
 std::int64_t hopper_backward_parts(const Problem& problem);
 
 // How many query rows have one entry in CoarseRows::found.

@@ -479,8 +479,7 @@ class HopperBackwardConsumer {
       std::uint32_t packed[4];
 #pragma unroll
       for (int x = 0; x < 4; ++x) {
-        packed[x] =
-            ptx::packed_pair<Half>(gradients[8 * k + 2 * x] * scale, gradients[8 * k + 2 * x + 1] * scale);
+        packed[x] = ptx::packed_pair<Half>(gradients[8 * k + 2 * x] * scale, gradients[8 * k + 2 * x + 1] * scale);
       }
       const int chunk = first % 64 / 8 + 2 * k + lane() / 16;
       ptx::store_matrices(packed, box + ((chunk ^ (row & 7)) << 4));

@@ -5,8 +5,8 @@
 // for each query tile lets them in one after another. The order is a rule on plain numbers: it depends on the sequence
 // alone, not on the batch around it nor on timing. The walks are laid out so that a turn has come when it is wanted.
 //
-// One sequence of one kv head is the work of a team, or of several that share its query heads or its query tiles out: what
-// is said below holds for each of them by itself. Its key tiles [0, N) are dealt to members; a member of a causal
+// One sequence of one kv head is the work of a team, or of several that share its query heads or its query tiles out:
+// what is said below holds for each of them by itself. Its key tiles [0, N) are dealt to members; a member of a causal
 // problem has two, N - 1 - i and i, which together are as long as any other's. For each of its tiles a member walks
 // over the (query head of the group, query tile) positions that see it, in ascending order, from a start of its own to
 // the end and then, wrapped around, from the beginning to that start. At one position contributions are ordered by
@@ -79,8 +79,7 @@ struct BackwardSequence {
     const int last = first + key_rows() < valid_keys ? first + key_rows() : valid_keys;
     const int low = first - right - offset > 0 ? first - right - offset : 0;
     const int high = last + left - offset < real_queries ? last + left - offset : real_queries;
-    return first >= last || low >= high ? TileSpan{}
-                                        : share.within({low >> row_bits, ((high - 1) >> row_bits) + 1});
+    return first >= last || low >= high ? TileSpan{} : share.within({low >> row_bits, ((high - 1) >> row_bits) + 1});
   }
 
   // The key tiles that some query of a tile sees.
@@ -102,8 +101,8 @@ struct BackwardSequence {
   }
 };
 
-// The query tiles of one of several teams that share them out: as much work for each. Of a causal problem the last tiles
-// see most keys, and the first p of n teams have what the first sqrt(p / n) of the tiles have.
+// The query tiles of one of several teams that share them out: as much work for each. Of a causal problem the last
+// tiles see most keys, and the first p of n teams have what the first sqrt(p / n) of the tiles have.
 HEADWAY_HOST_DEVICE inline TileSpan query_share(const BackwardSequence& sequence, int team, int teams) {
   const int tiles = sequence.query_tiles();
   const auto begin = [&](int number) {

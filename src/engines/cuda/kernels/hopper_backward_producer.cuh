@@ -210,8 +210,7 @@ class HopperBackwardAdder {
     const int tiles = static_cast<int>(args_.tiles_a_head), head = number / tiles;
     const int row = (number - head * tiles) * tile.queries;
     const MapSteps steps = args_.query_gradient_steps;
-    const std::uint32_t from =
-        shared_.of(offsetof(Memory, query_gradients), stage_.slot, tile.gradient_numbers() * 4);
+    const std::uint32_t from = shared_.of(offsetof(Memory, query_gradients), stage_.slot, tile.gradient_numbers() * 4);
     ptx::barrier_wait(shared_.of(offsetof(Memory, gradients_full), stage_.slot), stage_.parity);
 #pragma unroll
     for (int panel = 0; panel < tile.panels(); ++panel) {

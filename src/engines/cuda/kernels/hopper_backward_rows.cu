@@ -264,7 +264,8 @@ __device__ __forceinline__ void add_poison(const HopperBackwardArguments& args, 
 }
 
 template <class Half, int head_dim, int rows>
-__global__ void __launch_bounds__(row_threads, 5) backward_finish(const __grid_constant__ HopperBackwardArguments args) {
+__global__ void __launch_bounds__(row_threads, 5)
+    backward_finish(const __grid_constant__ HopperBackwardArguments args) {
   ptx::wait_for_kernel_before();
   const RowTile at = row_tile<rows>(args, blockIdx.x);
   if (at.tile * rows >= at.sequence.query_count) {

@@ -7,8 +7,8 @@
 namespace headway::cuda {
 
 __device__ __forceinline__ BackwardSequence sequence_order(const HopperBackwardArguments& args,
-                                                           const Sequence& sequence, std::int64_t batch, std::uint8_t row_bits,
-                                                           std::uint8_t key_bits) {
+                                                           const Sequence& sequence, std::int64_t batch,
+                                                           std::uint8_t row_bits, std::uint8_t key_bits) {
   BackwardSequence order{};
   order.shape = args.shape;
   order.row_bits = row_bits;

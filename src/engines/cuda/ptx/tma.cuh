@@ -21,13 +21,12 @@ __device__ __forceinline__ void copy_box(std::uint32_t shared, const CUtensorMap
       : "memory");
 }
 
-// The other way, as one of the copies that bulk_commit and bulk_wait_read are about; what lies outside the tensor is not
-// written.
+// The other way, as one of the copies that bulk_commit and bulk_wait_read are about; what lies outside the tensor is
+// not written.
 __device__ __forceinline__ void store_box(std::uint32_t shared, const CUtensorMap* map, BoxOrigin origin) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(shared),
-      "r"(origin.column), "r"(origin.row), "r"(origin.head), "r"(origin.batch)
-      : "memory");
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+               "r"(shared), "r"(origin.column), "r"(origin.row), "r"(origin.head), "r"(origin.batch)
+               : "memory");
 }
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
