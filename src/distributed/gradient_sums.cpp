@@ -38,7 +38,7 @@ void store_sink_gradient(const BackwardRun& run, const ConstTensorView& sinks, T
         double delta = 0;
         for (std::int64_t c = 0; c < run.sizes().value_dim && !std::isinf(lse); ++c) {
           const double out = load_float(run.out, row_offset(run.out, b, h, i) + c * run.out.stride(3));
-          // A row without keys has out 0, and what grad_out holds there does not count.
+          // A row without keys has out 0, and its grad_out is ignored.
           delta += out == 0 && lse == sink
                        ? 0
                        : out * load_float(run.grad_out, row_offset(run.grad_out, b, h, i) + c * run.grad_out.stride(3));

@@ -1,5 +1,5 @@
 // Keys and values move, queries stay (ring, all_gather). Each step computes the tiles whose keys have arrived, while
-// the next step's keys are on their way.
+// the next step's keys are being transferred.
 #include <algorithm>
 
 #include "core/elements.h"
@@ -35,7 +35,7 @@ class Forward {
   }
 
  private:
-  // What belongs to a segment of the queries.
+  // The data of a segment of the queries.
   struct Block {
     std::optional<RowMerge> merge = {};
     std::optional<Tensor> wide_query = {};  // in the accumulator's type, where that is another
@@ -139,7 +139,7 @@ class Backward {
     return *memory;
   }
 
-  // This rank's keys to which one tile alone adds: their gradients need no sums.
+  // This rank's keys to which only one tile contributes: their gradients need no sums.
   Shard lone_keys() const {
     Shard lone;
     for (const Tile& tile : work_.tiles) {
@@ -190,7 +190,7 @@ class Backward {
     }
   }
 
-  // Where a part's gradients go: straight to their place where nothing else is added there, and else to sums.
+  // The destination of a part's gradients: the output itself if nothing else is added there, otherwise sums.
   class Target {
    public:
     Target(const Dims& sizes, DType accumulator, const std::optional<TensorView>& place) : place_(place) {

@@ -1,4 +1,4 @@
-// KVCache: its functions, each a lock and what it calls; and attend, which makes one call of attention_paged.
+// KVCache: its functions, each of which locks and calls the implementation; and attend, one call of attention_paged.
 #include "headway/cache.h"
 
 #include <algorithm>
@@ -43,7 +43,7 @@ void check_query(const CacheState& state, const AttendCall& call) {
   }
 }
 
-// The queries of each sequence: of padded rows, query_lens says how many.
+// The number of queries of each sequence; for padded rows it is in query_lens.
 RowCounts query_counts(const AttendCall& call, const AttentionOptions& options) {
   const bool packed = call.cu_seqlens.has_value();
   RowCounts rows = count_rows(attend_operation, call.ids.size(), call.query.size(packed ? 0 : 2), call.cu_seqlens);
@@ -65,8 +65,8 @@ RowCounts query_counts(const AttendCall& call, const AttentionOptions& options) 
   return rows;
 }
 
-// The sequences' tables side by side, [B, most pages], and their lengths [B]. An entry whose tokens were freed names
-// page 0: the window lets nobody see it.
+// The sequences' tables as one, [B, most pages], and their lengths [B]. An entry whose tokens were freed is page 0,
+// which the window masks.
 struct Tables {
   Tensor block_table, lengths;
 };
@@ -137,7 +137,7 @@ Tensor first_and_window(const CacheState& state, const AttendCall& call, const R
   return spans;
 }
 
-// Whether some row sees keys behind a gap.
+// Whether some row sees keys after a gap.
 bool needs_spans(const CacheState& state, const AttendCall& call) {
   const KeptKeys& kept = state.book.kept();
   return kept.left && kept.first > 0 && std::any_of(call.ids.begin(), call.ids.end(), [&](std::int64_t id) {

@@ -7,7 +7,7 @@
 
 namespace headway {
 
-// What an append would take and free.
+// The pages that an append would take and free.
 struct PageBook::Needs {
   std::int64_t taken = 0, freed = 0;
 };

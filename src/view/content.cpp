@@ -54,7 +54,7 @@ void append_binned(std::vector<float>& bins, const Tensor& tensor, std::int64_t 
   }
 }
 
-// What to ask of the analysis so that all heads fit.
+// The analysis request with which all heads fit.
 struct Room {
   bool matrix;                            // whole; the page finds the profiles in it
   std::int64_t row_bin = 1, key_bin = 1;  // places of a profile that share a bin
@@ -110,7 +110,7 @@ std::string options_text(std::span<const Problem> problems) {
   return common;
 }
 
-// "layer 3, item 0, head 7": what there is only one of is left out.
+// "layer 3, item 0, head 7", without the parts of which there is only one.
 std::string name_of(std::span<const Problem> problems, std::size_t layer, std::int64_t b, std::int64_t h) {
   std::string name = problems.size() == 1 ? "" : text("layer ", layer, ", ");
   if (problems[layer].batch != 1) {

@@ -89,7 +89,7 @@ std::string data_text(const Content& content, Source source) {
   data.set("rowCell", content.row_cell).set("keyCell", content.key_cell);
   data.set("mapRows", content.map_rows).set("mapKeys", content.map_keys).set("top", content.top);
   data.add("keyTokens", tokens_text(content.key_tokens));
-  // "same": the page takes the keys' tokens.
+  // "same": the page uses the keys' tokens.
   data.add("queryTokens", same_tokens ? io::json_text("same") : tokens_text(content.query_tokens));
   data.set("layers", content.layers).set("live", source == Source::server);
   data.add("heads", io::json_array(content.heads, head_text)).add("blobs", blobs_text(content));

@@ -29,7 +29,7 @@ struct Content {
   std::vector<float> top_weights = {}, weights = {};  // as they are
 };
 
-// Whether the page lies in a file, or comes from a server that it may ask for more.
+// Whether the page is in a file, or comes from a server from which it can request more.
 enum class Source : std::uint8_t { file, server };
 
 std::string page_text(const Content& content, Source source);

@@ -1,4 +1,4 @@
-// What goes wrong is one line on standard error and an exit code: 1 for a failure, 2 for a request that makes no sense.
+// An error is one line on standard error and an exit code: 1 for a failure, 2 for an invalid request.
 #include <fcntl.h>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-// Distributed attention over MPI: every rank runs every test, each with the whole call in mind.
+// Distributed attention over MPI: every rank runs every test, and computes the whole call's expected result itself.
 #include "headway/mpi.h"
 
 #include <gtest/gtest.h>

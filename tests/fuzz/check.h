@@ -1,4 +1,4 @@
-// What is checked of a case: against the oracle with the contract's bounds, and bit for bit where it promises that.
+// The checks of a case: against the oracle with the contract's bounds, and bit for bit where the contract promises it.
 #pragma once
 
 #include <memory>

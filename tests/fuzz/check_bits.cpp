@@ -1,4 +1,4 @@
-// What the contract promises bit for bit: repeats, threads, strides, weights asked for or not, an item of a batch or
+// What the contract promises bit for bit: repeats, threads, strides, with and without weights, an item of a batch or
 // pack alone, keys in pages, whatever lies in forbidden positions, and -inf in a bias for false in a mask.
 #include <cmath>
 
