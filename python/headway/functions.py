@@ -117,7 +117,7 @@ def check_heads(operation: str, what: str, width: int, heads: int) -> None:
 
 
 def renamed(error: Exception, operation: str, **names: str) -> Exception:
-    """An error of attention in the words of the operation that called it: its name, and its names for the arguments."""
+    """An error of attention with the calling operation's name and its names for the arguments."""
     found = str(error)
     if not found.startswith("attention: "):
         return error
