@@ -85,6 +85,7 @@ void add_shared(Agreement& agreement, const CallRequest& request, const Sizes& s
   const Options& options = request.options;
   const AttentionOptions& of = options.attention;
   const auto given = [](bool is_given) { return is_given ? "given" : "none"; };
+  agreement.same("the call", request.operation);
   agreement.same("the type", sizes.dtype);
   agreement.same("batch", sizes.batch);
   agreement.same("the number of heads", sizes.heads);

@@ -12,7 +12,7 @@ namespace headway {
 namespace {
 
 constexpr const char* cache_kind = "headway.KVCache";
-constexpr const char* kind_key = "cache";
+constexpr const char* cache_kind_key = "cache";
 
 // ---- The config: one list of its fields, which saving and loading share ----
 
@@ -94,7 +94,8 @@ struct FieldReader {
 };
 
 Metadata metadata_of(const KVCacheConfig& config, std::int64_t next_id) {
-  Metadata metadata = {{kind_key, cache_kind}, {"dtype", name(config.dtype)}, {"quantize", name(config.quantize)}};
+  Metadata metadata = {
+      {cache_kind_key, cache_kind}, {"dtype", name(config.dtype)}, {"quantize", name(config.quantize)}};
   const FieldWriter write{metadata};
   for_each_field(config, write);
   write("next_id", next_id);
@@ -131,9 +132,9 @@ RopeConfig read_rope(const MetadataReader& reader) {
 }
 
 KVCacheConfig read_config(const MetadataReader& reader, Device device) {
-  if (reader.value(kind_key) != cache_kind) {
-    reader.refuse("expected ", kind_key, " to be ", cache_kind, ", found \"",
-                  MetadataReader::shortened(reader.value(kind_key)), "\"");
+  if (reader.value(cache_kind_key) != cache_kind) {
+    reader.refuse("expected ", cache_kind_key, " to be ", cache_kind, ", found \"",
+                  MetadataReader::shortened(reader.value(cache_kind_key)), "\"");
   }
   KVCacheConfig config;
   config.device = device;

@@ -9,6 +9,8 @@
 
 namespace headway {
 
+constexpr std::int64_t parallel_elements = std::int64_t{1} << 15;  // rows of fewer in all are not worth a second thread
+
 // Rows are rotated in this type.
 template <class T>
 using RotationType = std::conditional_t<std::is_same_v<T, double>, double, float>;

@@ -301,6 +301,25 @@ TEST(DistributedErrors, shards_must_be_those_that_the_ranks_bring) {
   expect_on_both(attempt, "distributed::attention: the sharding is of 3 ranks, expected 2");
 }
 
+// One rank goes on to its next layer while another one goes back: their messages must not be taken for each other's.
+TEST(DistributedErrors, a_rank_that_goes_back_while_another_goes_on_is_named) {
+  ThreadRanks world(2, std::chrono::seconds(5));
+  const Tensor x({1, 2, 4, 8}), lse({1, 2, 4});
+  const auto errors = world.run([&](distributed::Transport& transport) {
+    Tensor out(x.sizes()), dq(x.sizes());
+    if (transport.rank() == 0)
+      distributed::attention_backward(x, x, x, x, x, lse, {.dq = dq.view()}, transport);
+    else
+      distributed::attention(x, x, x, out, transport);
+  });
+  for (const std::size_t rank : {0, 1}) {
+    EXPECT_TRUE(throws<InvalidArgument>(rank == 0 ? "distributed::attention_backward" : "distributed::attention",
+                                        {"the call is distributed::attention_backward on rank 0 and "
+                                         "distributed::attention on rank 1, expected the same on all ranks"},
+                                        [&] { std::rethrow_exception(errors[rank]); }));
+  }
+}
+
 TEST(DistributedErrors, a_rank_that_does_not_come_is_lost) {
   ThreadRanks world(2, std::chrono::milliseconds(100));
   const auto errors = world.run([&](distributed::Transport& transport) {

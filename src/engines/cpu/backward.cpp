@@ -22,7 +22,7 @@ namespace {
 constexpr std::int64_t row_numbers = 3;      // that are prepared for a row: its reference, lse and delta
 constexpr std::int64_t prepared_rows = 256;  // rows of one partial sum of a sink's gradient, and of a task
 
-const BackwardKernel& kernel_for(const Problem& problem) {
+const BackwardKernel& backward_kernel_for(const Problem& problem) {
   return chosen_kernels().backward[static_cast<int>(storage_of(problem.dtype()))];
 }
 
@@ -30,7 +30,7 @@ class BackwardRun {
  public:
   BackwardRun(const BackwardProblem& problem, const Plan& plan)
       : problem_(problem),
-        kernel_(kernel_for(problem)),
+        kernel_(backward_kernel_for(problem)),
         threads_(plan.threads),
         group_(problem.kv_heads > 0 ? problem.heads / problem.kv_heads : 0),
         bytes_(static_cast<std::int64_t>(size_of(problem.dtype()))),
@@ -407,7 +407,7 @@ class BackwardRun {
 }  // namespace
 
 void describe_backward(const Problem& problem, Plan& plan) {
-  const BackwardKernel& kernel = kernel_for(problem);
+  const BackwardKernel& kernel = backward_kernel_for(problem);
   BackwardArgs shape;
   shape.queries = problem.query_len;
   shape.ranges.keys = problem.key_len;

@@ -35,7 +35,7 @@ std::int64_t chunk_keys_of(std::int64_t keys) {
   return std::max(std::min(wanted, usual_chunk), needed);
 }
 
-const DecodeKernel& kernel_for(const Problem& problem) {
+const DecodeKernel& decode_kernel_for(const Problem& problem) {
   const auto storage = static_cast<int>(storage_of(problem.dtype()));
   const Kernels& kernels = chosen_kernels();
   switch (scaled_as(problem.key_dtype())) {
@@ -156,7 +156,7 @@ int threads_for(double work, std::int64_t units) {
 
 bool is_decoded(const Problem& problem, std::int64_t queries, std::int64_t keys) {
   return problem.pass == Pass::forward && problem.heads > 0 && queries > 0 &&
-         queries <= kernel_for(problem).most_queries && keys >= least_keys;
+         queries <= decode_kernel_for(problem).most_queries && keys >= least_keys;
 }
 
 Decoded decoded_sequences(const Problem& problem) {
@@ -174,7 +174,7 @@ Decoded decoded_sequences(const Problem& problem) {
 }
 
 void describe_decode(const Problem& problem, Plan& plan) {
-  const Heads heads(problem, kernel_for(problem));
+  const Heads heads(problem, decode_kernel_for(problem));
   plan.query_block = heads.first().rows();
   plan.key_block = heads.first().chunk_keys;
   plan.tasks = heads.units();
@@ -185,7 +185,7 @@ void describe_decode(const Problem& problem, Plan& plan) {
 }
 
 void decode(const ForwardProblem& problem) {
-  const DecodeKernel& kernel = kernel_for(problem);
+  const DecodeKernel& kernel = decode_kernel_for(problem);
   const Heads heads(problem, kernel);
   const double work = work_of(problem);
   const int threads = threads_for(work, heads.units());

@@ -21,7 +21,7 @@ namespace {
 constexpr std::int64_t panel_bytes_limit = std::int64_t{1}
                                            << 19;  // Q and O panels of a task in half a megabyte of cache
 
-const ForwardKernel& kernel_for(const Problem& problem) {
+const ForwardKernel& forward_kernel_for(const Problem& problem) {
   const auto storage = static_cast<int>(storage_of(problem.dtype()));
   return is_8bit(problem.key_dtype()) ? chosen_kernels().scaled_forward[storage] : chosen_kernels().forward[storage];
 }
@@ -125,7 +125,7 @@ void describe_forward(const Problem& problem, Plan& plan) {
   if (decoded.all) {
     return;
   }
-  const ForwardKernel& kernel = kernel_for(problem);
+  const ForwardKernel& kernel = forward_kernel_for(problem);
   const int threads = plan.flops < task_flops ? 1 : get_threads();
   const std::int64_t panels = panels_of_unit(problem, kernel, threads);
   plan.query_block = panels * kernel.panel_rows;
@@ -224,7 +224,7 @@ void forward(const ForwardProblem& problem, const Plan& plan) {
     decode(problem);
   }
   if (!decoded.all) {
-    const ForwardKernel& kernel = kernel_for(problem);
+    const ForwardKernel& kernel = forward_kernel_for(problem);
     run_units(problem, plan, kernel, kernel.run);
   }
 }
@@ -240,7 +240,7 @@ void scores(const ScoresProblem& problem, const Plan& plan) {
     forward(matrix, plan);
     return;
   }
-  const ForwardKernel& kernel = kernel_for(problem);
+  const ForwardKernel& kernel = forward_kernel_for(problem);
   if (problem.stage != Stage::biased) {  // no mask, range or bias yet
     matrix.causal = Causal::none;
     matrix.window_left = matrix.window_right = std::nullopt;

@@ -74,6 +74,13 @@ struct Kernels {
   DecodeKernel scaled_decode[2][4];  // by ScaledAs, of those that are scaled, and Storage
 };
 
+struct DoubleKernels {
+  ForwardKernel forward;
+  DecodeKernel decode;
+  BackwardKernel backward;
+  GemmKernel gemm;
+};
+
 // Each is defined in isa/, if the target architecture has it.
 const Kernels& scalar_kernels();
 const Kernels& neon_kernels();
@@ -83,6 +90,12 @@ const Kernels& avx512_kernels();
 const Kernels& avx512_bf16_kernels();
 const Kernels& amx_kernels();
 const Kernels* emulated_amx_kernels();  // null where it is not built
+
+// Their part for f64.
+DoubleKernels scalar_f64_kernels();
+DoubleKernels neon_f64_kernels();
+DoubleKernels avx2_f64_kernels();
+DoubleKernels avx512_f64_kernels();
 
 // The instruction sets that this build has and this CPU runs, the fastest first, those emulated for tests last.
 std::vector<const Kernels*> available_kernels();
