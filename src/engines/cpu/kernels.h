@@ -91,7 +91,7 @@ const Kernels& avx512_bf16_kernels();
 const Kernels& amx_kernels();
 const Kernels* emulated_amx_kernels();  // null where it is not built
 
-// Their part for f64.
+// The f64 kernels of each instruction set.
 DoubleKernels scalar_f64_kernels();
 DoubleKernels neon_f64_kernels();
 DoubleKernels avx2_f64_kernels();

@@ -1,5 +1,5 @@
-// What a decode task knows: what is asked for, the units of its scores, and the rows that pass over the keys together,
-// with their queries and key ranges; and where all of it lies in the scratch.
+// The state of a decode task: its arguments, the units of its scores, the rows that share its keys, with their queries
+// and key ranges, and its scratch layout.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,7 @@ struct StoredType {
 template <class In>
 constexpr StoredType stored_type{sizeof(In), is_scaled<In>};
 
-// Nothing of it changes while a task runs: parts whose inner loops read it hold a copy, which costs one load less than
-// a reference.
+// Constant while a task runs: parts whose inner loops read it hold a copy, which costs one load less than a reference.
 template <class S>
 struct DecodeLayout {
   using Scalar = typename S::Scalar;
