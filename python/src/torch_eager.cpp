@@ -1,7 +1,7 @@
 // torch_sdpa, and the autograd node behind it: torch's scaled_dot_product_attention for plain tensors in eager mode,
-// read and recorded without a line of Python. Small calls take less time than the Python that would surround them.
-// Whatever is not plain (a compiler, torch.func, autocast, a subclass, leading axes that broadcast, an error) is
-// answered with None, and headway.torch takes its general path, which also words the errors.
+// read and recorded without Python code, since small calls take less time than the Python code around them would.
+// For all other calls (a compiler, torch.func, autocast, a subclass, leading axes that broadcast, an error) it returns
+// None, and headway.torch takes its general path, which also raises the errors.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -16,7 +16,7 @@
 namespace headway::python {
 namespace {
 
-// ---- What headway.torch hands over ----
+// ---- The data from headway.torch ----
 
 // Strings that attributes are looked up by.
 struct Names {
@@ -64,7 +64,8 @@ class Torch {
     return checked(PyObject_GetAttr(tensor, names.requires_grad.ptr())).is(Py_True);
   }
   bool is_grad_enabled() const { return answer(is_grad_enabled_).is(Py_True); }
-  // Whether something else than eager torch runs the call. Compilers are asked for in Python, where they see it.
+  // Whether something other than eager torch runs the call. The check for compilers is in Python, where they can trace
+  // it.
   bool is_watched() const {
     return answer(transforms_active_).is(Py_True) || PyObject_IsTrue(answer(modes_active_).ptr()) != 0 ||
            !answer(tracing_state_).is_none() || in_forward_mode();
@@ -177,7 +178,7 @@ std::optional<Dims> strides_in_order(const ConstTensorView& like, std::int64_t w
   if (third > second && second > 0 && heads > 1 && length > 1 && (batch == 1 || first >= third)) {  // (B, S, H, D)
     return Dims{length * heads * width, width, heads * width, 1};
   }
-  // Axes of one element lie anywhere; expanded ones have no place of their own. Both keep theirs.
+  // Axes of size 1 may have any stride and expanded axes have none of their own. Both keep their position.
   int places[3] = {}, sorted[3] = {}, order[3] = {}, count = 0;
   for (int axis = 0; axis < 3; ++axis) {
     order[axis] = axis;
@@ -237,8 +238,8 @@ class AttnMask {
   bool is_bias_ = false;
 };
 
-// A result with the type of `like` (B,H,S,D) and its order in memory, (B,H,S,width). One of the same shape is torch's
-// own tensor, whose memory other streams may be recorded for.
+// A result with the type of `like` (B,H,S,D) and its order in memory, (B,H,S,width). If the shape is the same, it is
+// torch's own tensor, for whose memory other streams can be recorded.
 void make_like(std::optional<Output>& result, const char* operation, const char* name, const Array& like,
                const ConstTensorView& view, const Dims& sizes, CallStream& stream) {
   const std::optional<Dims> strides = view.rank() == 4 ? strides_in_order(view, sizes.back()) : std::nullopt;
@@ -266,7 +267,7 @@ bool is_direct(const Dims& query, const Dims& key, const Dims& value, bool group
 constexpr const char* forward_name = "attention";
 constexpr const char* backward_name = "attention_backward";
 
-// Without the GIL. Work that is only queued takes microseconds: it needs no look for Ctrl-C, which takes the GIL back.
+// Without the GIL. Work that is only queued takes microseconds and needs no check for Ctrl-C, which would take the GIL.
 template <class Body>
 void run(const Array& query, AttentionOptions& options, const Body& body) {
   if (query.device() == Device{}) {
@@ -329,7 +330,7 @@ nb::object attend(PyObject* const* values) {
   return checked(PyObject_Vectorcall(record_function->ptr(), arguments, 5, nullptr));
 }
 
-// The gradients, or None where something else than the compiled part must find them.
+// The gradients, or None if the compiled part cannot compute them.
 nb::object gradients(PyObject* context, PyObject* grad_out) {
   if (!torch->is_plain(grad_out) || torch->is_grad_enabled() || torch->is_watched() || !torch->has_storage(grad_out)) {
     return nb::none();
@@ -348,7 +349,7 @@ nb::object gradients(PyObject* context, PyObject* grad_out) {
   options.stream = stream.value();
 
   const ConstTensorView query = q.view(), key = k.view(), value = v.view();
-  // Gradients of one product's parts lie side by side, as the parts do: rare, and left to Python.
+  // Gradients of parts of one product are side by side, as the parts are: rare, and left to Python.
   nb::object places;
   const std::int64_t step = key.size(1) * key.size(3) * static_cast<std::int64_t>(size_of(key.dtype()));
   if (step > 0 && static_cast<const char*>(key.data()) + step == value.data()) {
@@ -376,7 +377,7 @@ nb::object gradients(PyObject* context, PyObject* grad_out) {
                         written[3] ? written[3]->finish() : nb::none(), nb::none());
 }
 
-// None for what the general path refuses in its own words, or can do after all.
+// None for calls that the general path refuses or computes.
 template <class Body>
 nb::object none_on_error(const Body& body) {
   try {
@@ -393,7 +394,7 @@ nb::object none_on_error(const Body& body) {
   }
 }
 
-// ---- As Python sees them ----
+// ---- The Python functions ----
 
 // query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa -> out, or None
 PyObject* torch_sdpa(PyObject*, PyObject* const* values, Py_ssize_t count) {
