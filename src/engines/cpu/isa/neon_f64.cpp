@@ -1,6 +1,6 @@
 // The kernels of f64 for NEON.
 #include "engines/cpu/simd/neon.h"
-
+// After the vocabulary, which it uses:
 #include "engines/cpu/kernel/kernels.h"
 
 namespace headway::cpu {
