@@ -155,7 +155,7 @@ void RowMerge::finish(const std::optional<ConstTensorView>& sinks, const std::ve
     if (sink != -infinity) {
       const double above = sink > highest || std::isnan(sink) ? sink : highest;
       weight = has_keys ? std::exp(highest - above) : 0;
-      total = total * weight + std::exp(sink - above);
+      total = total * weight + (sink == above ? 1 : std::exp(sink - above));  // also of an infinite sink
       highest = above;
     }
     const double* sums = sums_.as<double>() + ((b * heads_ + h) * rows_ + i) * width_;

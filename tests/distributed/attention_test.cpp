@@ -197,6 +197,25 @@ TEST(DistributedAttention, nan_stays_in_the_rows_that_see_it) {
   }
 }
 
+// A row without keys has the sink as its lse, rounded to float; what its gradient holds does not count.
+TEST(DistributedAttention, sinks_count_once_and_not_for_rows_without_keys) {
+  const Inputs inputs = random_inputs({.batch = 2, .heads = 2, .kv_heads = 2, .queries = 12, .keys = 12});
+  const Tensor lengths = Tensor::of<std::int64_t>({2}, {12, 0});
+  for (const double second : {-0.3, std::numeric_limits<double>::infinity()}) {
+    const Tensor sinks = Tensor::of<double>({2}, {0.1, second});
+    const Call call = inputs.call({.valid_lens = lengths, .sinks = sinks});
+    Random random(9);
+    Tensor grad_out = normal(call.out_sizes(), DType::f32, random);
+    grad_out.at<float>({1, 0, 3, 2}) = std::numeric_limits<float>::infinity();
+    const ConstTensorView view = grad_out;
+    for (const Scheme scheme : schemes) {
+      SCOPED_TRACE(testing::Message() << name(scheme) << ", sink " << second);
+      const int ranks = ranks_for(scheme, 2);
+      expect_split(call, run_split({call, distributed::zigzag(12, 12, ranks), scheme}, ranks, &view), grad_out);
+    }
+  }
+}
+
 // ---- What goes wrong ----
 
 struct Attempt {
