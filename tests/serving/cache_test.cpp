@@ -392,6 +392,9 @@ TEST(KVCache, no_option_shows_freed_keys) {
               begin + "0 and sees keys from " + std::to_string(first) + end);
     EXPECT_EQ(text_of(query.view().slice(2, 0, 1), {.causal = Causal::bottom_right, .valid_lens = half}),
               begin + "9 and sees keys from 7" + end);
+    const ConstTensorView elsewhere(half.data(), DType::i64, Dims{1}, Device{DeviceType::cuda, 0});
+    EXPECT_EQ(text_of(query, {.causal = Causal::bottom_right, .valid_lens = elsewhere}),
+              "KVCache::attend: the cache has a window: expected valid_lens in host memory, found cuda:0");
     const Tensor packed = random_tensor({4, heads, dim}, DType::f32, 3), bounds = Tensor::of<std::int64_t>({2}, {0, 4});
     Tensor out(packed.sizes());
     EXPECT_EQ(error_text<InvalidArgument>(
