@@ -59,7 +59,8 @@ struct Rectangle {
 
 // The exact weights inside the rectangle, [B,H,rows,keys], f64 for f64 inputs and f32 for others. Given the lse
 // [B,H,Sq] that attention or analyze wrote, on the device of query and key or in host memory, only the rectangle's own
-// scores are computed; without it, whole rows.
+// scores are computed; without it, whole rows, and on the CPU those of rows with an lse beyond 2^12 (f64: 2^41), whose
+// rounding would show.
 Tensor weights_in(ConstTensorView query, ConstTensorView key, const Rectangle& rectangle,
                   const AttentionOptions& options = {}, const std::optional<ConstTensorView>& lse = {});
 
