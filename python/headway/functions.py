@@ -109,7 +109,8 @@ def _is_foreign(array: Any) -> bool:
 
 def check_heads(operation: str, what: str, width: int, heads: int) -> None:
     """ValueError, with both numbers, unless the width divides into heads."""
-    whole_number(operation, what.removesuffix(" is"), width)
+    if whole_number(operation, what.removesuffix(" is"), width) < 0:
+        raise ValueError(f"{operation}: {what} {width}, expected 0 or more")
     if whole_number(operation, "the number of heads", heads) < 1:
         raise ValueError(f"{operation}: the number of heads is {heads}, expected 1 or more")
     if width % heads != 0:

@@ -279,7 +279,8 @@ void run(const Array& query, AttentionOptions& options, const Body& body) {
   }
 }
 
-nb::object attend(PyObject* const* values) {
+// Out; or None for the general path. Where a node is to record the call, `results` is what it takes beside the inputs.
+nb::object attend(PyObject* const* values, nb::object& results) {
   PyObject *query = values[0], *key = values[1], *value = values[2], *attn_mask = values[3];
   Numbers numbers;
   bool grouped = false;
@@ -324,19 +325,31 @@ nb::object attend(PyObject* const* values) {
     return out->finish();
   }
   // In a tuple results are no inputs of the node.
-  const nb::object found =
+  results =
       nb::make_tuple(out->finish(), lse->finish(), mask.is_bias() ? nb::none() : nb::borrow(attn_mask), numbers.kept());
-  PyObject* arguments[] = {query, key, value, mask.is_bias() ? attn_mask : Py_None, found.ptr()};
+  return nb::none();
+}
+
+// Out with its node. Saving tensors calls the caller's hooks, whose exceptions are the caller's too: torch's checkpoint
+// ends a recomputation by one.
+nb::object record(PyObject* const* values, const nb::object& results) {
+  const bool is_mask = PyTuple_GetItem(results.ptr(), 2) != Py_None;
+  PyObject* arguments[] = {values[0], values[1], values[2], is_mask ? Py_None : values[3], results.ptr()};
   return checked(PyObject_Vectorcall(record_function->ptr(), arguments, 5, nullptr));
 }
 
-// The gradients, or None if the compiled part cannot compute them.
-nb::object gradients(PyObject* context, PyObject* grad_out) {
-  if (!torch->is_plain(grad_out) || torch->is_grad_enabled() || torch->is_watched() || !torch->has_storage(grad_out)) {
-    return nb::none();
-  }
-  const auto attribute = [&](const nb::object& name) { return checked(PyObject_GetAttr(context, name.ptr())); };
-  const nb::object saved = attribute(torch->names.saved_tensors), needed = attribute(torch->names.needs_input_grad);
+// Whether something else than the compiled part must find the gradients.
+bool needs_general_gradients(PyObject* grad_out) {
+  return !torch->is_plain(grad_out) || torch->is_grad_enabled() || torch->is_watched() || !torch->has_storage(grad_out);
+}
+
+nb::object attribute(PyObject* context, const nb::object& name) {
+  return checked(PyObject_GetAttr(context, name.ptr()));
+}
+
+// The gradients from a node's saved tensors.
+nb::object gradients(PyObject* context, const nb::object& saved, PyObject* grad_out) {
+  const nb::object needed = attribute(context, torch->names.needs_input_grad);
   const auto at = [&](Py_ssize_t index) { return PyTuple_GetItem(saved.ptr(), index); };
   CallStream stream;
   const char* operation = backward_name;
@@ -345,7 +358,7 @@ nb::object gradients(PyObject* context, PyObject* grad_out) {
       lse(operation, "lse", at(4), stream);
   AttentionOptions options;
   const AttnMask mask(operation, at(6) != Py_None ? at(6) : at(5), stream, options);
-  Numbers::from(attribute(torch->names.options)).fill(options);
+  Numbers::from(attribute(context, torch->names.options)).fill(options);
   options.stream = stream.value();
 
   const ConstTensorView query = q.view(), key = k.view(), value = v.view();
@@ -402,7 +415,9 @@ PyObject* torch_sdpa(PyObject*, PyObject* const* values, Py_ssize_t count) {
     if (torch == nullptr || count != 8) {
       return nb::none();
     }
-    return none_on_error([&] { return attend(values); });
+    nb::object results;
+    const nb::object out = none_on_error([&] { return attend(values, results); });
+    return results.is_valid() ? record(values, results) : out;
   });
 }
 
@@ -433,7 +448,14 @@ PyObject* torch_sdpa_backward(PyObject*, PyObject* const* values, Py_ssize_t cou
     if (torch == nullptr || count != 2) {
       return nb::none();
     }
-    return none_on_error([&] { return gradients(values[0], values[1]); });
+    const nb::object is_general =
+        none_on_error([&]() -> nb::object { return nb::bool_(needs_general_gradients(values[1])); });
+    if (!is_general.is(Py_False)) {
+      return nb::none();
+    }
+    // Reading saved tensors calls the caller's hooks, too.
+    const nb::object saved = attribute(values[0], torch->names.saved_tensors);
+    return none_on_error([&] { return gradients(values[0], saved, values[1]); });
   });
 }
 
