@@ -240,6 +240,10 @@ using ConstTensorView = BasicTensorView<const void>;
 class Tensor {
  public:
   Tensor() = default;  // shape (0), f32, in host memory
+  Tensor(Tensor&&) noexcept = default;
+  Tensor& operator=(Tensor&&) noexcept = default;
+  Tensor(const Tensor&) = delete;  // a copy is spelled clone()
+  Tensor& operator=(const Tensor&) = delete;
   explicit Tensor(const Dims& sizes, DType dtype = DType::f32, Device device = {}, void* stream = nullptr);  // zeros
   static Tensor uninitialized(const Dims& sizes, DType dtype, Device device = {}, void* stream = nullptr);
 
@@ -257,7 +261,8 @@ class Tensor {
   // A temporary cannot be an output; a view of it may be read until the expression ends.
   TensorView view() & HEADWAY_LIFETIMEBOUND { return {memory_.get(), dtype_, sizes_, device()}; }
   ConstTensorView view() const& HEADWAY_LIFETIMEBOUND { return {memory_.get(), dtype_, sizes_, device()}; }
-  operator TensorView() & HEADWAY_LIFETIMEBOUND { return view(); }            // NOLINT(google-explicit-constructor)
+  operator TensorView() & HEADWAY_LIFETIMEBOUND { return view(); }  // NOLINT(google-explicit-constructor)
+  operator TensorView() && = delete;  // of a temporary, which would take what is written with it
   operator ConstTensorView() const& HEADWAY_LIFETIMEBOUND { return view(); }  // NOLINT(google-explicit-constructor)
 
   void* data() { return memory_.get(); }

@@ -29,6 +29,7 @@ struct ViewRequest {
   std::vector<std::string> key_tokens = {};    // one per key; without them positions are shown
   std::vector<std::string> query_tokens = {};  // one per query; by default the keys', if there are as many
   std::vector<std::string> head_names = {};    // one for each of the B * H heads of every layer; "layer 3, head 7"
+  bool name_options = true;                    // say below the title which options the layers have
   bool overwrite = false;                      // an existing file is an error otherwise
   Progress progress = {};
 };

@@ -281,6 +281,10 @@ TEST(KVCache, errors_come_before_anything_changes) {
 
   EXPECT_EQ(error_text<OutOfPages>([&] { append(cache, first, 6, 14); }),
             "KVCache::append: 2 pages of 4 tokens are needed, 1 of 3 are free");
+  append(cache, first, 6, 12);
+  EXPECT_EQ(error_text<OutOfPages>([&] { append(cache, first, 12, 13); }),
+            "KVCache::append: 1 page of 4 tokens is needed, 0 of 3 are free");
+  cache.truncate(first.id, 6);
   EXPECT_EQ(error_text<UnknownSequence>([&] { cache.length(7); }), "KVCache::length: there is no sequence 7");
   const std::int64_t gone = cache.add();
   cache.remove(gone);
