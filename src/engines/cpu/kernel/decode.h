@@ -13,8 +13,10 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "engines/cpu/kernel/decode_block.h"
+#include "engines/cpu/kernel/decode_bytes.h"
 #include "engines/cpu/kernel/decode_partials.h"
 #include "engines/cpu/kernel/decode_scores.h"
 #include "engines/cpu/kernel/decode_softmax.h"
@@ -94,11 +96,15 @@ class Decode {
   }
 
   const DecodeArgs& args_;
-  DecodeTask<S> task_;                         // what is asked for, and the rows
-  DecodeBlock<S> block_{task_};                // the keys at hand
-  DecodeScores<S, In> scores_{task_, block_};  // s = Q K^T
-  DecodeSoftmax<S> softmax_{task_, block_};    // modified scores, p, sums
-  DecodeValues<S, In> values_{task_, block_};  // o = p V
+  static constexpr bool in_pairs = is_scaled<In> && pairs_bytes<S>;
+  using Scores = std::conditional_t<in_pairs, ByteScores<S, In>, DecodeScores<S, In>>;
+  using Values = std::conditional_t<in_pairs, ByteValues<S, In>, DecodeValues<S, In>>;
+
+  DecodeTask<S> task_;                       // what is asked for, and the rows
+  DecodeBlock<S> block_{task_};              // the keys at hand
+  Scores scores_{task_, block_};             // s = Q K^T
+  DecodeSoftmax<S> softmax_{task_, block_};  // modified scores, p, sums
+  Values values_{task_, block_};             // o = p V
 };
 
 }  // namespace
