@@ -116,10 +116,10 @@ class ShortBackward : Backward<S, In> {
         this->query_ahead_ = rows_ahead(next_query, head_->query, args_.head_dim, p);
         this->grad_out_ahead_ = rows_ahead(next_grad_out, head_->grad_out, args_.value_dim, p);
         this->look_ahead_at_pairs(p);
-        if (this->reaches(this->keys_of(p))) {
-          forbids_ |= this->compute_tile(p);
-        } else {
+        if (this->is_out_of_reach(p)) {
           this->skip_panel(p);
+        } else {
+          forbids_ |= this->compute_tile(p);
         }
       }
     }

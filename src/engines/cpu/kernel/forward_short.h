@@ -147,7 +147,7 @@ class ShortForward {
 
  public:
   ShortForward(const ForwardArgs& args, void* scratch)
-      : args_(args), task_(args, Packing<S, In>::keys_in_place(args.key, args.head_dim), scratch) {}
+      : args_(args), task_(args, reads_keys_in_place<S, In>(args), scratch) {}
 
   // A matter of the sequence's own length, so that no row's bits depend on what else is asked for.
   static bool suits(const ForwardArgs& args) { return Operands<S>::fold == 1 && args.ranges.keys <= short_keys; }
@@ -194,7 +194,8 @@ class ShortForward {
   }
 
   template <int NV>
-  HEADWAY_NOINLINE void attend_vectors(std::int64_t p, int v, const Range& piece, bool edge, Scalar* factors) {
+  HEADWAY_NOINLINE void attend_vectors(std::int64_t p, int v, const Range& whole, bool edge, Scalar* factors) {
+    const Range piece = scores_.template without_forbidden_end<NV>(p, v, whole);
     short_.template run<NV>(p, v, piece, edge);
     const Scalar* weights = args_.dropout.active ? values_.dropped(p, v, NV, piece) : block_.scores_at(piece.begin, v);
     task_.remember(p, v, NV, piece);

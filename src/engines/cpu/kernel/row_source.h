@@ -79,6 +79,16 @@ HEADWAY_INLINE bool is_one_run(const RowSource& source) {
   return source.table == nullptr && source.scaled == ScaledAs::nothing;
 }
 
+// Whether rows lie whole pages apart, as those of a head in [B,S,H,D] often do. They share few sets of the first-level
+// cache then, so that reading them again from a copy is faster, where many queries pay for it.
+template <class In>
+HEADWAY_INLINE bool rows_collide(const RowSource& source, std::int64_t columns) {
+  constexpr std::int64_t page = 4096 / sizeof(In);  // in elements
+  const std::int64_t stride = source.rows.row_stride;
+  return is_one_run(source) && stride != 0 && stride % page == 0 && columns % page != 0;
+}
+constexpr std::int64_t copying_panels = 4;  // of queries, which pay for a copy
+
 // ---- Rows as numbers of the compute type ----
 
 // Calls body with a null pointer of the type of the source's 8-bit elements.

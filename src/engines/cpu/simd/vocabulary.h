@@ -142,7 +142,7 @@ concept FindsNonzeroBytes = requires(const std::uint8_t* bytes, int n) {
 };
 template <class S>
 concept TransposesBits = requires(std::uint64_t (&bits)[64]) {
-  S::transpose_bits(bits);  // bit j of word r becomes bit r of word j
+  S::transpose_bits(bits);  // bit j of word r becomes bit r of word j; words behind a panel's rows are 0
 };
 template <class S>
 concept ComparesTwoWords = requires(typename S::Words a, std::uint64_t limit) {
