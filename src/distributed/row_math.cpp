@@ -36,8 +36,8 @@ void each_row(const ConstTensorView& from, const TensorView& to, const Put& put)
   });
 }
 
-// Calls put(target, source) for every element, row by row. Rows whose elements lie side by side have a loop of their own,
-// which compilers vectorise.
+// Calls put(target, source) for every element, row by row. Rows whose elements lie side by side have a loop of their
+// own, which compilers vectorise.
 template <class From, class To, class Put>
 void each_element(const ConstTensorView& from, const TensorView& to, const Put& put) {
   const std::int64_t columns = to.size(3), from_step = from.stride(3), to_step = to.stride(3);
