@@ -398,3 +398,24 @@ except AttributeError as error:
     assert str(error) == "module 'headway' has no attribute 'tensorflow'"
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_help_and_attributes_do_without_the_frameworks():
+    """In NumPy's company alone: members are listed, and an attribute says what is missing."""
+    program = """
+import sys
+for name in ("torch", "jax", "flax", "keras"):
+    sys.modules[name] = None
+import inspect, pydoc, headway
+assert "attention(" in pydoc.render_doc(headway, renderer=pydoc.plaintext)
+assert "attention" in dict(inspect.getmembers(headway)) and not hasattr(headway, "torch")
+try:
+    headway.torch
+except AttributeError as error:
+    assert str(error) == "headway.torch needs PyTorch: pip install torch"
+try:
+    from headway import torch
+except ImportError as error:
+    assert str(error) == "headway.torch needs PyTorch: pip install torch"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
