@@ -79,7 +79,9 @@ def pages_row(shape: Shape, kind: str, stored: str, size: int, head_major: bool)
         scales = torch.rand(count, size, shape.kv_heads) * 0.02 + 0.01
         options = {"key_scales": scales, "value_scales": scales}
     out = torch.empty(1, shape.heads, 1, shape.value_dim, dtype=KINDS[kind])
-    name = f"{'head-major ' if head_major else ''}pages of {size}, {stored}" + (f", {kind} query" if stored != kind else "")
+    name = f"{'head-major ' if head_major else ''}pages of {size}, {stored}" + (
+        f", {kind} query" if stored != kind else ""
+    )
     return Row(
         name,
         shape.bytes(keys.element_size()),
@@ -115,9 +117,7 @@ def contiguous_rows(shape: Shape, kind: str, threads: int, peers: bool) -> Itera
         yield Row("reading", bytes_, read)
         if peers:
             gqa = shape.heads != shape.kv_heads
-            sdpa = torch.inference_mode()(
-                lambda k=k, v=v: F.scaled_dot_product_attention(query, k, v, enable_gqa=gqa)
-            )
+            sdpa = torch.inference_mode()(lambda k=k, v=v: F.scaled_dot_product_attention(query, k, v, enable_gqa=gqa))
             yield Row(f"torch, {kind}", bytes_, sdpa)
 
 
@@ -180,7 +180,11 @@ def groups(threads: int) -> Iterator[tuple[str, Callable[[], Iterator[Row]], flo
     for kind in ("bf16", "f32"):
         for kv_heads in (8, 32):
             shape = Shape(32, kv_heads)
-            yield f"decode, {kind}, 32 heads over {kv_heads}, 8192 keys, D 128", lambda s=shape, k=kind: decode_rows(s, k, threads), 0
+            yield (
+                f"decode, {kind}, 32 heads over {kv_heads}, 8192 keys, D 128",
+                lambda s=shape, k=kind: decode_rows(s, k, threads),
+                0,
+            )
     for kind in ("bf16", "f32"):
         yield f"mixed batch, {kind}, 32 sequences of 100 to 8000 tokens", lambda k=kind: mixed_rows(k), 0
     for kind in ("bf16", "f32"):

@@ -88,8 +88,8 @@ class Paged : public EngineTest {
     return result;
   }
 
-  // 8-bit rows on a GPU, or beside bf16 queries: what attention over the rows as floats gives, within section 3's bounds
-  // for the query's type.
+  // 8-bit rows on a GPU, or beside bf16 queries: what attention over the rows as floats gives, within section 3's
+  // bounds for the query's type.
   static void expect_near_floats(const Call& call, ConstTensorView out, ConstTensorView lse) {
     const Forward exact = forward(call.spec());
     EXPECT_TRUE(within(out, exact.out.value, error_bound(exact.out, Kind::out, out.dtype()))) << "out";
@@ -229,9 +229,8 @@ TEST_P(Paged, scales_of_any_size_count) {
     PagedInputs inputs({.lengths = {90, 200}, .page_size = 16, .kv_heads = 1, .type = DType::i8});
     for (Tensor& rows : inputs.gathered_values)
       each_index(rows.sizes(), [&](const Dims& at) { set(rows, at, get(rows, at) * size); });
-    each_index(inputs.value_scales.sizes(), [&](const Dims& at) {
-      set(inputs.value_scales, at, get(inputs.value_scales, at) * size);
-    });
+    each_index(inputs.value_scales.sizes(),
+               [&](const Dims& at) { set(inputs.value_scales, at, get(inputs.value_scales, at) * size); });
     Random random(4);
     const Tensor query = normal({2, 2, 1, 24}, DType::bf16, random);
     const Tensor out = run_paged(query, inputs.keys(), here(causal()));
