@@ -1,6 +1,6 @@
 """Serving on this machine's CPU: one query of each sequence over its cache, beside peers, in one run.
 
-    PYTHONPATH=build/python-package python3 benchmarks/serving.py
+    PYTHONPATH=build/python-package python3 benchmarks/serving.py     (./dev bench cpu builds what it needs)
 
 Groups: contiguous caches, pages and 8-bit pages; a batch of sequences of 100 to 8000 tokens; values inside keys (MLA).
 Who shares a group takes turns, round after round; the median of the rounds is shown, with the rate at which keys and
@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import native
@@ -116,9 +117,8 @@ def contiguous_rows(shape: Shape, kind: str, threads: int, peers: bool) -> Itera
 
         yield Row("reading", bytes_, read)
         if peers:
-            gqa = shape.heads != shape.kv_heads
-            sdpa = torch.inference_mode()(lambda k=k, v=v: F.scaled_dot_product_attention(query, k, v, enable_gqa=gqa))
-            yield Row(f"torch, {kind}", bytes_, sdpa)
+            sdpa = partial(F.scaled_dot_product_attention, query, k, v, enable_gqa=shape.heads != shape.kv_heads)
+            yield Row(f"torch, {kind}", bytes_, torch.inference_mode()(sdpa))
 
 
 def onnxruntime_rows(shape: Shape, threads: int) -> Iterator[Row]:
