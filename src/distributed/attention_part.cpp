@@ -8,10 +8,10 @@
 namespace headway::distributed {
 namespace {
 
-// Far outside every axis, and small enough to add lengths to it.
+// Far outside every axis, and small enough that adding lengths does not overflow.
 constexpr std::int64_t furthest = std::int64_t{1} << 60;
 
-// With the offset given, all alignments are one.
+// With a given offset, all alignments mean the same.
 AttentionOptions aligned(AttentionOptions options) {
   options.causal = options.causal == Causal::none ? Causal::none : Causal::top_left;
   return options;

@@ -72,12 +72,12 @@ int checked_group(const Sizes& sizes, int ranks, int group) {
 // ---- Keys and values that move ----
 
 // A run of a rank's key rows that the same ranks need.
-struct Piece {
+struct KeyPiece {
   Rows rows;
   std::vector<int> receivers;  // in ring order from the owner
 };
 
-std::vector<Piece> pieces_of(int owner, const Schedule& schedule, const std::vector<Shard>& needed) {
+std::vector<KeyPiece> key_pieces_of(int owner, const Schedule& schedule, const std::vector<Shard>& needed) {
   const int ranks = schedule.ranks();
   const Shard mine = joined(schedule.sharding.keys[static_cast<std::size_t>(owner)]);
   struct Wanted {
@@ -95,9 +95,9 @@ std::vector<Piece> pieces_of(int owner, const Schedule& schedule, const std::vec
   }
   std::sort(borders.begin(), borders.end());
   borders.erase(std::unique(borders.begin(), borders.end()), borders.end());
-  std::vector<Piece> pieces;
+  std::vector<KeyPiece> pieces;
   for (std::size_t n = 0; n + 1 < borders.size(); ++n) {
-    Piece piece{{borders[n], borders[n + 1]}, {}};
+    KeyPiece piece{{borders[n], borders[n + 1]}, {}};
     for (const Wanted& want : wanted) {
       if (want.rows.begin <= piece.rows.begin && want.rows.end >= piece.rows.end) {
         piece.receivers.push_back(want.rank);
@@ -113,7 +113,7 @@ std::vector<Piece> pieces_of(int owner, const Schedule& schedule, const std::vec
 // At step n a rank receives from the shard of the rank n places before it, whose rows its neighbour passes on if it had
 // them itself a step ago; else they come from their owner. So no rank gets rows of two others at once, or rows that it
 // does not need. Gradients of the piece go straight to its owner in the step after the one that computed them.
-void move_along_ring(Schedule& schedule, int owner, const Piece& piece, const RowBytes& bytes) {
+void move_along_ring(Schedule& schedule, int owner, const KeyPiece& piece, const RowBytes& bytes) {
   const int ranks = schedule.ranks();
   const auto rows = static_cast<double>(piece.rows.count());
   int before = owner;
@@ -128,7 +128,7 @@ void move_along_ring(Schedule& schedule, int owner, const Piece& piece, const Ro
   }
 }
 
-void gather_all(Schedule& schedule, int owner, const Piece& piece, const RowBytes& bytes) {
+void gather_all(Schedule& schedule, int owner, const KeyPiece& piece, const RowBytes& bytes) {
   const auto rows = static_cast<double>(piece.rows.count());
   for (const int receiver : piece.receivers) {
     schedule.transfers.push_back({1, owner, receiver, piece.rows, rows * bytes.key_value});
@@ -144,7 +144,7 @@ void add_key_transfers(Schedule& schedule, const RowBytes& bytes) {
     needed.push_back(schedule.seen.keys_of(shard));
   }
   for (int owner = 0; owner < schedule.ranks(); ++owner) {
-    for (const Piece& piece : pieces_of(owner, schedule, needed)) {
+    for (const KeyPiece& piece : key_pieces_of(owner, schedule, needed)) {
       schedule.scheme == Scheme::ring ? move_along_ring(schedule, owner, piece, bytes)
                                       : gather_all(schedule, owner, piece, bytes);
     }

@@ -17,8 +17,8 @@ namespace {
 using namespace std::string_view_literals;
 
 constexpr std::string_view magic = "\x93NUMPY";
-constexpr TypeName types[] = {{"<f4", DType::f32}, {"<f8", DType::f64}, {"<f2", DType::f16},
-                              {"|b1", DType::b8},  {"<i4", DType::i32}, {"<i8", DType::i64}};
+constexpr TypeName npy_types[] = {{"<f4", DType::f32}, {"<f8", DType::f64}, {"<f2", DType::f16},
+                                  {"|b1", DType::b8},  {"<i4", DType::i32}, {"<i8", DType::i64}};
 
 // Parses {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), } and no other Python.
 class HeaderParser {
@@ -95,15 +95,15 @@ class HeaderParser {
   DType parse_dtype() {
     skip_spaces();
     if (rest_.starts_with('[') || rest_.starts_with('(')) {
-      context_.fail("expected an element type of ", listed(types), ", found the structured type ", shown(rest_));
+      context_.fail("expected an element type of ", listed(npy_types), ", found the structured type ", shown(rest_));
     }
     const std::string_view found = parse_string();
-    const TypeName* type = find_type(types, found);
+    const TypeName* type = find_type(npy_types, found);
     if (type == nullptr) {
       const std::string_view remark = found.find('O') != found.npos ? " (Python objects are never unpickled)"
                                       : found.starts_with('>')      ? " (big-endian)"
                                                                     : "";
-      context_.fail("expected an element type of ", listed(types), ", found ", shown(found), remark);
+      context_.fail("expected an element type of ", listed(npy_types), ", found ", shown(found), remark);
     }
     return type->dtype;
   }
@@ -244,7 +244,7 @@ std::string npy_header(const Dims& sizes, DType dtype) {
     shape.resize(shape.size() - 2);
   }
   std::string dictionary =
-      text("{'descr': '", find_type(types, dtype)->name, "', 'fortran_order': False, 'shape': (", shape, "), }");
+      text("{'descr': '", find_type(npy_types, dtype)->name, "', 'fortran_order': False, 'shape': (", shape, "), }");
   const std::size_t fixed = magic.size() + 2 + sizeof(std::uint16_t);
   const std::size_t unpadded = fixed + dictionary.size() + 1;
   dictionary.append((alignment - unpadded % alignment) % alignment, ' ');
@@ -257,7 +257,7 @@ std::string npy_header(const Dims& sizes, DType dtype) {
 
 void require_npy(const char* operation, std::string_view name, ConstTensorView view) {
   require_host(operation, name, view);
-  if (find_type(types, view.dtype()) == nullptr) {
+  if (find_type(npy_types, view.dtype()) == nullptr) {
     throw TypeMismatch(text(operation, ": expected an element type that .npy has, found ", view.dtype(),
                             for_tensor(name), "; save it as .safetensors or convert it"));
   }

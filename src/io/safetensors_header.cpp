@@ -16,9 +16,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr TypeName types[] = {{"F32", DType::f32}, {"F64", DType::f64}, {"BF16", DType::bf16},
-                              {"F16", DType::f16}, {"BOOL", DType::b8}, {"I32", DType::i32},
-                              {"I64", DType::i64}, {"I8", DType::i8},   {"F8_E4M3", DType::f8e4m3}};
+constexpr TypeName safetensors_types[] = {{"F32", DType::f32}, {"F64", DType::f64}, {"BF16", DType::bf16},
+                                          {"F16", DType::f16}, {"BOOL", DType::b8}, {"I32", DType::i32},
+                                          {"I64", DType::i64}, {"I8", DType::i8},   {"F8_E4M3", DType::f8e4m3}};
 
 // Parses JSON one token at a time. No tree is built, so a hostile header costs little more than its own size; nesting
 // is refused at the first superfluous bracket; and a repeated key is noticed, which a tree would have merged.
@@ -162,9 +162,9 @@ class HeaderReader final : public json::json_sax_t {
   }
 
   DType parse_dtype(const std::string& text) const {
-    const TypeName* type = find_type(types, text);
+    const TypeName* type = find_type(safetensors_types, text);
     if (type == nullptr) {
-      tensor_fail("expected an element type of ", listed(types), ", found ", shown(text));
+      tensor_fail("expected an element type of ", listed(safetensors_types), ", found ", shown(text));
     }
     return type->dtype;
   }
@@ -217,7 +217,7 @@ std::string write_safetensors_header(const SafetensorsHeader& header) {
   }
   for (const SafetensorsEntry& entry : header.entries) {
     JsonObject tensor;
-    tensor.set("dtype", find_type(types, entry.dtype)->name);
+    tensor.set("dtype", find_type(safetensors_types, entry.dtype)->name);
     tensor.add("shape", json_array(entry.sizes));
     tensor.add("data_offsets", json_array(std::array{entry.begin, entry.end}));
     object.add(entry.name, tensor.text());

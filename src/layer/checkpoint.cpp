@@ -12,7 +12,7 @@ namespace headway {
 namespace {
 
 constexpr const char* layer_kind = "headway.MultiHeadAttention";
-constexpr const char* kind_key = "layer";
+constexpr const char* layer_kind_key = "layer";
 
 // Calls visit(name, number) for each integer of the config: the one list that saving and loading share.
 template <class Config, class Visit>
@@ -27,7 +27,7 @@ void for_each_integer(Config& config, const Visit& visit) {
 }
 
 Metadata metadata_of(const MultiHeadAttentionConfig& config) {
-  Metadata metadata = {{kind_key, layer_kind},
+  Metadata metadata = {{layer_kind_key, layer_kind},
                        {"bias", config.bias ? "true" : "false"},
                        {"dtype", name(config.dtype)},
                        {"initializer", name(config.initializer)}};
@@ -36,9 +36,9 @@ Metadata metadata_of(const MultiHeadAttentionConfig& config) {
 }
 
 MultiHeadAttentionConfig read_config(const MetadataReader& reader) {
-  if (reader.value(kind_key) != layer_kind) {
-    reader.refuse("expected ", kind_key, " to be ", layer_kind, ", found \"",
-                  MetadataReader::shortened(reader.value(kind_key)), "\"");
+  if (reader.value(layer_kind_key) != layer_kind) {
+    reader.refuse("expected ", layer_kind_key, " to be ", layer_kind, ", found \"",
+                  MetadataReader::shortened(reader.value(layer_kind_key)), "\"");
   }
   MultiHeadAttentionConfig config;
   for_each_integer(config, [&](const char* key, auto& number) {

@@ -7,34 +7,34 @@ namespace headway {
 namespace {
 
 template <class... Parts>
-[[noreturn]] void refuse(const Parts&... parts) {
+[[noreturn]] void refuse_config(const Parts&... parts) {
   throw InvalidArgument(text("MultiHeadAttention: ", parts...));
 }
 
 void require_positive(const char* field, std::int64_t value) {
   if (value < 1) {
-    refuse("expected ", field, " of 1 or more, found ", value);
+    refuse_config("expected ", field, " of 1 or more, found ", value);
   }
 }
 
 // For fields in which 0 stands for the default.
 void require_not_negative(const char* field, std::int64_t value) {
   if (value < 0) {
-    refuse("expected ", field, " of 0 or more, found ", value);
+    refuse_config("expected ", field, " of 0 or more, found ", value);
   }
 }
 
 void require_small_enough(const MultiHeadAttentionConfig& config) {
   std::int64_t width = 0;
   if (__builtin_mul_overflow(config.heads, config.head_dim, &width)) {
-    refuse("heads ", config.heads, " times head_dim ", config.head_dim, " is more than 2^63");
+    refuse_config("heads ", config.heads, " times head_dim ", config.head_dim, " is more than 2^63");
   }
   const auto element_bytes = static_cast<std::int64_t>(size_of(config.dtype));
   for (const ParameterSpec& spec : parameter_specs(config)) {
     std::int64_t bytes = element_bytes;
     for (const std::int64_t size : spec.sizes) {
       if (__builtin_mul_overflow(bytes, size, &bytes)) {
-        refuse(spec.name, " of shape ", spec.sizes, " has more than 2^63 bytes");
+        refuse_config(spec.name, " of shape ", spec.sizes, " has more than 2^63 bytes");
       }
     }
   }
@@ -63,7 +63,7 @@ MultiHeadAttentionConfig resolved(MultiHeadAttentionConfig config) {
   }
   if (config.head_dim == 0) {
     if (config.model_dim % config.heads != 0) {
-      refuse("model_dim ", config.model_dim, " is not divisible by heads ", config.heads);
+      refuse_config("model_dim ", config.model_dim, " is not divisible by heads ", config.heads);
     }
     config.head_dim = config.model_dim / config.heads;
   }
@@ -71,7 +71,7 @@ MultiHeadAttentionConfig resolved(MultiHeadAttentionConfig config) {
     config.kv_heads = config.heads;
   }
   if (config.heads % config.kv_heads != 0) {
-    refuse("heads ", config.heads, " is not divisible by kv_heads ", config.kv_heads);
+    refuse_config("heads ", config.heads, " is not divisible by kv_heads ", config.kv_heads);
   }
   config.key_dim = config.key_dim == 0 ? config.model_dim : config.key_dim;
   config.value_dim = config.value_dim == 0 ? config.model_dim : config.value_dim;

@@ -1,4 +1,4 @@
-// What a cache is made of: checks of its config, its memory, and the rows of a call.
+// Checks of a cache's config, its memory, and the rows of a call.
 #include <cmath>
 #include <limits>
 
@@ -10,13 +10,13 @@ namespace headway {
 namespace {
 
 template <class... Parts>
-[[noreturn]] void refuse(const Parts&... parts) {
+[[noreturn]] void refuse_cache(const Parts&... parts) {
   throw InvalidArgument(text("KVCache: ", parts...));
 }
 
 void require_at_least(std::int64_t lowest, const char* name, std::int64_t value) {
   if (value < lowest) {
-    refuse("expected ", name, " of ", lowest, " or more, found ", value);
+    refuse_cache("expected ", name, " of ", lowest, " or more, found ", value);
   }
 }
 
@@ -27,14 +27,14 @@ void check_sizes(const KVCacheConfig& config) {
   require_at_least(0, "head_dim", config.head_dim);
   require_at_least(0, "value_dim", config.value_dim.value_or(0));
   if (config.pages > std::numeric_limits<std::int32_t>::max()) {
-    refuse("expected fewer than 2^31 pages, found ", config.pages);
+    refuse_cache("expected fewer than 2^31 pages, found ", config.pages);
   }
   const Dims sizes{config.pages, config.page_size, config.kv_heads, config.head_dim};
   try {
     checked_elements(sizes, DType::f64);
     checked_elements({sizes[0], sizes[1], sizes[2], config.value_dim.value_or(0)}, DType::f64);
   } catch (const InvalidArgument&) {
-    refuse("pages of shape ", sizes, " would have more than 2^63 bytes");
+    refuse_cache("pages of shape ", sizes, " would have more than 2^63 bytes");
   }
 }
 
@@ -61,13 +61,13 @@ void check_window(const KVCacheConfig& config) {
   require_at_least(0, "slack", config.slack);
   if (!config.window) {
     if (config.first > 0 || config.slack > 0) {
-      refuse("first ", config.first, " and slack ", config.slack, " need a window, found none");
+      refuse_cache("first ", config.first, " and slack ", config.slack, " need a window, found none");
     }
     return;
   }
   for (const auto& side : {config.window->left, config.window->right}) {
     if (side && *side < 0) {
-      refuse("expected a window of 0 or more to each side, or None for unlimited, found ", *side);
+      refuse_cache("expected a window of 0 or more to each side, or None for unlimited, found ", *side);
     }
   }
 }
@@ -79,13 +79,13 @@ KVCacheConfig with_values(KVCacheConfig config) {
   }
   const std::int64_t inside = *config.value_in_key;
   if (inside < 0 || inside > config.head_dim) {
-    refuse("expected value_in_key of 0 to the head_dim ", config.head_dim, ", found ", inside);
+    refuse_cache("expected value_in_key of 0 to the head_dim ", config.head_dim, ", found ", inside);
   }
   if (config.value_dim.value_or(inside) != inside) {
-    refuse("value_dim is ", *config.value_dim, ", value_in_key ", inside, ": give one of them");
+    refuse_cache("value_dim is ", *config.value_dim, ", value_in_key ", inside, ": give one of them");
   }
   if (config.rope && config.rope->dims.value_or(config.head_dim) > 0 && inside > 0) {
-    refuse("rope rotates the first numbers of a key, which value_in_key makes values: rotate keys before append");
+    refuse_cache("rope rotates the first numbers of a key, which value_in_key makes values: rotate keys before append");
   }
   config.value_dim = inside;
   return config;
@@ -110,7 +110,8 @@ KVCacheConfig resolved(const KVCacheConfig& given) {
   KVCacheConfig config = with_values(given);
   if (config.rope) {
     if (config.rope->scaling == RopeScaling::dynamic) {
-      refuse("dynamic rope scaling depends on the length of the text, and keys are rotated once: expected another");
+      refuse_cache(
+          "dynamic rope scaling depends on the length of the text, and keys are rotated once: expected another");
     }
     config.rope->dims = RopePairs("KVCache", config.head_dim, *config.rope).dims();
   }

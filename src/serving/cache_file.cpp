@@ -12,7 +12,7 @@ namespace headway {
 namespace {
 
 constexpr const char* cache_kind = "headway.KVCache";
-constexpr const char* kind_key = "cache";
+constexpr const char* cache_kind_key = "cache";
 
 // ---- The config: one list of its fields, which saving and loading share ----
 
@@ -54,7 +54,7 @@ const char* name(RopeScaling scaling) {
   return "unknown";
 }
 
-// Names for MetadataReader::choice, which looks in the namespace of what it compares.
+// Names for MetadataReader::choice, which finds them by argument-dependent lookup.
 struct ScalingChoice {
   RopeScaling scaling;
 };
@@ -94,7 +94,8 @@ struct FieldReader {
 };
 
 Metadata metadata_of(const KVCacheConfig& config, std::int64_t next_id) {
-  Metadata metadata = {{kind_key, cache_kind}, {"dtype", name(config.dtype)}, {"quantize", name(config.quantize)}};
+  Metadata metadata = {
+      {cache_kind_key, cache_kind}, {"dtype", name(config.dtype)}, {"quantize", name(config.quantize)}};
   const FieldWriter write{metadata};
   for_each_field(config, write);
   write("next_id", next_id);
@@ -131,9 +132,9 @@ RopeConfig read_rope(const MetadataReader& reader) {
 }
 
 KVCacheConfig read_config(const MetadataReader& reader, Device device) {
-  if (reader.value(kind_key) != cache_kind) {
-    reader.refuse("expected ", kind_key, " to be ", cache_kind, ", found \"",
-                  MetadataReader::shortened(reader.value(kind_key)), "\"");
+  if (reader.value(cache_kind_key) != cache_kind) {
+    reader.refuse("expected ", cache_kind_key, " to be ", cache_kind, ", found \"",
+                  MetadataReader::shortened(reader.value(cache_kind_key)), "\"");
   }
   KVCacheConfig config;
   config.device = device;
@@ -158,7 +159,7 @@ KVCacheConfig read_config(const MetadataReader& reader, Device device) {
 
 // ---- Pages ----
 
-// The pages that sequences hold, in the order of their numbers, and how many slots of each hold tokens.
+// The pages that sequences use, in ascending order, and the number of used slots of each.
 std::map<std::int32_t, std::int64_t> held_pages(const PageBook& book) {
   std::map<std::int32_t, std::int64_t> held;
   for (const auto& [id, sequence] : book.sequences()) {
@@ -173,7 +174,7 @@ std::map<std::int32_t, std::int64_t> held_pages(const PageBook& book) {
   return held;
 }
 
-// Of `pages` [pages, page_size, ...] those that are held, [held, page_size, ...].
+// The used ones of `pages` [pages, page_size, ...], as [held, page_size, ...].
 Tensor packed_pages(const Tensor& pages, const std::map<std::int32_t, std::int64_t>& held) {
   Dims sizes = pages.sizes();
   sizes[0] = static_cast<std::int64_t>(held.size());
@@ -224,7 +225,7 @@ NamedTensors tensors_of(const CacheState& state) {
 
 // ---- Loading ----
 
-// Takes pages out of the file into a store; returns how many.
+// Reads pages from the file into a store; returns their number.
 void load_store(const MetadataReader& reader, const std::string& name, std::int64_t count, NamedTensors& tensors,
                 PageStore& store) {
   const auto load = [&](const std::string& tensor_name, Tensor& pages) {

@@ -1,4 +1,4 @@
-// Tokens on their way into pages, and back: KVCache::append and KVCache::read.
+// Writing tokens into pages and reading them back: KVCache::append and KVCache::read.
 //
 // An append is one pass over its rows: each is read once, rotated (or quantised) and written into its slot. 8-bit rows
 // go through a staging buffer, since a row that 8 bits cannot hold must be refused before anything changes.
@@ -18,9 +18,8 @@
 namespace headway {
 namespace {
 
-constexpr const char* operation = "KVCache::append";
+constexpr const char* append_operation = "KVCache::append";
 constexpr std::int64_t block_tokens = 16;
-constexpr std::int64_t parallel_elements = std::int64_t{1} << 15;  // fewer are not worth a second thread
 
 // Runs action(begin, end) over blocks of tokens of `width` numbers each.
 template <class Action>
@@ -31,7 +30,7 @@ void for_blocks(std::int64_t tokens, std::int64_t width, const Action& action) {
   });
 }
 
-// Keys or values as they come: rows of several sequences, each number at offset(token) + head * head_stride + d *
+// New keys or values: rows of several sequences, each number at offset(token) + head * head_stride + d *
 // stride.
 struct Rows {
   ConstTensorView view;
@@ -53,7 +52,7 @@ struct Token {
 std::vector<Token> tokens_of(const CacheState& state, std::span<const std::int64_t> ids, const RowCounts& rows) {
   std::vector<Token> tokens;
   for (std::size_t b = 0; b < ids.size(); ++b) {
-    const std::int64_t length = state.book.at(operation, ids[b]).length;
+    const std::int64_t length = state.book.at(append_operation, ids[b]).length;
     for (std::int64_t s = 0; s < rows.counts[b]; ++s) {
       const auto row = static_cast<std::int64_t>(tokens.size());
       tokens.push_back({.sequence = static_cast<std::int64_t>(b), .s = s, .row = row, .position = length + s});
@@ -94,7 +93,7 @@ struct Turns {
 
 // ---- 8 bits ----
 
-// Where 8-bit rows wait until the pages are theirs.
+// A staging buffer for 8-bit rows until their pages are assigned.
 struct Staged {
   Tensor data;    // [tokens, Hkv, width]
   Tensor scales;  // [tokens, Hkv]
@@ -177,9 +176,10 @@ Staged stage(const CacheState& state, std::span<const std::int64_t> ids, const c
   });
   if (first_bad != count * heads) {
     const Token& token = tokens[static_cast<std::size_t>(first_bad / heads)];
-    throw InvalidArgument(text(operation, ": ", name, " of sequence ", ids[static_cast<std::size_t>(token.sequence)],
-                               ", token ", token.position, ", head ", first_bad % heads, " holds NaN or Inf, which ",
-                               headway::name(state.config.quantize), " pages cannot"));
+    throw InvalidArgument(text(append_operation, ": ", name, " of sequence ",
+                               ids[static_cast<std::size_t>(token.sequence)], ", token ", token.position, ", head ",
+                               first_bad % heads, " holds NaN or Inf, which ", headway::name(state.config.quantize),
+                               " pages cannot"));
   }
   return staged;
 }
@@ -266,7 +266,8 @@ void copy_slots(const std::vector<PageCopy>& copies, PageStore& store, void* str
   }
 }
 
-// One operand of an append: keys or values. What may fail happens in the constructor, before the pages are theirs.
+// One operand of an append: keys or values. Everything that may fail is done in the constructor, before pages are
+// assigned.
 class Operand {
  public:
   Operand(const CacheState& state, std::span<const std::int64_t> ids, const char* name, const Rows& rows,
@@ -296,19 +297,19 @@ class Operand {
 
 void check_rows(const CacheState& state, const char* name, ConstTensorView view, std::int64_t width,
                 std::size_t sequences, const ConstTensorView& key, bool packed) {
-  check_cached_rows(operation, name, view, state.config);
+  check_cached_rows(append_operation, name, view, state.config);
   const auto batch = static_cast<std::int64_t>(sequences);
   if (view.rank() != (packed ? 3 : 4)) {
     throw InvalidArgument(
-        text(operation, ": ", name, " has shape ", view.sizes(), ", expected ",
+        text(append_operation, ": ", name, " has shape ", view.sizes(), ", expected ",
              packed ? "(total, heads, dim) with cu_seqlens" : "(B, heads, S, dim) without cu_seqlens"));
   }
   const std::int64_t heads = state.config.kv_heads;
   const Dims expected =
       packed ? Dims{key.size(0), heads, width} : Dims{batch, heads, key.rank() == 4 ? key.size(2) : 0, width};
   if (view.sizes() != expected) {
-    throw InvalidArgument(text(operation, ": ", name, " has shape ", view.sizes(), ", expected ", expected, " for ",
-                               batch, batch == 1 ? " sequence" : " sequences"));
+    throw InvalidArgument(text(append_operation, ": ", name, " has shape ", view.sizes(), ", expected ", expected,
+                               " for ", batch, batch == 1 ? " sequence" : " sequences"));
   }
 }
 
@@ -316,8 +317,9 @@ void check_given(const CacheState& state, std::size_t sequences, const CacheRows
   const bool packed = rows.cu_seqlens.has_value();
   check_rows(state, "key", rows.key, state.config.head_dim, sequences, rows.key, packed);
   if (rows.value.has_value() != state.value.has_value()) {
-    throw InvalidArgument(text(operation, state.value ? ": expected a value, found none"
-                                                      : ": expected no value, as value_in_key takes it from the key"));
+    throw InvalidArgument(text(append_operation, state.value
+                                                     ? ": expected a value, found none"
+                                                     : ": expected no value, as value_in_key takes it from the key"));
   }
   if (rows.value) {
     check_rows(state, "value", *rows.value, *state.config.value_dim, sequences, rows.key, packed);
@@ -337,9 +339,9 @@ struct Extended {
 Extended extend(CacheState& state, std::span<const std::int64_t> ids, const RowCounts& counts,
                 const std::vector<Token>& tokens) {
   Extended extended{std::vector<std::int64_t>(tokens.size()), {}};
-  extended.copies = state.book.append(operation, ids, counts.counts);
+  extended.copies = state.book.append(append_operation, ids, counts.counts);
   for (std::size_t t = 0; t < tokens.size(); ++t) {
-    const PagedSequence& sequence = state.book.at(operation, ids[static_cast<std::size_t>(tokens[t].sequence)]);
+    const PagedSequence& sequence = state.book.at(append_operation, ids[static_cast<std::size_t>(tokens[t].sequence)]);
     extended.slots[t] = slot_of(state.book, sequence, tokens[t].position);
   }
   return extended;
@@ -365,7 +367,7 @@ void append_to_host(CacheState& state, std::span<const std::int64_t> ids, const 
   }
 }
 
-// The book stays on the host: what the device needs of it is where each row goes.
+// The bookkeeping stays on the host; the device only needs the slot of each row.
 void append_to_device(CacheState& state, std::span<const std::int64_t> ids, const CacheRows& rows,
                       const RowCounts& counts, const std::vector<Token>& tokens) {
   std::vector<std::int64_t> positions;
@@ -377,7 +379,7 @@ void append_to_device(CacheState& state, std::span<const std::int64_t> ids, cons
   const auto write = [&](const ConstTensorView& view, PageStore& store, const std::optional<RopePairs>& rope) {
     copy_slots(extended.copies, store, rows.stream);
     headway::append_on_device(
-        operation,
+        append_operation,
         {.rows = view,
          .packed = counts.packed,
          .slots = extended.slots,
@@ -399,7 +401,7 @@ void append_to_device(CacheState& state, std::span<const std::int64_t> ids, cons
 void append_rows(CacheState& state, std::span<const std::int64_t> ids, const CacheRows& rows) {
   check_given(state, ids.size(), rows);
   const bool packed = rows.cu_seqlens.has_value();
-  const RowCounts counts = count_rows(operation, ids.size(), rows.key.size(packed ? 0 : 2), rows.cu_seqlens);
+  const RowCounts counts = count_rows(append_operation, ids.size(), rows.key.size(packed ? 0 : 2), rows.cu_seqlens);
   const std::vector<Token> tokens = tokens_of(state, ids, counts);
   if (state.config.device == Device{}) {
     append_to_host(state, ids, rows, counts, tokens);

@@ -21,7 +21,6 @@ namespace headway {
 namespace {
 
 constexpr std::int64_t block_rows = 16;
-constexpr std::int64_t parallel_elements = std::int64_t{1} << 15;  // fewer are not worth a second thread
 
 struct Rotated {
   const char* operation;
@@ -35,7 +34,7 @@ struct Rotated {
 };
 
 template <class... Parts>
-[[noreturn]] void invalid(const Rotated& call, const Parts&... parts) {
+[[noreturn]] void invalid_rotation(const Rotated& call, const Parts&... parts) {
   throw InvalidArgument(text(call.operation, ": ", parts...));
 }
 
@@ -57,22 +56,22 @@ void check_types(const Rotated& call) {
 void check_places(const Rotated& call) {
   const Device device = call.x.device(), positions = call.positions.device();
   if (call.out.device() != device) {
-    invalid(call, call.output, " is on ", call.out.device(), ", ", call.input, " is on ", device);
+    invalid_rotation(call, call.output, " is on ", call.out.device(), ", ", call.input, " is on ", device);
   }
   if (positions != device && positions != Device{}) {
-    invalid(call, "positions is on ", positions, ", ", call.input, " is on ", device);
+    invalid_rotation(call, "positions is on ", positions, ", ", call.input, " is on ", device);
   }
   for (const ConstTensorView& view : {call.x, call.positions, ConstTensorView(call.out)}) {
     if (reinterpret_cast<std::uintptr_t>(view.data()) % size_of(view.dtype()) != 0) {
-      invalid(call, "expected elements at multiples of their size, found ", view.dtype(), " at ", view.data());
+      invalid_rotation(call, "expected elements at multiples of their size, found ", view.dtype(), " at ", view.data());
     }
   }
   const bool same = call.out.data() == call.x.data() && call.out.strides() == call.x.strides();
   if (shares_memory_with_itself(call.out)) {
-    invalid(call, call.output, " has elements that share memory");
+    invalid_rotation(call, call.output, " has elements that share memory");
   }
   if ((!same && share_memory(call.out, call.x)) || share_memory(call.out, call.positions)) {
-    invalid(call, call.output, " overlaps ", same ? "positions" : "an input", " in memory");
+    invalid_rotation(call, call.output, " overlaps ", same ? "positions" : "an input", " in memory");
   }
 }
 
@@ -80,16 +79,16 @@ void check_shapes(const Rotated& call) {
   const Dims& sizes = call.x.sizes();
   const int rank = sizes.size();
   if (rank < 2) {
-    invalid(call, call.input, " has shape ", sizes, ", expected (..., S, D)");
+    invalid_rotation(call, call.input, " has shape ", sizes, ", expected (..., S, D)");
   }
   if (call.out.sizes() != sizes) {
-    invalid(call, call.output, " has shape ", call.out.sizes(), ", ", call.input, " has ", sizes);
+    invalid_rotation(call, call.output, " has shape ", call.out.sizes(), ", ", call.input, " has ", sizes);
   }
   const Dims shared = {sizes[rank - 2]}, each = {sizes[0], sizes[rank - 2]};
   const bool fits = call.positions.sizes() == shared || (rank > 2 && call.positions.sizes() == each);
   if (!fits) {
-    invalid(call, "positions has shape ", call.positions.sizes(), ", expected ", shared,
-            rank > 2 ? text(" or ", each) : "", " for ", call.input, " ", sizes);
+    invalid_rotation(call, "positions has shape ", call.positions.sizes(), ", expected ", shared,
+                     rank > 2 ? text(" or ", each) : "", " for ", call.input, " ", sizes);
   }
 }
 
@@ -131,7 +130,7 @@ void rotate_block(const Rotated& call, const RopePairs& pairs, const RowOffsets&
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::int64_t place = (each ? b * call.positions.stride(0) : 0) + (begin + r) * call.positions.stride(-1);
     const std::int64_t position = load_integer(call.positions, place);
-    // 0 - position in unsigned arithmetic, where the smallest number has an opposite too.
+    // 0 - position in unsigned arithmetic, since the smallest signed number has no negative.
     const auto opposite = static_cast<std::int64_t>(0 - static_cast<std::uint64_t>(position));
     pairs.turn(call.back ? opposite : position, table.data() + r * pairs.dims());
   }

@@ -52,6 +52,17 @@ def plain(args, folder):
 
 
 @step
+def hidden(args, folder):
+    """A shared library shows no more where tests are built that reach inside of it."""
+    settings = ("-DBUILD_SHARED_LIBS=ON", "-DHEADWAY_BUILD_TESTS=ON", "-DHEADWAY_CUDA=OFF")
+    run(args.cmake, "-S", args.source, "-B", folder, f"-DCMAKE_CXX_COMPILER={args.cxx}", *settings)
+    commands = json.loads((folder / "compile_commands.json").read_text())
+    library = [command for command in commands if "/headway.dir/" in command["command"]]
+    if not library or not all("-fvisibility=hidden" in command["command"] for command in library):
+        fail("expected every file of the library to be compiled with -fvisibility=hidden")
+
+
+@step
 def missing_parts(args, folder):
     """A build that lacks packages says so in its last lines."""
     packages = ("ZLIB", "nlohmann_json", "CLI11", "PkgConfig")

@@ -20,8 +20,8 @@ bool is_intel() {
          d == signature_INTEL_edx;
 }
 
-// Tiles are 8 KB of registers more for each thread, which Linux grants a process that asks for them. Asking again is
-// allowed; refused are old kernels, other systems, and processes with a signal stack too small to save tiles on.
+// Tiles are 8 KB of additional registers for each thread, which a process must request from Linux. The request may be
+// repeated. It fails on old kernels, on other systems, and if a signal stack is too small to save tiles on.
 bool amx_is_permitted() {
 #ifdef SYS_arch_prctl
   constexpr int request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM

@@ -1,5 +1,5 @@
 // The CPU engine's decode pass. A unit is one chunk of keys of one kv head; a task is some consecutive units, enough to
-// be worth handing out. When all are done, each kv head's chunks are merged in a fixed order.
+// pay off. When all are done, each kv head's chunks are merged in a fixed order.
 #include "engines/cpu/decode.h"
 
 #include <algorithm>
@@ -16,12 +16,11 @@
 namespace headway::cpu {
 namespace {
 
-// From here on the decode kernel was measured faster than the panel kernel, by up to 5 times.
+// From this number of keys on the decode kernel was measured to be faster than the panel kernel, by up to 5 times.
 constexpr std::int64_t least_keys = 32;
 
-// How the keys of a sequence are cut: for long ones chunks that memory streams well to, for shorter ones smaller
-// chunks, so that a single head still occupies several threads; and never more than most_chunks, which bounds the
-// partials.
+// The chunks of a sequence's keys: for long sequences large enough to stream from memory, for shorter ones smaller, so
+// that a single head still occupies several threads; never more than most_chunks, which bounds the partials.
 constexpr std::int64_t usual_chunk = 2048;
 constexpr std::int64_t least_chunk = 512;
 constexpr std::int64_t wanted_chunks = 4;
@@ -36,7 +35,7 @@ std::int64_t chunk_keys_of(std::int64_t keys) {
   return std::max(std::min(wanted, usual_chunk), needed);
 }
 
-const DecodeKernel& kernel_for(const Problem& problem) {
+const DecodeKernel& decode_kernel_for(const Problem& problem) {
   const auto storage = static_cast<int>(storage_of(problem.dtype()));
   const Kernels& kernels = chosen_kernels();
   switch (scaled_as(problem.key_dtype())) {
@@ -135,7 +134,7 @@ class Heads {
   std::int64_t kernel_scratch_ = 0;
 };
 
-// Bytes of keys and values, or what takes as long.
+// The work in bytes of keys and values, or the equivalent in time.
 double work_of(const Problem& problem) {
   const double group = static_cast<double>(problem.heads) / static_cast<double>(problem.kv_heads);
   const double elements = static_cast<double>(problem.head_dim + problem.value_dim);
@@ -159,7 +158,7 @@ int threads_for(double work, std::int64_t units) {
 
 bool is_decoded(const Problem& problem, std::int64_t queries, std::int64_t keys) {
   return problem.pass == Pass::forward && problem.heads > 0 && queries > 0 &&
-         queries <= kernel_for(problem).most_queries && keys >= least_keys;
+         queries <= decode_kernel_for(problem).most_queries && keys >= least_keys;
 }
 
 Decoded decoded_sequences(const Problem& problem) {
@@ -177,7 +176,7 @@ Decoded decoded_sequences(const Problem& problem) {
 }
 
 void describe_decode(const Problem& problem, Plan& plan) {
-  const Heads heads(problem, kernel_for(problem));
+  const Heads heads(problem, decode_kernel_for(problem));
   plan.query_block = heads.first().rows();
   plan.key_block = heads.first().chunk_keys;
   plan.tasks = heads.units();
@@ -188,7 +187,7 @@ void describe_decode(const Problem& problem, Plan& plan) {
 }
 
 void decode(const ForwardProblem& problem) {
-  const DecodeKernel& kernel = kernel_for(problem);
+  const DecodeKernel& kernel = decode_kernel_for(problem);
   const Heads heads(problem, kernel);
   const double work = work_of(problem);
   const int threads = threads_for(work, heads.units());

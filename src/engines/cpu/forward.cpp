@@ -1,6 +1,5 @@
 // The CPU engine's forward pass. A unit is one block of query rows of one head; a task is some consecutive units,
-// enough to be worth handing out. No row's bits depend on how rows are grouped, so the grouping may follow the thread
-// count.
+// enough to pay off. No row's bits depend on how rows are grouped, so the grouping may depend on the thread count.
 #include "engines/cpu/forward.h"
 
 #include <algorithm>
@@ -22,7 +21,7 @@ namespace {
 constexpr std::int64_t panel_bytes_limit = std::int64_t{1}
                                            << 19;  // Q and O panels of a task in half a megabyte of cache
 
-const ForwardKernel& kernel_for(const Problem& problem) {
+const ForwardKernel& forward_kernel_for(const Problem& problem) {
   const auto storage = static_cast<int>(storage_of(problem.dtype()));
   return is_8bit(problem.key_dtype()) ? chosen_kernels().scaled_forward[storage] : chosen_kernels().forward[storage];
 }
@@ -30,7 +29,8 @@ const ForwardKernel& kernel_for(const Problem& problem) {
 // Whether a panel's scores are kept until all its keys are done.
 bool keeps_matrix(const Problem& problem) { return problem.wants_weights || problem.pass == Pass::scores; }
 
-// How many panels a unit has: as many as share a key block with profit, but enough units for the threads.
+// The panels of a unit: as many as profit from sharing a key block, but few enough that there are units for all
+// threads.
 std::int64_t panels_of_unit(const Problem& problem, const ForwardKernel& kernel, int threads) {
   if (keeps_matrix(problem)) {
     return 1;
@@ -49,7 +49,7 @@ std::int64_t panels_of_unit(const Problem& problem, const ForwardKernel& kernel,
   return panels;
 }
 
-// Units in a fixed numbering, of what is not decoded: head by head, and inside a head the last rows first, which reach
+// Units in a fixed numbering, without decoded sequences: head by head, and inside a head the last rows first, which see
 // the most keys when causal.
 class Units {
  public:
@@ -125,7 +125,7 @@ void describe_forward(const Problem& problem, Plan& plan) {
   if (decoded.all) {
     return;
   }
-  const ForwardKernel& kernel = kernel_for(problem);
+  const ForwardKernel& kernel = forward_kernel_for(problem);
   const int threads = plan.flops < task_flops ? 1 : get_threads();
   const std::int64_t panels = panels_of_unit(problem, kernel, threads);
   plan.query_block = panels * kernel.panel_rows;
@@ -148,7 +148,7 @@ class UnitArgs {
   UnitArgs(const ForwardProblem& problem, const Units& units)
       : problem_(problem), units_(units), bytes_(static_cast<std::int64_t>(size_of(problem.dtype()))) {}
 
-  // Those of unit `index`; `next` is the one that the thread does afterwards, or -1.
+  // Those of unit `index`; `next` is the thread's next unit, or -1.
   const ForwardArgs& at(std::int64_t index, std::int64_t next) {
     const Units::Unit unit = units_.unit(index);
     if (unit.b != b_) {
@@ -224,7 +224,7 @@ void forward(const ForwardProblem& problem, const Plan& plan) {
     decode(problem);
   }
   if (!decoded.all) {
-    const ForwardKernel& kernel = kernel_for(problem);
+    const ForwardKernel& kernel = forward_kernel_for(problem);
     run_units(problem, plan, kernel, kernel.run);
   }
 }
@@ -240,7 +240,7 @@ void scores(const ScoresProblem& problem, const Plan& plan) {
     forward(matrix, plan);
     return;
   }
-  const ForwardKernel& kernel = kernel_for(problem);
+  const ForwardKernel& kernel = forward_kernel_for(problem);
   if (problem.stage != Stage::biased) {  // no mask, range or bias yet
     matrix.causal = Causal::none;
     matrix.window_left = matrix.window_right = std::nullopt;

@@ -6,7 +6,7 @@
 namespace headway::cpu {
 
 const Kernels& avx2_kernels() {
-  static constexpr Kernels kernels = make_kernels("avx2");
+  static const Kernels kernels = make_kernels("avx2", avx2_f64_kernels());
   return kernels;
 }
 

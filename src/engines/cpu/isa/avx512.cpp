@@ -8,7 +8,7 @@ namespace headway::cpu {
 bool avx512_is_built() { return true; }
 
 const Kernels& avx512_kernels() {
-  static constexpr Kernels kernels = make_kernels("avx512");
+  static const Kernels kernels = make_kernels("avx512", avx512_f64_kernels());
   return kernels;
 }
 

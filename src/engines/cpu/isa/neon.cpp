@@ -6,7 +6,7 @@
 namespace headway::cpu {
 
 const Kernels& neon_kernels() {
-  static constexpr Kernels kernels = make_kernels("neon");
+  static const Kernels kernels = make_kernels("neon", neon_f64_kernels());
   return kernels;
 }
 

@@ -6,7 +6,7 @@
 namespace headway::cpu {
 
 const Kernels& scalar_kernels() {
-  static constexpr Kernels kernels = make_kernels("scalar");
+  static const Kernels kernels = make_kernels("scalar", scalar_f64_kernels());
   return kernels;
 }
 

@@ -1,4 +1,4 @@
-// What the backward kernels are told, beside args.h. A BackwardArgs is one kv head of one batch item (or packed
+// The arguments of the backward kernels, besides args.h. A BackwardArgs is one kv head of one batch item (or packed
 // sequence) with the query heads that share it. Its work is four kinds of tasks; a kind begins when the ones it reads
 // are done:
 //   prepare    a head's rows, in multiples of query_block  references, lse and delta, from grad_out, out and lse

@@ -4,8 +4,8 @@
 // dP and the sink's share follow. Scores near the reference are subtracted from it exactly, so the weights add up to 1
 // as in any other row.
 //
-// A row decides by its own lse, and everything comes from its own allowed pairs. It costs two of the five products once
-// more for blocks of queries that hold such a row, and nothing for others.
+// This depends on a row's own lse and its own allowed pairs only. It repeats two of the five products for blocks of
+// queries with such a row, and costs nothing for other blocks.
 #pragma once
 
 #include <cstdint>

@@ -5,8 +5,8 @@
 // in memory but those of dK and dV over the query heads that share a kv head. P and dS come from the tiles of
 // backward_tile.h, keys in lanes, with K^T and V^T packed once. Q, K, V, O and dO are read once and three gradients are
 // written: 32 S D bytes for 10 S^2 D operations, so at S = 16 memory bounds it and at S = 128 the FMA units do. The
-// next head's rows are fetched on the way, a few at a time: memory answers only so many requests at once, and a burst
-// of them holds up the products that follow.
+// next head's rows are prefetched meanwhile, a few at a time: memory serves a limited number of requests at once, and a
+// burst of them would delay the following products.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What a backward task holds: where everything lies in its scratch, and the group of keys at hand with its sums.
+// The state of a backward task: its scratch layout, and the current group of keys with its sums.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int blocks_in_sum = 32;  // query blocks whose parts of dK and dV are added up before they go to the totals
 
-// fold: how many numbers are packed together for the products.
+// fold: the number of values that are packed together for the products.
 template <class S, class In, int fold>
 class BackwardState {
  public:
@@ -149,7 +149,7 @@ class BackwardState {
         const std::int64_t key = group_.begin + p * width + v * lanes;
         const int rows = at_most(group_.end - key, lanes);
         pack_scaled<S, In>(args_.key, key, rows, args_.head_dim, packed,
-                         at_.key_panels + p * args_.head_dim * width + v * lanes, width);
+                           at_.key_panels + p * args_.head_dim * width + v * lanes, width);
         pack_transposed<S, In>(args_.value, key, rows, args_.value_dim, 1,
                                at_.value_panels + p * args_.value_dim * width + v * lanes, width);
       }

@@ -1,5 +1,5 @@
-// What a decode task knows: what is asked for, the units of its scores, and the rows that pass over the keys together,
-// with their queries and key ranges; and where all of it lies in the scratch.
+// The state of a decode task: its arguments, the units of its scores, the rows that share its keys, with their queries
+// and key ranges, and its scratch layout.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,7 @@ template <class S>
 constexpr bool pairs_bytes = Operands<S>::fold == 2;
 constexpr std::int64_t pair_bytes = 64;  // of a row that are converted at once
 
-// Nothing of it changes while a task runs: parts whose inner loops read it hold a copy, which costs one load less than
-// a reference.
+// Constant while a task runs: parts whose inner loops read it hold a copy, which costs one load less than a reference.
 template <class S>
 struct DecodeLayout {
   using Scalar = typename S::Scalar;

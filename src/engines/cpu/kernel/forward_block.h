@@ -1,4 +1,4 @@
-// The block of keys and values at hand in a forward task: read in place, or copied where products want another form.
+// The current block of keys and values in a forward task: read in place, or copied if products need another layout.
 #pragma once
 
 #include <cstdint>

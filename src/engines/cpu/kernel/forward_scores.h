@@ -1,4 +1,4 @@
-// The scores of a forward task: products of queries and keys, what modifies them, and -inf where a row may not look.
+// The scores of a forward task: products of queries and keys, their modifiers, and -inf for forbidden pairs.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The kernels of one instruction set as a table of functions. An isa/ file includes its vocabulary, then this.
+// The kernels of one instruction set as a table of functions. An isa/ file includes its vocabulary, then this. Those of
+// f64 share no code with the others and are compiled beside them, in a file of their own.
 #pragma once
 
 #include "engines/cpu/gemm/gemm.h"
@@ -73,14 +74,14 @@ std::int64_t decode_partials(const DecodeArgs& args) {
   return PartialSoftmaxes<S>(args).bytes;
 }
 
-// A panel fills lanes with queries, so it is measured to win once about half of a vector's lanes have one.
+// A panel fills lanes with queries; by measurement it is faster once about half of a vector's lanes have one.
 template <class S, class In>
 constexpr DecodeKernel decode_kernel() {
   return {run_decode<S, In>,     finish_decode<S, In>, run_decode_weights<S, In>,
           decode_scratch<S, In>, decode_partials<S>,   S::lanes > 4 ? S::lanes / 2 : 2};
 }
 
-// 8-bit rows beside queries of type In: no weights, which rows in pages do not have.
+// 8-bit rows with queries of type In; without weights, since calls over pages return none.
 template <class Row, class In>
 constexpr DecodeKernel scaled_decode_kernel() {
   DecodeKernel kernel = decode_kernel<F32, In>();
@@ -151,26 +152,28 @@ constexpr GemmKernel gemm_kernel() {
 
 static_assert(FloatVocabulary<F32> && DoubleVocabulary<F64>);
 
+constexpr DoubleKernels make_double_kernels() {
+  return {forward_kernel<F64, double>(), decode_kernel<F64, double>(), backward_kernel<F64, double>(),
+          gemm_kernel<F64, double>()};
+}
+
 // In the order of Storage: f32, f64, bf16, f16.
-constexpr Kernels make_kernels(const char* name) {
-  return {name,
-          {forward_kernel<F32, float>(), forward_kernel<F64, double>(), forward_kernel<F32, bfloat16>(),
-           forward_kernel<F32, float16>()},
-          {decode_kernel<F32, float>(), decode_kernel<F64, double>(), decode_kernel<F32, bfloat16>(),
-           decode_kernel<F32, float16>()},
-          {backward_kernel<F32, float>(), backward_kernel<F64, double>(), backward_kernel<F32, bfloat16>(),
-           backward_kernel<F32, float16>()},
-          {gemm_kernel<F32, float>(), gemm_kernel<F64, double>(), gemm_kernel<F32, bfloat16>(),
-           gemm_kernel<F32, float16>()},
-          {forward_kernel<F32, float>(), {}, forward_kernel<F32, bfloat16>(), forward_kernel<F32, float16>()},
-          {{scaled_decode_kernel<int8, float>(),
-            {},
-            scaled_decode_kernel<int8, bfloat16>(),
-            scaled_decode_kernel<int8, float16>()},
-           {scaled_decode_kernel<float8, float>(),
-            {},
-            scaled_decode_kernel<float8, bfloat16>(),
-            scaled_decode_kernel<float8, float16>()}}};
+constexpr Kernels make_kernels(const char* name, const DoubleKernels& f64) {
+  return {
+      name,
+      {forward_kernel<F32, float>(), f64.forward, forward_kernel<F32, bfloat16>(), forward_kernel<F32, float16>()},
+      {decode_kernel<F32, float>(), f64.decode, decode_kernel<F32, bfloat16>(), decode_kernel<F32, float16>()},
+      {backward_kernel<F32, float>(), f64.backward, backward_kernel<F32, bfloat16>(), backward_kernel<F32, float16>()},
+      {gemm_kernel<F32, float>(), f64.gemm, gemm_kernel<F32, bfloat16>(), gemm_kernel<F32, float16>()},
+      {forward_kernel<F32, float>(), {}, forward_kernel<F32, bfloat16>(), forward_kernel<F32, float16>()},
+      {{scaled_decode_kernel<int8, float>(),
+        {},
+        scaled_decode_kernel<int8, bfloat16>(),
+        scaled_decode_kernel<int8, float16>()},
+       {scaled_decode_kernel<float8, float>(),
+        {},
+        scaled_decode_kernel<float8, bfloat16>(),
+        scaled_decode_kernel<float8, float16>()}}};
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 // whatever type they have. A kernel asks here and computes no address itself, so a new kind of source (pages and 8-bit
 // rows are two) is a field or two in RowSource and a case in this file.
 //
-// Rows that lie evenly one behind the other are a run: all rows of a strided source, those of one page of a paged one.
+// Rows at a constant stride are a run: all rows of a strided source, those of one page of a paged one.
 // A run is a Matrix, which kernels read in place where its type and layout allow; what spans several runs is gathered
 // into the block's copy in scratch. The operands are the same numbers either way, so no result depends on where rows
 // lie.
