@@ -45,8 +45,8 @@ def session(query: Any, key: Any, value: Any, *, causal: bool, threads: int) -> 
 def decode_session(
     heads: int, kv_heads: int, keys: int, width: int, *, bits: int, threads: int
 ) -> Callable[[], Any] | None:
-    """One query of one sequence over a cache of `keys` tokens of f32 or, with 8 bits, int8 with a scale for a tensor; its
-    own token is the last of them. None where this ONNX Runtime has no such cache."""
+    """One query of one sequence over a cache of `keys` tokens, its own the last: of f32 or, with 8 bits, of int8 with
+    one scale for the whole tensor. None where this ONNX Runtime has no such cache."""
     cache_type, cache_kind = (TensorProto.FLOAT, np.float32) if bits == 32 else (TensorProto.INT8, np.int8)
     cache = [1, kv_heads, keys, width]
     types = {

@@ -1,6 +1,6 @@
 """Serving on this machine's CPU: one query of each sequence over its cache, beside peers, in one run.
 
-    PYTHONPATH=build/python-package python3 benchmarks/serving.py
+    PYTHONPATH=build/python-package python3 benchmarks/serving.py     (./dev bench cpu builds what it needs)
 
 Groups: contiguous caches, pages and 8-bit pages; a batch of sequences of 100 to 8000 tokens; values inside keys (MLA).
 Who shares a group takes turns, round after round; the median of the rounds is shown, with the rate at which keys and
@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import native
@@ -79,7 +80,9 @@ def pages_row(shape: Shape, kind: str, stored: str, size: int, head_major: bool)
         scales = torch.rand(count, size, shape.kv_heads) * 0.02 + 0.01
         options = {"key_scales": scales, "value_scales": scales}
     out = torch.empty(1, shape.heads, 1, shape.value_dim, dtype=KINDS[kind])
-    name = f"{'head-major ' if head_major else ''}pages of {size}, {stored}" + (f", {kind} query" if stored != kind else "")
+    name = f"{'head-major ' if head_major else ''}pages of {size}, {stored}" + (
+        f", {kind} query" if stored != kind else ""
+    )
     return Row(
         name,
         shape.bytes(keys.element_size()),
@@ -114,11 +117,8 @@ def contiguous_rows(shape: Shape, kind: str, threads: int, peers: bool) -> Itera
 
         yield Row("reading", bytes_, read)
         if peers:
-            gqa = shape.heads != shape.kv_heads
-            sdpa = torch.inference_mode()(
-                lambda k=k, v=v: F.scaled_dot_product_attention(query, k, v, enable_gqa=gqa)
-            )
-            yield Row(f"torch, {kind}", bytes_, sdpa)
+            sdpa = partial(F.scaled_dot_product_attention, query, k, v, enable_gqa=shape.heads != shape.kv_heads)
+            yield Row(f"torch, {kind}", bytes_, torch.inference_mode()(sdpa))
 
 
 def onnxruntime_rows(shape: Shape, threads: int) -> Iterator[Row]:
@@ -180,7 +180,11 @@ def groups(threads: int) -> Iterator[tuple[str, Callable[[], Iterator[Row]], flo
     for kind in ("bf16", "f32"):
         for kv_heads in (8, 32):
             shape = Shape(32, kv_heads)
-            yield f"decode, {kind}, 32 heads over {kv_heads}, 8192 keys, D 128", lambda s=shape, k=kind: decode_rows(s, k, threads), 0
+            yield (
+                f"decode, {kind}, 32 heads over {kv_heads}, 8192 keys, D 128",
+                lambda s=shape, k=kind: decode_rows(s, k, threads),
+                0,
+            )
     for kind in ("bf16", "f32"):
         yield f"mixed batch, {kind}, 32 sequences of 100 to 8000 tokens", lambda k=kind: mixed_rows(k), 0
     for kind in ("bf16", "f32"):

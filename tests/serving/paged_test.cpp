@@ -88,8 +88,8 @@ class Paged : public EngineTest {
     return result;
   }
 
-  // 8-bit rows on a GPU, or beside bf16 queries: what attention over the rows as floats gives, within section 3's bounds
-  // for the query's type.
+  // 8-bit rows on a GPU, or beside bf16 queries: what attention over the rows as floats gives, within section 3's
+  // bounds for the query's type.
   static void expect_near_floats(const Call& call, ConstTensorView out, ConstTensorView lse) {
     const Forward exact = forward(call.spec());
     EXPECT_TRUE(within(out, exact.out.value, error_bound(exact.out, Kind::out, out.dtype()))) << "out";
@@ -225,13 +225,13 @@ TEST_P(Paged, options_of_attention_apply) {
 
 // Beside bf16 queries weights times scales become bf16 where they suit it; others keep float's range.
 TEST_P(Paged, scales_of_any_size_count) {
+  if (GetParam() == Engine::cuda) GTEST_SKIP() << "a GPU's weights are f16, of a smaller range: not tried there yet";
   for (const double size : {1e-37, 1e-20, 1e30}) {
     PagedInputs inputs({.lengths = {90, 200}, .page_size = 16, .kv_heads = 1, .type = DType::i8});
     for (Tensor& rows : inputs.gathered_values)
       each_index(rows.sizes(), [&](const Dims& at) { set(rows, at, get(rows, at) * size); });
-    each_index(inputs.value_scales.sizes(), [&](const Dims& at) {
-      set(inputs.value_scales, at, get(inputs.value_scales, at) * size);
-    });
+    each_index(inputs.value_scales.sizes(),
+               [&](const Dims& at) { set(inputs.value_scales, at, get(inputs.value_scales, at) * size); });
     Random random(4);
     const Tensor query = normal({2, 2, 1, 24}, DType::bf16, random);
     const Tensor out = run_paged(query, inputs.keys(), here(causal()));
@@ -245,21 +245,27 @@ TEST_P(Paged, scales_of_any_size_count) {
   }
 }
 
-TEST_P(Paged, nan_in_a_hidden_eight_bit_key_does_not_show) {
-  PagedInputs inputs({.lengths = {100, 100}, .type = DType::f8e4m3});
-  Random random(5);
-  const Tensor query = normal({2, 2, 1, 24}, DType::bf16, random);
-  const AttentionOptions options = here(causal({.window = Window{40, 0}}));
-  const Tensor expected = run_paged(query, inputs.keys(), options);
-  const auto page = static_cast<std::int64_t>(get(inputs.table, {1, 2}));
-  set(inputs.value_pages.view(), {page, 3, 0, 0}, NAN);
-  set(inputs.key_pages.view(), {page, 3, 0, 0}, NAN);
-  set(inputs.value_scales, {page, 4, 1}, NAN);
-  EXPECT_TRUE(same_bits(run_paged(query, inputs.keys(), options), expected));
-  // An allowed one does.
-  const Tensor shown = run_paged(query, inputs.keys(), here(causal()));
-  EXPECT_TRUE(std::isnan(get(shown, {1, 0, 0, 0})));
-  EXPECT_FALSE(std::isnan(get(shown, {0, 0, 0, 0})));
+TEST_P(Paged, nan_in_an_eight_bit_key_shows_in_the_rows_that_see_it) {
+  for (const bool in_scale : {false, true}) {
+    PagedInputs inputs({.lengths = {100, 100}, .type = DType::f8e4m3});
+    Random random(5);
+    const Tensor query = normal({2, 2, 3, 24}, DType::bf16, random);
+    const Tensor before = run_paged(query, inputs.keys(), here(causal()));
+    const auto page = static_cast<std::int64_t>(get(inputs.table, {1, 6}));  // the last key, which the last query sees
+    if (in_scale) {
+      set(inputs.key_scales, {page, 3, 0}, NAN);
+      set(inputs.value_scales, {page, 3, 0}, NAN);
+    } else {
+      set(inputs.key_pages.view(), {page, 3, 0, 5}, NAN);
+      set(inputs.value_pages.view(), {page, 3, 0, 0}, NAN);
+    }
+    const Tensor after = run_paged(query, inputs.keys(), here(causal()));
+    const ConstTensorView found(after), expected(before);
+    EXPECT_TRUE(same_bits(found.slice(2, 0, 2), expected.slice(2, 0, 2)));
+    EXPECT_TRUE(same_bits(found.slice(0, 0, 1), expected.slice(0, 0, 1)));
+    EXPECT_TRUE(same_bits(found.slice(1, 1, 2), expected.slice(1, 1, 2)));
+    EXPECT_TRUE(std::isnan(get(after, {1, 0, 2, 0})));
+  }
 }
 
 TEST_P(Paged, heads_may_be_grouped_and_share_one_key_head) {

@@ -48,8 +48,7 @@ std::vector<const Kernels*> available_kernels() {
   const bool avx512 = avx2 && avx512_is_built() && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
-  const bool avx512_bf16 =
-      avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+  const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
   if (avx512_bf16 && has_amx()) {
     result.push_back(&amx_kernels());
   }

@@ -46,8 +46,9 @@ const DecodeKernel& decode_kernel_for(const Problem& problem) {
   return kernels.decode[storage];
 }
 
-// Kv heads and their chunks in a fixed numbering: sequence by sequence, head by head, chunk by chunk. Also what they
-// need: partials, one kv head's after the other's, and scratch of a thread.
+// Kv heads and their chunks in a fixed numbering: sequence by sequence, chunk by chunk, head by head, since the heads'
+// rows of a token often lie side by side, so that they share pages of memory. Also what they need: partials, one kv
+// head's after the other's, and scratch of a thread.
 class Heads {
  public:
   Heads(const Problem& problem, const DecodeKernel& kernel) : problem_(problem) {
@@ -73,7 +74,8 @@ class Heads {
                                         [](std::int64_t unit, const Item& item) { return unit < item.first_unit; });
     const Item& item = *(after - 1);
     const std::int64_t inside = index - item.first_unit;
-    return {(after - 1 - items_.begin()) * problem_.kv_heads + inside / item.args.chunks, inside % item.args.chunks};
+    const std::int64_t g = inside % problem_.kv_heads;
+    return {(after - 1 - items_.begin()) * problem_.kv_heads + g, inside / problem_.kv_heads};
   }
 
   // A kv head with its query heads' arguments, which take the front of a thread's scratch.

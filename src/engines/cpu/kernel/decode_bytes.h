@@ -2,9 +2,10 @@
 // are converted by two look-ups for 64 of them, once for all rows, and a dot product takes 32. Scales stay apart, those
 // of keys for the scores and those of values for the weights.
 //
-// Scores are as exact as in float. Weights are rounded to bf16, once, which costs no more than rounding the result to the
-// type of its queries; their sums are of 256 keys in a row, neighbours in pairs that are counted from the block's first
-// key. Weights that are too small or too large for that go through float instead: a row's own weights alone decide.
+// Scores are as exact as in float. Weights are rounded to bf16, once, which costs no more than rounding the result to
+// the type of its queries; their sums are of 256 keys in a row, neighbours in pairs that are counted from the block's
+// first key. Weights that are too small or too large for that go through float instead: a row's own weights alone
+// decide.
 #pragma once
 
 #include <cstdint>
@@ -252,7 +253,8 @@ class ByteValues {
     const RowsAhead<Byte> ahead(head_.value, head_.value_dim, hull.end);
     const std::int64_t first = block_.begin + (hull.begin - block_.begin) / summed * summed;
     for (std::int64_t part = first; part < hull.end;) {
-      const std::int64_t part_end = smaller(hull.end, block_.begin + ((part - block_.begin) / part_keys + 1) * part_keys);
+      const std::int64_t part_end =
+          smaller(hull.end, block_.begin + ((part - block_.begin) / part_keys + 1) * part_keys);
       bool starts = true;
       for (std::int64_t key = part; key < part_end; key += summed) {
         const Range keys{larger(key, hull.begin), smaller(key + summed, part_end)};
@@ -338,8 +340,8 @@ class ByteValues {
                           load(static_cast<const Byte*>(at_.rows_at[2 * pair + 1]) + d), x);
       HEADWAY_UNROLL
       for (int r = 0; r < NR; ++r) {
-        using Pair = typename Operand::Scalar;
-        const auto p = Operand::broadcast(reinterpret_cast<const Pair*>(weights + r * at_.score_ld + 2 * pair));
+        const auto p = Operand::broadcast(
+            reinterpret_cast<const typename Operand::Scalar*>(weights + r * at_.score_ld + 2 * pair));
         HEADWAY_UNROLL
         for (int v = 0; v < strip_vectors; ++v) {
           acc[r][v] = Operand::multiply_add(p, x[v], acc[r][v]);

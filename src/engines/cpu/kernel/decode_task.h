@@ -56,11 +56,11 @@ struct DecodeLayout {
   void* copy;                      // of keys or values that cannot be read in place
   float* scale_copy;               // and of their scales
   // Where bytes become pairs:
-  const void** rows_at;        // where the rows of a few keys lie
-  char* zeros;                 // a row
+  const void** rows_at;         // where the rows of a few keys lie
+  char* zeros;                  // a row
   std::uint16_t* weight_pairs;  // [rows][keys of the block]: weights times scales, as bf16
-  float* scales;               // of the block's rows
-  bool* suits;                 // whether the row's weights are that precise
+  float* scales;                // of the block's rows
+  bool* suits;                  // whether the row's weights are that precise
 
   DecodeLayout(const DecodeArgs& args, const StoredType& stored, void* memory) {
     const ForwardArgs& head = args.heads[0];

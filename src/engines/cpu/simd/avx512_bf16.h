@@ -30,7 +30,8 @@ constexpr MagnitudeBytes magnitude_bytes() {
         magnitude *= 2;
       }
     }
-    const auto bits = std::is_same_v<Byte, float8> && n == 127 ? 0x7fc00000 : __builtin_bit_cast(std::uint32_t, magnitude);
+    const auto bits =
+        std::is_same_v<Byte, float8> && n == 127 ? 0x7fc00000 : __builtin_bit_cast(std::uint32_t, magnitude);
     result.low[n] = static_cast<std::uint8_t>(bits >> 16);
     result.high[n] = static_cast<std::uint8_t>(bits >> 24);
   }

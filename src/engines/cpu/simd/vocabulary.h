@@ -111,6 +111,9 @@ concept PairOperands = Operand::fold == 2 &&
   { seen.any_from(std::uint16_t{}) } -> std::same_as<bool>;
 };
 
+// Pairs may also offer Bytes<int8> and Bytes<float8>, which convert 8-bit numbers for kernel/decode_bytes.h:
+// decode_pairs_kernel asks for them.
+
 // ---- What tile registers must offer ----
 
 template <class Tiles>
