@@ -124,7 +124,8 @@ def documents(ids: Any = None, key_ids: Any = None, *, lengths: Any = None) -> M
     13
     """
     if (ids is None) == (lengths is None):
-        raise TypeError(f"masks.documents: found {'neither' if ids is None else 'both'} ids and lengths, expected one")
+        found = "neither ids nor" if ids is None else "both ids and"
+        raise TypeError(f"masks.documents: found {found} lengths, expected one")
     if lengths is None:
         return _headway.mask_documents(ids, key_ids)
     if key_ids is not None:

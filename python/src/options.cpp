@@ -150,7 +150,24 @@ ConstTensorView read_floats(const Argument& argument, std::optional<Array>& arra
   return array->view();
 }
 
-// Any integers as i64. What is past it is past every length too, so the largest number stands for it.
+// Refuses the first entry that i64 does not hold: as another number it would be another position or document.
+void refuse_past_int64(const Argument& argument, nb::handle integers) {
+  const nb::module_ np = nb::module_::import_("numpy");
+  const nb::object past = np.attr("greater")(integers, largest);
+  if (PyObject_IsTrue(nb::object(past.attr("any")()).ptr()) == 0) {
+    return;
+  }
+  const nb::object at = np.attr("unravel_index")(past.attr("argmax")(), past.attr("shape"));
+  std::string entry = argument.name;
+  for (std::size_t axis = 0; axis < nb::len(at); ++axis) {
+    entry += (axis == 0 ? "[" : ", ") + std::to_string(nb::cast<std::int64_t>(nb::int_(at[axis])));
+  }
+  entry += nb::len(at) == 0 ? "" : "]";
+  refuse<InvalidArgument>({argument.operation, entry.c_str(), argument.object}, "is ",
+                          nb::cast<std::string>(nb::str(nb::object(integers[at]))), ", expected a number below 2^63");
+}
+
+// Any integers as i64.
 nb::object as_int64(const Array& array) {
   if (array.device() != Device{}) {
     refuse<TypeMismatch>(array.argument(), "has type ", array.type_text(), ", expected i32 or i64 on ", array.device());
@@ -161,7 +178,7 @@ nb::object as_int64(const Array& array) {
     integers = np.attr("from_dlpack")(integers);
   }
   if (array.type() == dlpack::Type{dlpack::Code::unsigned_integer, 64, 1}) {
-    integers = np.attr("minimum")(integers, largest);
+    refuse_past_int64(array.argument(), integers);
   }
   return numpy().asarray(integers, numpy().int64);
 }
@@ -182,7 +199,7 @@ nb::object integers_from(const Argument& argument) {
       return numpy().asarray(argument.object, numpy().int64);
     } catch (nb::python_error& error) {
       if (error.matches(PyExc_OverflowError)) {
-        refuse<InvalidArgument>(argument, "is ", found(argument), ", expected lengths below 2^63");
+        refuse<InvalidArgument>(argument, "is ", found(argument), ", expected numbers below 2^63");
       }
       refuse<TypeMismatch>(argument, "is ", found(argument), ", expected integers");
     }

@@ -387,6 +387,13 @@ BAD = {
         lambda: masks.documents([0, 1]).to_bool(3, 3)
     ),
     "masks: the left mask has 2 batch items, the right one 3": lambda: masks.first([1, 2]) & masks.first([1, 2, 3]),
+    # Two hashes are two documents, also where i64 does not hold them.
+    "masks.documents: ids[0, 1] is 9223372036854775809, expected a number below 2^63": lambda: masks.documents(
+        np.array([[1, 2**63 + 1, 2**63 + 2]], np.uint64)
+    ),
+    "masks.documents: ids is [36893488147419103232, 1], expected numbers below 2^63": lambda: masks.documents(
+        [2**65, 1]
+    ),
 }
 
 
@@ -403,7 +410,7 @@ WRONG_TYPES = {
     "masks: found a bool, expected a mask": lambda: True | masks.causal(),
     "masks.documents: ids has type float64, expected integers": lambda: masks.documents(np.zeros(3)),
     "masks.dense: the array has type i64, expected bool": lambda: masks.dense(np.zeros((2, 2), np.int64)),
-    "masks.documents: found neither ids and lengths, expected one": lambda: masks.documents(),
+    "masks.documents: found neither ids nor lengths, expected one": lambda: masks.documents(),
     "masks.documents: found both ids and lengths, expected one": lambda: masks.documents([0], lengths=[1]),
 }
 
