@@ -149,7 +149,7 @@ class BackwardState {
         const std::int64_t key = group_.begin + p * width + v * lanes;
         const int rows = at_most(group_.end - key, lanes);
         pack_scaled<S, In>(args_.key, key, rows, args_.head_dim, packed,
-                         at_.key_panels + p * args_.head_dim * width + v * lanes, width);
+                           at_.key_panels + p * args_.head_dim * width + v * lanes, width);
         pack_transposed<S, In>(args_.value, key, rows, args_.value_dim, 1,
                                at_.value_panels + p * args_.value_dim * width + v * lanes, width);
       }
