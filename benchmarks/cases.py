@@ -1,4 +1,4 @@
-"""What ./dev bench cpu runs."""
+"""The cases of ./dev bench cpu."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One draw, run by Headway through its public Python API and by everyone else who takes the case.
+"""One draw, run by Headway through its public Python API and by every peer that supports the case.
 
-A contender is a function without arguments that does the whole call, and the context that it is timed in: torch's
-choice of a kernel is made there, not in the timed calls.
+A contender is a function without arguments that does the whole call, and the context in which it is timed: torch
+chooses its kernel in the context, not in the timed calls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What people run, as a distribution: `./dev bench gpu --random` and `./dev bench cpu --random` draw their cases here.
+"""Typical use as a distribution, from which `./dev bench gpu --random` and `./dev bench cpu --random` draw their cases.
 
 Each kind of work is drawn as often as the others:
 

@@ -1,4 +1,4 @@
-"""The host's time of a call: what Python, torch and the library take before and after a kernel runs.
+"""The host's time for a call: the time of Python, torch and the library before and after a kernel runs.
 
     PYTHONPATH=build/python-package python3 benchmarks/host_time.py
 

@@ -1,4 +1,4 @@
-"""./dev bench python: what a Python user waits for, with Headway and with what it replaces, in one run.
+"""./dev bench python: the times that a Python user sees, with Headway and with what it replaces, in one run.
 
 Every contender of a case does the same work in turn, several rounds; a sample is as many calls as fill its time. The
 table shows the median time of a call. The numbers go to benchmarks/results/python.json, unless only some cases were

@@ -1,4 +1,4 @@
-"""./dev bench gpu --random and ./dev bench cpu --random: Headway beside its peers on cases that nobody chose.
+"""./dev bench gpu --random and ./dev bench cpu --random: Headway beside its peers on randomly drawn cases.
 
     ./dev bench gpu --random --seed 7 --cases 100
     ./dev bench gpu --case "decode b8 h32/8 q1 k4096 d128 bf16 bhsd"

@@ -1,4 +1,4 @@
-"""What the benchmark shows: lines while it runs; JSON, a plot and Markdown tables at the end."""
+"""The benchmark's output: lines while it runs; JSON, a plot and Markdown tables at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a case is timed: every contender in turn, several rounds, each sample between two looks at the machine's peak."""
+"""Timing a case: every contender in turn, several rounds, each sample between two measurements of the peak."""
 
 from __future__ import annotations
 

@@ -42,12 +42,12 @@ class Analyze final : public Command {
  public:
   explicit Analyze(CLI::App& app) {
     CLI::App& command =
-        add_command(app, "analyze", "What attention does with queries and keys, head by head", examples);
+        add_command(app, "analyze", "Statistics of the attention of queries and keys, for each head", examples);
     arguments_.add_files_to(command, true, Values::absent);
     add_text(command, "-o,--output", output_, "A .npz or .safetensors file for all statistics").group("Outputs");
-    add_flag(command, "--force", force_, "Replace a file that exists").group("Outputs");
-    add_number<std::int64_t>(command, "--top", request_.top, "How many keys of each row to name [8]");
-    add_parsed(command, "--near", "LEFT,RIGHT", "The part around the diagonal whose share is wanted [64,64]",
+    add_flag(command, "--force", force_, "Replace an existing file").group("Outputs");
+    add_number<std::int64_t>(command, "--top", request_.top, "Number of strongest keys to list for each row [8]");
+    add_parsed(command, "--near", "LEFT,RIGHT", "The window around the diagonal whose weights are summed [64,64]",
                [this](const std::string& found) { request_.near = parse_window(found); });
     add_number<std::int64_t>(command, "--cells", request_.cells,
                              "Cells along each side of the maps, at most 512 [256]");

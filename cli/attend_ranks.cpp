@@ -77,6 +77,13 @@ fs::path npy_path(const std::string& name) {
   return parsed->path;
 }
 
+// An error text about a temporary file, with the name that the file was to get.
+std::string with_name(const std::string& error, const fs::path& temporary, const std::string& name) {
+  std::string text(without_operation(error));
+  const std::size_t at = text.find(temporary.native());
+  return at == std::string::npos ? text : text.replace(at, temporary.native().size(), name);
+}
+
 Tensor read_rows(const fs::path& path, int axis, const Shard& shard) {
   Dims sizes = npy_shape(path).sizes;
   sizes[axis] = count(shard);
@@ -188,7 +195,12 @@ class RankOfAttend {
     share_names(names);
     phases_.run([&] {
       for (std::size_t n = 0; n < wanted.size(); ++n) {
-        write_rows(temporary_[n], result_axis(wanted[n].name, views.at(wanted[n].name)), views.at(wanted[n].name));
+        const ConstTensorView view = views.at(wanted[n].name);
+        try {
+          write_rows(temporary_[n], result_axis(wanted[n].name, view), view);
+        } catch (const FileError& error) {
+          throw Failure(with_name(error.what(), temporary_[n], wanted[n].path));
+        }
       }
     });
     phases_.run([&] {

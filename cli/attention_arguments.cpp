@@ -50,31 +50,33 @@ void AttentionArguments::add_to(CLI::App& app) {
   add_choice<Causal>(
       app, "--causal", scalars_.causal,
       {{"square", Causal::square}, {"top_left", Causal::top_left}, {"bottom_right", Causal::bottom_right}},
-      "A query sees no key after it. Alone it means square: as many queries as keys")
+      "A query sees no later key. Without a value: square, for as many queries as keys")
       .type_name("[square|top_left|bottom_right]")
       .group(group);
   add_parsed(app, "--window", "LEFT,RIGHT", "Keys that a query sees on each side of its position: numbers, or none",
              [this](const std::string& found) { scalars_.window = parse_window(found); })
       .group(group);
-  add_list<std::int64_t>(app, "--valid-lens", valid_lens_, "Keys that count, for each batch item or each query");
-  add_list<std::int64_t>(app, "--query-lens", query_lens_, "Queries that count, for each batch item");
+  add_list<std::int64_t>(app, "--valid-lens", valid_lens_, "Number of real keys, for each batch item or each query");
+  add_list<std::int64_t>(app, "--query-lens", query_lens_, "Number of real queries, for each batch item");
   add_file(app, "--mask", mask_, "Bool array that broadcasts to (B,H,Sq,Sk): true = attend");
   add_file(app, "--mask-file", mask_file_,
            "Integers (B,H,Sq,R,2): the spans [begin, end) of keys that each query sees; or bools, as --mask");
-  add_number<std::int64_t>(app, "--span-rows", scalars_.span_rows, "Queries that share an entry of the spans [1]")
+  add_number<std::int64_t>(app, "--span-rows", scalars_.span_rows,
+                           "Consecutive queries that share an entry of the spans [1]")
       .group(group);
   add_file(app, "--bias", bias_, "Float array that broadcasts to (B,H,Sq,Sk), added to the scores");
   add_number<double>(app, "--scale", scalars_.scale, "Factor of the scores [1/sqrt(D)]").group(group);
   add_number<double>(app, "--softcap", scalars_.softcap, "Scores become softcap * tanh(score / softcap)").group(group);
-  add_list<double>(app, "--alibi-slopes", alibi_slopes_, "One slope a head: adds -slope * distance");
-  add_list<double>(app, "--sinks", sinks_, "One more score a head, with no value behind it");
+  add_list<double>(app, "--alibi-slopes", alibi_slopes_, "A slope for each head: adds -slope * distance");
+  add_list<double>(app, "--sinks", sinks_, "One more score for each head, without a value");
   add_number<double>(app, "--dropout", scalars_.dropout, "Probability to drop a weight; needs --seed").group(group);
   add_number<std::uint64_t>(app, "--seed", scalars_.seed, "Seed of the dropout").group(group);
   Choices<Engine> engines;
   for (const Engine engine : {Engine::automatic, Engine::reference, Engine::cpu, Engine::cuda}) {
     engines.emplace_back(name(engine), engine);
   }
-  add_choice(app, "--engine", scalars_.engine, engines, "What computes [automatic: the fastest that can]").group(group);
+  add_choice(app, "--engine", scalars_.engine, engines, "The engine to use [automatic: the fastest that can]")
+      .group(group);
 }
 
 std::vector<std::string> AttentionArguments::texts() const {

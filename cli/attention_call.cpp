@@ -39,15 +39,15 @@ void AttentionCallArguments::add_files_to(CLI::App& app, bool required, Values v
     add_string(app, name, target, help).type_name("FILE").required(required);
   };
   add("query", query_, "(B,H,Sq,D), (B,Sq,D) or (Sq,D); with --heads (B,Sq,N*D) or (Sq,N*D)");
-  add("key", key_, "(B,Hkv,Sk,D), with the same axes left out");
+  add("key", key_, "(B,Hkv,Sk,D), without the axes that query lacks");
   if (values == Values::present) {
-    add("value", value_, "(B,Hkv,Sk,Dv), with the same axes left out");
+    add("value", value_, "(B,Hkv,Sk,Dv), without the axes that query lacks");
   }
 }
 
 void AttentionCallArguments::add_options_to(CLI::App& app) {
   add_head_count(app, "--heads", heads_, "Split the last axis into N heads, and join the output's again");
-  add_head_count(app, "--kv-heads", kv_heads_, "Heads of key and value, where they have fewer");
+  add_head_count(app, "--kv-heads", kv_heads_, "Heads of key and value, if they have fewer");
   attention_.add_to(app);
 }
 

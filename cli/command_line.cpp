@@ -53,33 +53,81 @@ std::size_t distance(const std::string& from, const std::string& to) {
   return steps.back().back();
 }
 
-// The command that a word was meant to be, if one is near.
-std::string meant(const CLI::App& app, const std::string& word) {
+// "; did you mean NAME?" with the name that is nearest to a word, if one is near.
+std::string suggestion(const std::vector<std::string>& names, const std::string& word) {
   constexpr std::size_t longest_word = 20, furthest = 2;
   std::string nearest;
   std::size_t least = furthest + 1;
   if (word.size() > longest_word) {
-    return nearest;
+    return "";
   }
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
-    const std::size_t steps = distance(word, command->get_name());
+  for (const std::string& name : names) {
+    const std::size_t steps = distance(word, name);
     if (steps < least && steps < word.size()) {
       least = steps;
-      nearest = command->get_name();
+      nearest = name;
     }
   }
-  return nearest;
+  return nearest.empty() ? "" : text("; did you mean ", nearest, "?");
+}
+
+std::vector<std::string> names_of_commands(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+void add_options(const CLI::App& app, std::vector<std::string>& names) {
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      names.push_back("--" + name);
+    }
+  }
+}
+
+// What is wrong with arguments of a command, or of headway itself, that have no place there.
+std::string unexpected(const CLI::App& app, const CLI::App* command, const std::vector<std::string>& arguments) {
+  std::vector<std::string> options;
+  add_options(app, options);
+  if (command != nullptr) {
+    add_options(*command, options);
+  }
+  for (const std::string& argument : arguments) {
+    if (argument.size() > 1 && argument[0] == '-') {
+      const std::string option = argument.substr(0, argument.find('='));
+      return text("there is no option ", option, suggestion(options, option));
+    }
+  }
+  return text("expected no further argument, found ", arguments.front());
+}
+
+// "--output: 1 required FILE missing" in the words of the other errors.
+std::string value_missing(const std::string& what) {
+  const std::string_view before = ": 1 required ", after = " missing";
+  const std::size_t at = what.find(before);
+  if (at == std::string::npos || !what.ends_with(after)) {
+    return what;
+  }
+  const std::size_t type = at + before.size();
+  return text(what.substr(0, at), ": expected ", what.substr(type, what.size() - after.size() - type),
+              ", found nothing");
 }
 
 int report_usage(const CLI::App& app, const CLI::ParseError& error, const std::vector<std::string>& arguments) {
   const auto parsed = app.get_subcommands();
-  const std::string who = parsed.empty() ? "headway" : "headway " + parsed.front()->get_name();
-  std::string what = error.what();
+  const CLI::App* command = parsed.empty() ? nullptr : parsed.front();
+  const std::string who = command == nullptr ? "headway" : "headway " + command->get_name();
+  std::string what = value_missing(error.what());
   if (arguments.empty()) {
     what = "expected a command";
-  } else if (parsed.empty() && arguments.front()[0] != '-') {
-    const std::string near = meant(app, arguments.front());
-    what = text("there is no command ", arguments.front(), near.empty() ? "" : "; did you mean " + near + "?");
+  } else if (command == nullptr && arguments.front()[0] != '-') {
+    what = text("there is no command ", arguments.front(), suggestion(names_of_commands(app), arguments.front()));
+  } else if (const std::vector<std::string> extra = app.remaining(true); !extra.empty()) {
+    what = unexpected(app, command, extra);
+  } else if (command == nullptr) {
+    what = "expected a command";
   }
   return report(who, text(what, " (see ", who, " --help)"), usage);
 }

@@ -53,12 +53,12 @@ class Explain final : public Command {
   explicit Explain(CLI::App& app) {
     CLI::App& command = add_command(app, "explain", "What attention would run, and why; runs nothing", examples);
     arguments_.add_files_to(command, false);
-    add_parsed(command, "--shape", "B,H,Sq,Sk,D[,Dv]", "Instead of files: the sizes alone",
+    add_parsed(command, "--shape", "B,H,Sq,Sk,D[,Dv]", "Sizes, instead of files",
                [this](const std::string& found) { shape_ = parse_shape(found); });
     add_choice(command, "--dtype", dtype_, float_types(), "Element type, with --shape [f32]");
     add_flag(command, "--backward", request_.backward, "The backward pass instead of the forward one");
-    add_flag(command, "--weights", request_.weights, "As if the weights were asked for");
-    add_flag(command, "--lse", request_.lse, "As if the lse were asked for");
+    add_flag(command, "--weights", request_.weights, "A call that returns the weights too");
+    add_flag(command, "--lse", request_.lse, "A call that returns the lse too");
     add_flag(command, "--json", as_json_, "As JSON, for programs");
     arguments_.add_options_to(command);
   }

@@ -122,7 +122,7 @@ class Info final : public Command {
  public:
   explicit Info(CLI::App& app) {
     CLI::App& command =
-        add_command(app, "info", "What a file holds; without one, what this build and machine offer", examples);
+        add_command(app, "info", "Lists the tensors in a file; without one, engines, formats and threads", examples);
     add_text(command, "file", file_, "A .npy, .npz or .safetensors file");
     add_flag(command, "--json", as_json_, "As JSON, for programs");
   }

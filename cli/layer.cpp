@@ -48,7 +48,7 @@ Engine engine_of(const MultiHeadAttentionConfig& config, const LayerCall& call, 
 class Layer final : public Command {
  public:
   explicit Layer(CLI::App& app) {
-    CLI::App& command = add_command(app, "layer", "A stored multi-head attention layer over arrays", examples);
+    CLI::App& command = add_command(app, "layer", "Runs a stored multi-head attention layer on arrays", examples);
     add_string(command, "layer", layer_, "The layer, as layer-init and MultiHeadAttention::save write it")
         .type_name("FILE")
         .required();

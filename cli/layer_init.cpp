@@ -27,9 +27,9 @@ class LayerInit final : public Command {
  public:
   explicit LayerInit(CLI::App& app) {
     CLI::App& command =
-        add_command(app, "layer-init", "A new multi-head attention layer, its parameters drawn", examples);
+        add_command(app, "layer-init", "Makes a multi-head attention layer with random parameters", examples);
     add_string(command, "-o,--output", path_, "The layer, a .safetensors file").type_name("FILE").required();
-    add_flag(command, "--force", force_, "Replace a file that exists");
+    add_flag(command, "--force", force_, "Replace an existing file");
     const auto integer = [&](const char* option, std::int64_t& target, const char* help) {
       return add_number<std::int64_t>(command, option, target, help);
     };
@@ -45,7 +45,8 @@ class LayerInit final : public Command {
     for (const auto initializer : {Initializer::xavier_uniform, Initializer::torch_linear, Initializer::uniform_01}) {
       initializers.emplace_back(name(initializer), initializer);
     }
-    add_choice(command, "--initializer", config_.initializer, initializers, "Their distribution [xavier_uniform]");
+    add_choice(command, "--initializer", config_.initializer, initializers,
+               "Distribution of the parameters [xavier_uniform]");
     add_number<std::uint64_t>(command, "--seed", config_.seed, "The same seed gives the same parameters [0]");
   }
 

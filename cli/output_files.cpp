@@ -73,7 +73,7 @@ void check_target(const fs::path& path, bool overwrite) {
 void OutputFiles::add_to(CLI::App& app, const std::string& name, const std::string& help) {
   File& file = files_.emplace_back(File{"-o", name, {}});
   add_text(app, "-o,--output", file.path, help).required().group(output_group);
-  add_flag(app, "--force", force_, "Replace files that exist").group(output_group);
+  add_flag(app, "--force", force_, "Replace existing files").group(output_group);
 }
 
 void OutputFiles::add_optional(CLI::App& app, const std::string& option, const std::string& name,

@@ -28,8 +28,7 @@ Tensor draw(const Dims& sizes, DType dtype, std::uint64_t seed) {
 class Random final : public Command {
  public:
   explicit Random(CLI::App& app) {
-    CLI::App& command =
-        add_command(app, "random", "An array of random numbers from -1 to 1, to try things with", examples);
+    CLI::App& command = add_command(app, "random", "Makes an array of random numbers from -1 to 1", examples);
     add_parsed(command, "shape", "N,N,...", "The array's sizes", [this](const std::string& found) {
       sizes_ = parse_numbers<std::int64_t>(found);
     }).required();

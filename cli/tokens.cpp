@@ -29,7 +29,7 @@ std::vector<std::string> lines_of(const std::optional<std::string>& path) {
 }  // namespace
 
 void TokenFiles::add_to(CLI::App& app) {
-  add_text(app, "--tokens", keys_, "A text file with the keys' tokens, one a line; the queries' too, if as many");
+  add_text(app, "--tokens", keys_, "A text file with a token per line for the keys, and for as many queries");
   add_text(app, "--query-tokens", queries_, "The same for the queries");
 }
 

@@ -35,7 +35,7 @@ class TraceCommand final : public Command {
              "the key");
     add_text(command, "-o,--output", output_, "A page to step through, a .html file, instead of the text")
         .group("Outputs");
-    add_flag(command, "--force", force_, "Replace a file that exists").group("Outputs");
+    add_flag(command, "--force", force_, "Replace an existing file").group("Outputs");
     tokens_.add_to(command);
     add_string(command, "--title", request_.title, "The title [Attention, step by step]").type_name("TEXT");
     arguments_.add_options_to(command);

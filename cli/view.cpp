@@ -43,7 +43,7 @@ class View final : public Command {
     CLI::App& command = add_command(app, "view", "A page that shows attention, in one HTML file", examples);
     arguments_.add_files_to(command, true, Values::absent);
     add_text(command, "-o,--output", output_, "The page, a .html file [attention.html]").group("Outputs");
-    add_flag(command, "--serve", serve_, "Show the page from this machine until Ctrl-C: every zoom level is then exact")
+    add_flag(command, "--serve", serve_, "Serve the page on this machine until Ctrl-C, with every zoom level exact")
         .group("Outputs");
     add_parsed(command, "--port", "N", "With --serve: the port to listen on [any free one]",
                [this](const std::string& found) {
@@ -53,7 +53,7 @@ class View final : public Command {
                  }
                })
         .group("Outputs");
-    add_flag(command, "--force", request_.overwrite, "Replace a file that exists").group("Outputs");
+    add_flag(command, "--force", request_.overwrite, "Replace an existing file").group("Outputs");
     tokens_.add_to(command);
     add_string(command, "--title", request_.title, "The page's title [Attention]").type_name("TEXT");
     arguments_.add_options_to(command);

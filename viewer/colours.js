@@ -19,6 +19,17 @@ function paletteOf(theme) {
   return table;
 }
 
+// The ink in which text on each shade is read best: the one of the two with more contrast to it.
+const inks = {};
+function inkOf(theme, shade) {
+  inks[theme] ??= Array.from(paletteOf(theme), (colour) => {
+    const light = [0, 8, 16].map((bits) => ((colour >> bits) & 255) / 255).map((x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
+    const luminance = 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2];
+    return luminance > 0.179 ? "#000000" : "#ffffff";  // where both have a contrast of 4.6
+  });
+  return inks[theme][shade];
+}
+
 // From a weight to 0..255, given the largest one; 256 for a weight of 0.
 function shadeOf(scale, highest) {
   if (!(highest > 0)) return () => 256;

@@ -114,12 +114,3 @@ function mapCell(head, i, j) {
 if (data.queryTokens === "same") data.queryTokens = data.keyTokens;
 const keyToken = (j) => (data.keyTokens ? data.keyTokens[j] : String(j));
 const queryToken = (i) => (data.queryTokens ? data.queryTokens[i] : String(i));
-
-// A token as it can be seen: line breaks and the like as signs, nothing that turns the text around it, not endless.
-function shown(token) {
-  const cut = token.length > 80 ? token.slice(0, 79) + "\u2026" : token;
-  return cut.replace(/\n/g, "\u23ce").replace(/\t/g, "\u21e5").replace(/[\u0000-\u001f\u007f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\ufffd")
-    .replace(/^ +| +$/g, (s) => "\u2423".repeat(s.length));
-}
-// ... inside other text, with a direction of its own.
-const quoted = (token) => `\u201c\u2068${shown(token)}\u2069\u201d`;

@@ -17,9 +17,13 @@ function redraw() {
 }
 
 function chooseHead(index) {
+  markHead(state.head, false);
   state.head = index;
+  markHead(index, true);
   document.getElementById("head-name").textContent = data.heads[index].name;
-  arrangeOverview();
+  if (state.sort === "similarity") arrangeOverview();  // their order depends on the chosen one
+  else describeHead(index);
+  reveal(index);
   redraw();
 }
 
@@ -28,10 +32,15 @@ function applyTheme() {
   document.getElementById("theme").textContent = state.theme === "dark" ? "Light" : "Dark";
 }
 
+const choices = ["sort", "value", "scale"];
+function showChoices() {
+  for (const name of choices) document.getElementById(name).value = state[name];
+}
+
 function listenToControls() {
-  for (const name of ["sort", "value", "scale"]) {
+  showChoices();
+  for (const name of choices) {
     const select = document.getElementById(name);
-    select.value = state[name];
     select.addEventListener("change", () => {
       state[name] = select.value;
       arrangeOverview();
@@ -53,9 +62,13 @@ function listenToControls() {
   on("pin", () => { state.pinned = !state.pinned; redraw(); });
   on("copy-link", async () => {
     history.replaceState(null, "", linkText());
-    await navigator.clipboard?.writeText(location.href).catch(() => {});
+    const copied = await navigator.clipboard?.writeText(location.href).then(() => true, () => false);
+    const button = document.getElementById("copy-link");
+    button.textContent = copied ? "Copied" : "In the address";
+    setTimeout(() => { button.textContent = "Link"; }, 1500);
   });
   document.getElementById("copy-link").hidden = !hasAddress;
+  document.getElementById("sort-label").hidden = data.heads.length === 1;
   document.getElementById("value-label").hidden = single && !data.live;  // of one weight, mean and largest are one
 }
 
@@ -92,9 +105,15 @@ async function start() {
   listenToProfiles();
   listenToKeys();
   addEventListener("resize", () => { layOut(); drawOverview(); redraw(); });
-  addEventListener("hashchange", () => { readLink(); applyTheme(); chooseHead(state.head); });
+  addEventListener("hashchange", () => {
+    readLink();
+    applyTheme();
+    showChoices();
+    arrangeOverview();
+    drawOverview();
+    chooseHead(state.head);
+  });
   chooseHead(state.head);
-  headButtons[state.head].button.scrollIntoView({block: "nearest"});
   requestAnimationFrame(() => { document.documentElement.dataset.ready = "true"; });  // behind the first drawing
 }
 

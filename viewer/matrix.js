@@ -49,12 +49,13 @@ const sizes = {left: 0, bottom: 0, width: 1, height: 1, side: 64};
 // Cells are square, so that the diagonal is one, unless one side of the matrix is many times the other.
 function layOut() {
   const detail = document.getElementById("detail"), room = detail.clientWidth, narrow = room < 560;
-  sizes.left = data.queryTokens ? (narrow ? 62 : 88) : 46;
+  sizes.left = data.queryTokens ? (narrow ? 62 : 88) : 50;
   sizes.bottom = data.keyTokens ? 66 : 24;
   sizes.side = narrow ? 40 : 64;
   const panel = room > 720 ? Math.max(270, Math.min(420, room * 0.36)) + 20 : 0;
+  const around = 356 + sizes.bottom;  // what else is on the first screen: the header, the profile, the arcs, the footer
   const most = {width: Math.max(120, room - panel - sizes.left - sizes.side - 8),
-                height: narrow ? room : Math.max(260, Math.min(760, innerHeight - 330 - sizes.bottom))};
+                height: narrow ? room : Math.max(260, Math.min(1100, innerHeight - around))};
   const ratio = data.keys / data.queries, cell = Math.min(most.width / data.keys, most.height / data.queries, 72);
   const square = ratio <= 5 && ratio >= 0.2;
   sizes.width = Math.floor(square ? cell * data.keys : Math.min(most.width, 72 * data.keys));
@@ -63,7 +64,8 @@ function layOut() {
   size("matrix", sizes.left + sizes.width, sizes.height + sizes.bottom);
   size("key-profile", sizes.left + sizes.width, 40);
   size("row-profile", sizes.side, sizes.height + sizes.bottom);
-  Object.assign(document.getElementById("key-title").style, {paddingLeft: `${sizes.left}px`, width: `${sizes.left + sizes.width}px`});
+  document.getElementById("key-title").style.paddingLeft = `${sizes.left}px`;
+  document.getElementById("query-axis").style.width = `${sizes.left - 5}px`;
 }
 
 const plotArea = () => ({x: sizes.left, y: 0, width: sizes.width, height: sizes.height});
@@ -121,8 +123,7 @@ function drawNumbers(context, area) {
     for (let j = Math.floor(k0); j < k1; j++) {
       const weight = exactWeight(state.head, i, j);
       if (weight === null || weight === 0) continue;
-      const dark = state.theme === "light" ? shade(weight) <= 128 : shade(weight) > 165;
-      context.fillStyle = dark ? "#1c1f23" : "#f1f3f5";
+      context.fillStyle = inkOf(state.theme, shade(weight));
       const text = weight >= 0.001 ? weight.toPrecision(3).slice(0, 6) : weight.toExponential(0);
       context.fillText(text, xOf(area, j + 0.5), yOf(area, i + 0.5));
     }
@@ -152,6 +153,9 @@ function drawAxes(context, area, style) {
   };
   context.textAlign = "right";
   context.textBaseline = "middle";
+  context.font = font(false);
+  context.fillStyle = soft;
+  context.fillText("key \u2192", area.x - 9, area.height + 11);
   for (const i of places(r0, r1, rowStep)) {
     context.font = font(i === row);
     context.fillStyle = i === row ? ink : soft;
@@ -177,10 +181,10 @@ function clipped(context, text, pixels) {
   let low = 1, high = text.length;
   while (high - low > 1) {
     const middle = (low + high) >> 1;
-    if (context.measureText(text.slice(0, middle) + "\u2026").width <= pixels) low = middle;
+    if (context.measureText(first(text, middle) + "\u2026").width <= pixels) low = middle;
     else high = middle;
   }
-  return text.slice(0, low) + "\u2026";
+  return first(text, low) + "\u2026";
 }
 
 // A file has cells of some size; looking closer shows nothing more, and a server would.

@@ -29,18 +29,24 @@ function openingHead() {
   return best.index;
 }
 
-// The row of a head, among those that see many keys, whose strongest key is the strongest, of keys that are neither the first, nor the row's own place,
-// nor one that a third of all weight goes to; without such a row, the last one.
+// How many keys a row has weights for, as finely as the map has it.
+function keysSeen(head, i) {
+  const begin = Math.floor(i / data.rowCell) * data.mapKeys;
+  return data.keyCell * headPart(arrays.mean, head).subarray(begin, begin + data.mapKeys).reduce((count, p) => count + (p > 0), 0);
+}
+
+// The row of a head whose strongest key is clearest among the many that it sees, of keys that are neither the first, nor the
+// row's own place, nor one that a third of all weight goes to; without such a row, the last one.
 function openingCursor(head) {
   const received = profileOf("received", head), third = received.reduce((total, share) => total + share, 0) / 3;
-  const offset = data.keys - data.queries, step = Math.max(1, Math.floor(data.queries / 2000));
+  const {offset} = data, step = Math.max(1, Math.floor(data.queries / 2000));
   const keysOf = (i) => rowEntries(head, i);
   let best = null;
   for (let i = 0; i < data.queries; i += step) {
     const entries = keysOf(i), strongest = entries[0];
     if (!strongest || strongest.begin === 0 || received[Math.floor(strongest.begin / data.keyBin)] > third) continue;
     if (i + offset >= strongest.begin && i + offset < strongest.end) continue;
-    const clear = strongest.share * entries.length;
+    const clear = strongest.share * Math.log(1 + keysSeen(head, i));
     if (!best || clear > best.clear) best = {i, j: strongest.begin, clear};
   }
   const last = data.queries - 1;

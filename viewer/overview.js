@@ -1,24 +1,59 @@
 // ---- The overview: every head as a small map; of a model, its layers one below the other ----
 
 const overview = document.getElementById("overview"), caption = document.getElementById("caption");
-const headButtons = [], layerRows = [];
+const headButtons = [], layerRows = [], rowMaps = [];
+const rowGap = 3;  // CSS pixels between heads in a row, as page.css has it
 const inLayers = () => data.layers > 1 && state.sort === "order";
+
+// A map, or in layers a row of them, has a canvas only while it is in sight: a browser's time for a frame grows with the
+// square of their number.
+const drawnMaps = new Map();
+const inSight = new IntersectionObserver((entries) => {
+  for (const {target, isIntersecting} of entries) {
+    if (!isIntersecting) {
+      drawnMaps.delete(target);
+      target.replaceChildren();
+    } else if (!drawnMaps.has(target)) {
+      drawnMaps.set(target, target.appendChild(document.createElement("canvas")));
+      drawMap(target);
+    }
+  }
+}, {root: overview, rootMargin: "40px"});
+
+function placeForMaps(heads) {
+  const map = document.createElement("span");
+  map.className = "map";
+  map.heads = heads;
+  return map;
+}
+
+let watched = null;
+function watchMaps() {
+  const targets = inLayers() ? rowMaps : headButtons.map(({map}) => map);
+  if (watched === targets[0]) return;
+  watched = targets[0];
+  inSight.disconnect();
+  for (const map of drawnMaps.keys()) map.replaceChildren();
+  drawnMaps.clear();
+  for (const map of targets) inSight.observe(map);
+}
 
 function makeOverview(choose) {
   data.heads.forEach((head, index) => {
-    const button = document.createElement("button"), canvas = document.createElement("canvas");
+    const button = document.createElement("button"), map = placeForMaps([index]);
     const name = document.createElement("span"), figure = document.createElement("span");
     button.type = "button";
     name.className = "name";
     figure.className = "figure";
     name.textContent = head.name;
-    button.append(canvas, name, figure);
+    button.append(map, name, figure);
     button.addEventListener("click", () => choose(index));
     for (const event of ["pointerenter", "focus"]) button.addEventListener(event, () => describeHead(index));
     for (const event of ["pointerleave", "blur"]) button.addEventListener(event, () => describeHead(state.head));
-    headButtons.push({button, canvas, figure});
+    headButtons.push({button, map, figure});
     (layerRows[head.layer] ??= []).push(index);
   });
+  rowMaps.push(...layerRows.map(placeForMaps));
   overview.addEventListener("keydown", (event) => {
     const step = {ArrowLeft: -1, ArrowRight: 1, ArrowUp: -1, ArrowDown: 1}[event.key];
     if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -39,44 +74,51 @@ function describeHead(index) {
 }
 
 // The cosine between the maps of two heads, for all heads and the chosen one.
-let likenesses = {head: -1, values: []};
-function likeness(index) {
-  if (likenesses.head !== state.head) {
+let similarities = {head: -1, values: []};
+function similarity(index) {
+  if (similarities.head !== state.head) {
     const maps = data.heads.map((_, head) => headPart(arrays.mean, head)), chosen = maps[state.head];
     const product = (a, b) => a.reduce((sum, number, n) => sum + number * b[n], 0), own = product(chosen, chosen);
     const values = maps.map((map) => product(map, chosen) / Math.sqrt(product(map, map) * own) || 0);
-    likenesses = {head: state.head, values};
+    similarities = {head: state.head, values};
   }
-  return likenesses.values[index];
+  return similarities.values[index];
 }
 
 function orderOfHeads() {
   const order = data.heads.map((_, index) => index);
   if (state.sort === "entropy") order.sort((a, b) => data.heads[a].entropy - data.heads[b].entropy);
   if (state.sort === "distance") order.sort((a, b) => data.heads[a].distance - data.heads[b].distance);
-  if (state.sort === "similarity") order.sort((a, b) => likeness(b) - likeness(a));
+  if (state.sort === "similarity") order.sort((a, b) => similarity(b) - similarity(a));
   return order;
 }
 
 function figureOf(index) {
   const head = data.heads[index];
   if (state.sort === "distance") return `distance ${head.distance.toPrecision(3)}`;
-  if (state.sort === "similarity") return `likeness ${likeness(index).toFixed(2)}`;
-  return `entropy ${head.entropy.toFixed(2)}`;
+  if (state.sort === "similarity") return `similarity ${similarity(index).toFixed(2)}`;
+  return `entropy ${Math.max(0, head.entropy).toFixed(2)}`;
 }
 
 // One scale for all: a head whose weights are all small looks pale beside one with clear focus.
+let look = null;
 function drawOverview() {
-  const palette = paletteOf(state.theme), highest = largest(arrays[state.value]);
-  headButtons.forEach(({canvas}, index) => {
-    const numbers = headPart(arrays[state.value], index);
-    const image = imageOf(numbers, data.mapKeys, data.mapRows, palette, state.scale, highest);
-    const size = Math.max(16, Math.round((canvas.clientWidth || 84) * (devicePixelRatio || 1)));
-    canvas.width = canvas.height = size;
-    const context = canvas.getContext("2d");
-    context.imageSmoothingEnabled = data.mapKeys > size;
-    context.imageSmoothingQuality = "high";
-    context.drawImage(image, 0, 0, size, size);
+  look = {palette: paletteOf(state.theme), highest: largest(arrays[state.value])};
+  for (const map of drawnMaps.keys()) drawMap(map);
+}
+
+function drawMap(map) {
+  const canvas = drawnMaps.get(map), density = devicePixelRatio || 1, {width, height} = map.getBoundingClientRect();
+  const border = inLayers() ? 1 : 0;  // of the buttons that lie over a row
+  const step = (width + rowGap) / map.heads.length, size = Math.max(1, Math.round((step - rowGap - 2 * border) * density));
+  Object.assign(canvas, {width: Math.max(size, Math.round(width * density)), height: Math.max(size, Math.round(height * density))});
+  const context = canvas.getContext("2d");
+  context.imageSmoothingEnabled = data.mapKeys > size;
+  context.imageSmoothingQuality = "high";
+  map.heads.forEach((head, n) => {
+    const numbers = headPart(arrays[state.value], head);
+    const image = imageOf(numbers, data.mapKeys, data.mapRows, look.palette, state.scale, look.highest);
+    context.drawImage(image, Math.round((n * step + border) * density), Math.round(border * density), size, size);
   });
 }
 
@@ -88,6 +130,22 @@ function cornerText(text, className) {
   return element;
 }
 
+// Scrolls the maps, and nothing else, to one of them.
+function reveal(index) {
+  const box = overview.getBoundingClientRect(), own = headButtons[index].button.getBoundingClientRect();
+  const into = (low, high, begin, end) => (low < begin ? low - begin : high > end ? Math.min(high - end, low - begin) : 0);
+  const left = box.left + (inLayers() ? 60 : 4), top = box.top + (inLayers() ? 20 : 4);  // below what stays in sight
+  overview.scrollTop += into(own.top, own.bottom, top, box.bottom - 4);
+  overview.scrollLeft += into(own.left, own.right, left, box.right - 4);
+}
+
+// Marks the head that is chosen.
+function markHead(index, chosen) {
+  const {button} = headButtons[index];
+  button.setAttribute("aria-pressed", String(chosen));
+  button.tabIndex = chosen ? 0 : -1;  // one stop for the Tab key; arrows go on from it
+}
+
 // Layers as rows and heads as columns, or one after the other as sorted.
 function arrangeOverview() {
   overview.classList.toggle("in-layers", inLayers());
@@ -95,22 +153,24 @@ function arrangeOverview() {
   if (inLayers()) {
     const columns = Math.max(...layerRows.map((row) => row.length)), every = Math.ceil(columns / 16);
     const numbers = Array.from({length: columns}, (_, n) => cornerText(n % every ? "" : String(n), "column"));
-    const rows = layerRows.flatMap((row) => {
-      const line = [cornerText(data.heads[row[0]].name.split(",")[0], "layer"), ...row.map((index) => headButtons[index].button)];
-      while (line.length <= columns) line.push(cornerText("", "column"));
-      return line;
-    });
+    const at = (element, row, column) => Object.assign(element.style, {gridRow: row + 2, gridColumn: column}) && element;
+    const rows = layerRows.flatMap((row, n) => [
+      at(cornerText(data.heads[row[0]].name.split(",")[0], "layer"), n, 1),
+      at(rowMaps[n], n, `2 / ${row.length + 2}`),
+      ...row.map((index, head) => at(headButtons[index].button, n, head + 2)),
+    ]);
     overview.replaceChildren(cornerText("head", "column"), ...numbers, ...rows);
   } else {
     overview.replaceChildren(...orderOfHeads().map((index) => headButtons[index].button));
+    for (const {button} of headButtons) button.style.gridArea = "";
   }
   if (overview.contains(focused)) focused.focus({preventScroll: true});
   headButtons.forEach(({button, figure}, index) => {
-    button.setAttribute("aria-pressed", String(index === state.head));
-    button.tabIndex = index === state.head ? 0 : -1;  // one stop for the Tab key; arrows go on from it
+    markHead(index, index === state.head);
     figure.textContent = figureOf(index);
     button.title = `${data.heads[index].name}, ${figureOf(index)}`;
     button.setAttribute("aria-label", button.title);
   });
   describeHead(state.head);
+  watchMaps();
 }

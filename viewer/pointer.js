@@ -27,6 +27,7 @@ function listenToWheel() {
     const {row, key, inside} = placeAt(event);
     if (!inside || (isWhole() && event.deltaY > 0)) return;  // nothing further out: the page scrolls
     event.preventDefault();
+    tip.hidden = true;  // what lies under the pointer changes
     zoomBy(Math.exp(event.deltaY * 0.0015), row, key);
     redraw();
   }, {passive: false});
@@ -137,6 +138,7 @@ function listenToKeys() {
       return;
     }
     event.preventDefault();
+    tip.hidden = true;
     redraw();
   });
 }

@@ -88,16 +88,28 @@ function fillText(i) {
     return element;
   });
   words = {begin, elements};
+  text.dir = elements.filter(({textContent}) => rightToLeft.test(textContent)).length > elements.length / 2 ? "rtl" : "ltr";
   text.replaceChildren(...elements.flatMap((element) => [element, " "]));
 }
 
 // ---- Arcs ----
 
+// Queries that are words of another text (a translation, say) have no place among the keys.
+const apart = Boolean(data.queryTokens && data.keyTokens) && data.queryTokens !== data.keyTokens &&
+  data.queryTokens.some((token, i) => token !== data.keyTokens[i + data.offset]);
+
+// The key's place at which a query stands, null where there is none.
+function placeOf(i) {
+  const place = i + data.offset;
+  return apart || place < 0 || place >= data.keys ? null : place;
+}
+
 // The places that an arc drawing of the row shows, in order: all keys where there is room, else the ends of the arcs with
 // as much around them as fits, and a gap wherever something is left out.
 function arcPlaces(entries, self, room) {
   if (data.keys <= room) return Array.from({length: data.keys}, (_, n) => ({begin: n, end: n + 1}));
-  const ends = [...entries.map(({begin, end}) => ({begin, end})), {begin: self, end: self + 1}];
+  const ends = entries.map(({begin, end}) => ({begin, end}));
+  if (self !== null) ends.push({begin: self, end: self + 1});
   for (let around = 8; ; around--) {
     const wanted = ends.flatMap(({begin, end}) => (end - begin > 1 ? [{begin, end}] : Array.from(
       {length: 2 * around + 1}, (_, n) => ({begin: begin - around + n, end: begin - around + n + 1}))));
@@ -115,13 +127,14 @@ function arcPlaces(entries, self, room) {
   }
 }
 
-// From the row's own word to those it attends to.
+// From the row's own word to those it attends to: among them, or above them where it is of another text.
 function drawArcs(entries) {
   const {context, width, height} = prepared(document.getElementById("arcs")), style = getComputedStyle(document.documentElement);
-  const self = Math.min(data.keys - 1, state.cursor.i + Math.max(0, data.keys - data.queries)), ground = height - 52, left = 30;
+  const self = placeOf(state.cursor.i), ground = height - 52, left = 30;
   const places = arcPlaces(entries, self, Math.floor((width - left) / 26)), step = Math.min(64, (width - left - 10) / places.length);
   const x = (key) => left + (places.findIndex(({begin, end}) => key >= begin && key < end) + 0.5) * step;
   const colour = (name) => style.getPropertyValue(name);
+  const above = {x: Math.min(x(0) + (places.length - 1) * step / 2, width / 2), y: 20};
   context.strokeStyle = colour("--line");
   context.lineWidth = 1;
   context.beginPath();
@@ -129,14 +142,18 @@ function drawArcs(entries) {
   context.lineTo(width, ground + 0.5);
   context.stroke();
   context.strokeStyle = context.fillStyle = colour("--arc");
-  const farthest = Math.max(1, ...entries.map(({begin}) => Math.abs(x(begin) - x(self))));
+  const farthest = self === null ? 1 : Math.max(1, ...entries.map(({begin}) => Math.abs(x(begin) - x(self))));
   for (const {begin, share} of [...entries].reverse()) {
-    const a = x(self), b = x(begin), rise = 16 + (ground - 26) * Math.sqrt(Math.abs(a - b) / farthest);
+    const a = self === null ? above.x : x(self), b = x(begin), rise = 16 + (ground - 26) * Math.sqrt(Math.abs(a - b) / farthest);
     const part = share / entries[0].share;  // the strongest arc is full
     context.lineWidth = 0.8 + 3.2 * part;
     context.globalAlpha = 0.25 + 0.75 * part;
     context.beginPath();
-    if (a === b) {
+    if (self === null) {
+      const middle = (above.y + ground) / 2;
+      context.moveTo(a, above.y);
+      context.bezierCurveTo(a, middle, b, middle, b, ground);
+    } else if (a === b) {
       context.arc(a, ground - 8, 6, 0, 2 * Math.PI);
     } else {
       context.moveTo(a, ground);
@@ -145,6 +162,13 @@ function drawArcs(entries) {
     context.stroke();
   }
   context.globalAlpha = 1;
+  if (self === null) {
+    context.font = "600 12px system-ui, sans-serif";
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    context.fillStyle = colour("--mark");
+    context.fillText(clipped(context, data.queryTokens ? shown(queryToken(state.cursor.i)) : nameOfQuery(state.cursor.i), 160), above.x, 9);
+  }
   drawArcNames(context, places, entries, self, ground, x, colour);
 }
 
@@ -168,7 +192,7 @@ function drawArcNames(context, places, entries, self, ground, x, colour) {
 
 // Bars for a part of a profile: numbers for `bin` places each, of which [low, high) are seen.
 function drawProfile(canvas, numbers, bin, low, high, sideways, begin, length) {
-  const {context, width, height} = prepared(canvas), highest = largest(numbers);
+  const {context, width, height} = prepared(canvas), highest = Math.max(1e-3, largest(numbers));  // no bars of rounding errors
   const style = getComputedStyle(document.documentElement);
   context.strokeStyle = style.getPropertyValue("--line");
   context.beginPath();
@@ -176,7 +200,6 @@ function drawProfile(canvas, numbers, bin, low, high, sideways, begin, length) {
   context.lineTo(sideways ? 0.5 : begin + length, sideways ? begin + length : height - 0.5);
   context.stroke();
   context.fillStyle = style.getPropertyValue("--mark");
-  if (!(highest > 0)) return;
   for (let n = Math.floor(low / bin); n < Math.min(numbers.length, Math.ceil(high / bin)); n++) {
     const from = Math.max(0, ((n * bin - low) / (high - low)) * length), to = Math.min(length, (((n + 1) * bin - low) / (high - low)) * length);
     const bar = (numbers[n] / highest) * ((sideways ? width : height) - 2);

@@ -6,8 +6,15 @@ for (const step of data.steps) step.numbers = step.numbers.map(Number);  // "-In
 // What is given stands together on the first screen; then one screen for each step.
 const given = data.steps.filter((step) => step.kind === "given");
 const screens = [null, ...data.steps.filter((step) => step.kind !== "given")];
-// A step's number, as the text that print() shows has it; of what is given, "1, 2, 4".
-const numberOf = (step) => (step ? [step] : given).map((one) => data.steps.indexOf(one) + 1).join(", ");
+// A step's number, as the text that print() shows has it; of what is given, "1–3, 5".
+function numberOf(step) {
+  const numbers = (step ? [step] : given).map((one) => data.steps.indexOf(one) + 1), runs = [];
+  for (const number of numbers) {
+    if (runs.length && runs.at(-1).last === number - 1) runs.at(-1).last = number;
+    else runs.push({first: number, last: number});
+  }
+  return runs.map(({first: begin, last}) => (begin === last ? `${begin}` : `${begin}${last === begin + 1 ? ", " : "\u2013"}${last}`)).join(", ");
+}
 const items = Math.max(...data.steps.map((step) => step.items));
 const heads = Math.max(...data.steps.map((step) => step.heads));
 
@@ -48,7 +55,7 @@ const short = (x) => (Number.isFinite(x) ? String(Number(x.toPrecision(5))) : sp
 
 function labelOf(axis, n) {
   const tokens = axis === "query" ? data.queryTokens : axis === "key" || axis === "token" ? data.keyTokens : null;
-  if (tokens && tokens.length) return tokens[n];
+  if (tokens && tokens.length) return rightToLeft.test(tokens[n]) ? isolated(tokens[n]) : shown(tokens[n]);
   return (["query", "key", "token"].includes(axis) ? axis[0] : "") + n;
 }
 

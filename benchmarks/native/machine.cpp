@@ -1,4 +1,4 @@
-// What this machine can do at most: loops that do nothing but the instruction that bounds a kernel. Each thread runs a
+// The peak of this machine: loops over nothing but the instruction that bounds a kernel. Each thread runs a
 // loop of independent chains, more than an instruction's latency needs, for a given time.
 #include <algorithm>
 #include <chrono>

@@ -1,10 +1,9 @@
-// What attention did, without storing its matrix: statistics of the weights p(i,j), maps of them, and any part of the
-// matrix, exact, at lengths at which the matrix would not fit into memory. Memory grows with the rows and keys, not
-// with their product.
+// Statistics of the weights p(i,j), maps of them, and any part of their matrix, exact, without storing the matrix, at
+// lengths at which it would not fit into memory. Memory grows with the rows and keys, not with their product.
 // Query and key (and masks, biases, slopes and sinks) may be on a CUDA device. They are then analyzed there, in the
-// order of AttentionOptions::stream; results are in host memory, and a call returns when they have arrived. That is its
-// only wait. (mean_weights leaves its result on the device, and waits for nothing.) Progress is reported before the
-// work is queued and when it is done. The bits repeat, as everywhere.
+// order of AttentionOptions::stream; results are in host memory, and a call returns when they have arrived. It waits
+// only once. (mean_weights leaves its result on the device and does not wait.) Progress is reported before the
+// work is queued and when it is done. The same call gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +17,13 @@
 namespace headway {
 
 struct AnalysisRequest {
-  std::int64_t top = 8;      // how many keys of each row to name; 0 for none
+  std::int64_t top = 8;      // the number of strongest keys to list for each row
   Window near = {64, 64};    // the window around the diagonal whose weights are summed in `near`
-  std::int64_t cells = 256;  // along each side of the maps, at most; 0 to 512, 0 for no maps
+  std::int64_t cells = 256;  // the most cells along each side of the maps, 0 to 512; 0 for no maps
 };
 
 // Statistics of the weights p(i,j) of every row and head, before dropout. A row with no key has 0 everywhere. With
-// sinks a row's weights sum to less than 1; the sink's share appears nowhere here. f64 for f64 inputs, f32 for others.
+// sinks a row's weights sum to less than 1; the sink's share is not included. f64 for f64 inputs, f32 for others.
 // Query i is at key position i + offset, as for causal and window.
 struct Analysis {
   Tensor lse;          // [B,H,Sq]
@@ -48,7 +47,7 @@ struct Analysis {
 double mean_over_rows(ConstTensorView statistic, std::int64_t batch, std::int64_t head);
 
 // query [B,H,Sq,D] and key [B,Hkv,Sk,D], or with fewer axes as attention takes them; the results always have B and H.
-// Options as for attention. The work is that of computing the scores: about half of attention's.
+// Options as for attention. Computes the scores only: about half of attention's work.
 Analysis analyze(ConstTensorView query, ConstTensorView key, const AttentionOptions& options = {},
                  const AnalysisRequest& request = {});
 
@@ -60,7 +59,8 @@ struct Rectangle {
 
 // The exact weights inside the rectangle, [B,H,rows,keys], f64 for f64 inputs and f32 for others. Given the lse
 // [B,H,Sq] that attention or analyze wrote, on the device of query and key or in host memory, only the rectangle's own
-// scores are computed; without it, whole rows.
+// scores are computed; without it, whole rows, and on the CPU those of rows with an lse beyond 2^12 (f64: 2^41), whose
+// rounding would show.
 Tensor weights_in(ConstTensorView query, ConstTensorView key, const Rectangle& rectangle,
                   const AttentionOptions& options = {}, const std::optional<ConstTensorView>& lse = {});
 
@@ -74,8 +74,8 @@ TileMap tile_map(ConstTensorView query, ConstTensorView key, ConstTensorView lse
                  const AttentionOptions& options = {});
 
 // The mean of the weights over the heads into `mean` [B,Sq,Sk] (without B where query has none), in query's type:
-// summed in f32 (f64 for f64 inputs), head after head, and rounded once. lse [B,H,Sq] is what attention wrote. All lie
-// on one device, and there the call only queues its work on AttentionOptions::stream. Dropout does not act.
+// summed in f32 (f64 for f64 inputs), head after head, and rounded once. lse [B,H,Sq] is what attention wrote. All are
+// on one device; on CUDA the call only queues its work on AttentionOptions::stream. Dropout is ignored.
 void mean_weights(ConstTensorView query, ConstTensorView key, ConstTensorView lse, TensorView mean,
                   const AttentionOptions& options = {});
 

@@ -37,9 +37,8 @@ struct Window {
   std::optional<std::int64_t> right = {};
 };
 
-// Called from time to time on the calling thread with the share of the work done, 0 to 1. Returning false stops the
-// call, which then throws Cancelled and leaves its outputs unfinished. CUDA work is queued, not waited for: there it is
-// called once, with 0.
+// Called from time to time on the calling thread with the share of the work done, 0 to 1. If it returns false, the call
+// throws Cancelled and leaves its outputs unfinished. CUDA work is only queued, so there it is called once, with 0.
 using Progress = std::function<bool(double)>;
 
 struct AttentionOptions {
@@ -51,7 +50,7 @@ struct AttentionOptions {
   // reading them would wait for the device: the kernels clamp them to the legal range.
   std::optional<ConstTensorView> valid_lens = {};  // integers [B] or [B,Sq]: allows j < valid_lens
   std::optional<ConstTensorView> query_lens = {};  // integers [B]: rows i >= query_lens[b] are padding
-  // Structured masks: row i may see key j where begin <= j < end for one of its R spans, on top of every other mask.
+  // Structured masks: row i may see key j if begin <= j < end for one of its R spans, and if all other masks allow it.
   // Integers [B|1,H|1,Sq,R,2] without the axes that the query lacks; packed: [1,H|1,total_q,R,2], counted inside the
   // sequence. Spans may be empty (begin = end), overlap and come in any order. In ascending order with gaps between
   // them and empty ones last, they are read in place; otherwise the call sorts a copy.
@@ -69,7 +68,7 @@ struct AttentionOptions {
   // CUDA tensors: the cudaStream_t that the work is queued on (null: the default stream). The call returns before the
   // work is done; the memory that the views refer to must stay valid until then.
   void* stream = nullptr;
-  // CUDA tensors: makes an item's bits independent of what else is in the batch. On the CPU they always are.
+  // CUDA tensors: makes the bits of a batch item independent of the other items. On the CPU they always are.
   bool batch_invariant = false;
 };
 
@@ -79,7 +78,7 @@ struct AttentionOutputs {
   std::optional<TensorView> weights = {};  // [B,H,Sq,Sk] in the input type, before dropout
 };
 
-// Where attention_backward writes; a gradient without a view is not computed.
+// The outputs of attention_backward; a gradient without a view is not computed.
 struct AttentionGradients {
   std::optional<TensorView> dq = {};  // shapes and type of query, key, value
   std::optional<TensorView> dk = {};
@@ -144,7 +143,7 @@ enum class Stage : std::uint8_t {
 void attention_scores(ConstTensorView query, ConstTensorView key, TensorView scores, Stage stage = Stage::weights,
                       const AttentionOptions& options = {});
 
-// What explain is asked about: attention, attention with these outputs, or its backward.
+// The call to explain: attention, attention with these outputs, or its backward.
 struct ExplainRequest {
   bool lse = false;
   bool weights = false;

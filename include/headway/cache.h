@@ -6,8 +6,8 @@
 //   Tensor out = cache.attend(id, query);               // [1,H,Sq,D]: the last Sq tokens of the sequence
 //
 // A result is, bit for bit on the CPU, what attention gives on the sequence's keys and values in one tensor. Errors
-// (too few pages, an unknown sequence, a shape) come before anything changes. Several threads may use one cache:
-// attend, read and questions run side by side, changes one at a time.
+// (too few pages, an unknown sequence, a shape) are thrown before anything changes. Several threads may use one cache:
+// attend, read and other const functions run concurrently, functions that change it one at a time.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@
 #pragma GCC visibility push(default)
 namespace headway {
 
-// How pages hold numbers: as they came, or in 8 bits with one f32 scale for each token and head of K and of V. A row of
+// How pages store numbers: unchanged, or in 8 bits with one f32 scale for each token and head of K and of V. A row with
 // absolute maximum m is stored as the nearest multiples of m / 127, or as the nearest 8-bit floats times m / 448.
 enum class CacheFormat : std::uint8_t { plain, int8, fp8 };
 
@@ -36,20 +36,20 @@ const char* name(CacheFormat format);  // "plain", "int8", "fp8"
 
 struct KVCacheConfig {
   std::int64_t pages = 0;      // of all sequences together
-  std::int64_t page_size = 0;  // tokens of one page
+  std::int64_t page_size = 0;  // tokens in a page
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
   std::optional<std::int64_t> value_dim = {};  // head_dim if absent
   DType dtype = DType::f32;                    // of keys, values and queries
-  Device device = {};                          // where the pages are; keys, values and queries come from there
-  CacheFormat quantize = CacheFormat::plain;   // 8 bits take f32, bf16 and f16
+  Device device = {};                          // of the pages, and of keys, values and queries
+  CacheFormat quantize = CacheFormat::plain;   // the 8-bit formats need dtype f32, bf16 or f16
   std::optional<RopeConfig> rope = {};         // rotates keys when they are appended and queries in attend
-  // A query at position p sees the keys from p - window.left on, and the keys before `first`. An append first frees
-  // what no query from there on sees, but for `slack` keys more.
+  // A query at position p sees the keys from p - window.left on, and the keys before `first`. An append begins by
+  // freeing the keys that no later query sees, except the last `slack` of them.
   std::optional<Window> window = {};
   std::int64_t first = 0;
   std::int64_t slack = 0;
-  std::optional<std::int64_t> value_in_key = {};  // values are the first so many numbers of the keys, stored once
+  std::optional<std::int64_t> value_in_key = {};  // values are this many first numbers of the keys, stored once
 };
 
 // One or more sequences: an id, {a, b}, or a vector.
@@ -67,8 +67,8 @@ class SequenceIds {
 
 // New tokens of B sequences: key [B,Hkv,S,D] and value [B,Hkv,S,Dv]; or, with cu_seqlens [B+1], key [total,Hkv,D] and
 // value [total,Hkv,Dv], where sequence b gets rows cu_seqlens[b] to cu_seqlens[b+1]. No value with value_in_key.
-// cu_seqlens is in host memory, wherever the cache is. On a CUDA device an append is queued on `stream`, a
-// cudaStream_t, and waits for nothing; calls on other streams must be ordered by the caller.
+// cu_seqlens is always in host memory. On a CUDA device an append is queued on `stream`, a cudaStream_t, and does not
+// wait; the caller must order calls on other streams.
 struct CacheRows {
   ConstTensorView key;
   std::optional<ConstTensorView> value = {};
@@ -85,20 +85,20 @@ class KVCache {
 
   const KVCacheConfig& config() const;  // as given, with value_dim filled in
   std::int64_t free_pages() const;
-  std::vector<std::int64_t> ids() const;       // of all sequences, in the order of their making
-  std::int64_t length(std::int64_t id) const;  // tokens appended and not truncated, freed ones among them
+  std::vector<std::int64_t> ids() const;       // of all sequences, in the order in which they were made
+  std::int64_t length(std::int64_t id) const;  // tokens appended and not truncated, including freed ones
 
-  std::int64_t add();                  // an empty sequence; its id, which is never given again
+  std::int64_t add();                  // makes an empty sequence; returns its id, which is never used again
   std::int64_t fork(std::int64_t id);  // a second sequence over the same pages; a page is copied when one writes to it
-  void truncate(std::int64_t id, std::int64_t length);  // forgets the tokens from there on
+  void truncate(std::int64_t id, std::int64_t length);  // removes the tokens from position `length` on
   void remove(std::int64_t id);
 
   // Adds tokens at the ends of the sequences, each at most once. OutOfPages if there are too few.
   void append(SequenceIds ids, const CacheRows& rows);
 
-  // Attention of queries [B,H,Sq,D], the last Sq tokens of their sequences, over all keys of these that they may see;
-  // out [B,H,Sq,Dv]. Packed: query [total,H,D] and cu_seqlens [B+1]. Options as of attention_paged; the cache's window
-  // and first keys come on top.
+  // Attention of queries [B,H,Sq,D], the last Sq tokens of their sequences, over all keys that they may see;
+  // out [B,H,Sq,Dv]. Packed: query [total,H,D] and cu_seqlens [B+1]. The options are those of attention_paged, in
+  // addition to the cache's window and first keys.
   void attend(SequenceIds ids, ConstTensorView query, TensorView out,
               const AttentionOptions& options = {.causal = Causal::bottom_right},
               const AttentionOutputs& outputs = {}) const;
@@ -110,11 +110,11 @@ class KVCache {
                      const AttentionOutputs& outputs = {}) const;
 
   // The keys [Hkv,S,D] and values [Hkv,S,Dv] of tokens begin to end, in host memory, as attend reads them: rotated, and
-  // from 8 bits as f32. InvalidArgument if some were freed. A cache on a device is read in the order of `stream`.
+  // 8-bit rows as f32. InvalidArgument if some were freed. A cache on a device is read in the order of `stream`.
   std::pair<Tensor, Tensor> read(std::int64_t id, std::int64_t begin, std::int64_t end, void* stream = nullptr) const;
 
-  // Sequences with their ids, and the pages that they hold, as .safetensors. load checks everything. A cache on a
-  // device must be idle.
+  // Writes sequences, their ids and their pages as .safetensors; load checks the whole file. A cache on a device must
+  // be idle.
   void save(const std::filesystem::path& path, bool overwrite = false) const;
   static KVCache load(const std::filesystem::path& path, Device device = {});
 

@@ -1,8 +1,8 @@
-// Attention over a sequence that is split among processes ("context parallel"): which rank holds which rows, what each
-// computes and sends and when, what that costs on a cluster, and the call itself over any message layer.
+// Attention over a sequence that is split among processes ("context parallel"): the rows of each rank, the schedule of
+// computation and transfers, its estimated time on a cluster, and the call itself over any message layer.
 //
 // Positions are global: row i of a query is row i of the whole sequence, whichever rank holds it. A rank's tensors hold
-// the rows of its Shard in the order in which the shard lists them. The result is that of `attention` on the whole.
+// the rows of its Shard, in the shard's order. The result is that of `attention` on the whole sequence.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ struct Rows {
   bool operator==(const Rows&) const = default;
 };
 
-// What one rank holds, in the order of its tensors. Empty is legal.
+// The rows of one rank, in the order of its tensors. May be empty.
 using Shard = std::vector<Rows>;
 std::int64_t count(const Shard& shard);
 
@@ -39,9 +39,9 @@ struct Sharding {
   bool operator==(const Sharding&) const = default;
 };
 
-// Rank after rank; the first ranks have one row more where the length does not divide.
+// Consecutive rows for each rank; if the length is not divisible, the first ranks have one row more.
 Sharding contiguous(std::int64_t queries, std::int64_t keys, int ranks);
-// Rank after rank, so many rows each.
+// Consecutive rows: this many for each rank.
 Sharding contiguous(std::span<const std::int64_t> queries, std::span<const std::int64_t> keys);
 // 2 * ranks chunks; rank r has chunks r and 2 * ranks - 1 - r, so that a causal mask gives every rank the same work.
 Sharding zigzag(std::int64_t queries, std::int64_t keys, int ranks);
@@ -55,7 +55,7 @@ struct Strip {
   Rows keys;
   std::int64_t first = 0;
   std::int64_t last = 0;
-  double share = 1;  // of the heads: 1 / H where each head has strips of its own
+  double share = 1;  // of the heads: 1 / H if each head has its own strips
 };
 
 struct Sizes {
@@ -72,7 +72,7 @@ struct Sizes {
 class Seen {
  public:
   Seen() = default;
-  // The strips of all batch items or packed sequences, in any order. InvalidArgument for one outside the sizes.
+  // The strips of all batch items or packed sequences, in any order. InvalidArgument for a strip outside the sizes.
   Seen(std::int64_t queries, std::int64_t keys, std::vector<Strip> strips);
 
   std::int64_t queries() const { return queries_; }
@@ -84,7 +84,7 @@ class Seen {
   double pairs() const { return pairs({0, queries_}, {0, keys_}); }
   // The keys that some of these queries see, in order, without overlap.
   Shard keys_of(const Shard& of_queries) const;
-  // The queries that see some of these keys, likewise.
+  // The queries that see some of these keys, in order, without overlap.
   Shard queries_of(const Shard& of_keys) const;
 
  private:
@@ -96,14 +96,14 @@ class Seen {
   void for_each_strip(Rows of_queries, const Visit& visit) const;
 };
 
-// What options allow, dense masks and biases aside. Packed sequences come with their bounds.
+// The pairs that the options allow, without dense masks and biases. Packed sequences need their bounds.
 struct Packing {
   ConstTensorView cu_seqlens_q, cu_seqlens_k;
 };
 Seen seen(const Sizes& sizes, const AttentionOptions& options = {}, const std::optional<Packing>& packing = {});
 
-// Each rank has nearly the same number of rows and of allowed pairs: contiguous where that is even, else as few chunks
-// as give an imbalance (most pairs of a rank over the mean) of at most 5 %. For self-attention (Sq = Sk).
+// Gives each rank nearly the same number of rows and of allowed pairs: contiguous if that is balanced, else the fewest
+// chunks with an imbalance (the most pairs of a rank over the mean) of at most 5 %. For self-attention (Sq = Sk).
 Sharding balanced(const Seen& seen, int ranks);
 
 // ---- Who does what, and when ----
@@ -126,10 +126,10 @@ struct Transfer {
   int to = 0;
   Rows rows;
   double bytes = 0;
-  bool result = false;  // what was computed goes home: partial results, gradients of K/V, heads of out
+  bool result = false;  // results return to their owner: partial results, gradients of K/V, heads of out
 };
 
-// One call of an engine: these queries against these keys, at the rank that holds one of them or has received it.
+// One call of an engine: these queries against these keys, on the rank that holds one of them or has received it.
 struct Tile {
   int step = 0;
   Rows queries;
@@ -147,16 +147,16 @@ struct Schedule {
   std::shared_ptr<const Schedule> ring = {};  // hybrid: of the groups, with all heads; its step n is step n + 1 here
   int steps = 1;                              // 0 .. steps - 1; no transfer belongs to step 0
   std::vector<Transfer> transfers = {};       // by receiver, then by step
-  std::vector<std::size_t> received_at = {};  // where each receiver's begin; [ranks + 1]
+  std::vector<std::size_t> received_at = {};  // where the transfers of each receiver begin; [ranks + 1]
 
   int ranks() const { return static_cast<int>(sharding.queries.size()); }
   std::span<const Transfer> received_by(int rank) const;
-  // What a rank computes, by step. (heads and hybrid: of the rank's share of the heads.)
+  // The work of a rank, by step. (heads and hybrid: of the rank's share of the heads.)
   std::vector<Tile> tiles(int rank) const;
 };
 
-// InvalidArgument where the shards do not hold every row once, or the scheme needs more kv heads than there are. hybrid
-// takes the largest groups that the ranks and kv heads allow, unless their size is given: a divisor of the ranks.
+// InvalidArgument if the shards do not hold every row once, or if the scheme needs more kv heads than there are. hybrid
+// uses the largest groups that the ranks and kv heads allow, unless their size, a divisor of the ranks, is given.
 Schedule schedule(Scheme scheme, const Sizes& sizes, const Seen& seen, const Sharding& sharding, bool backward = false,
                   int group = 0);
 
@@ -165,16 +165,16 @@ double least_bytes(const Schedule& schedule);
 
 // ---- What it costs ----
 
-// A cluster as the simulator sees it. A rank sends and receives at once, each at `bandwidth` inside its node; what
-// leaves or enters a node shares `node_bandwidth`.
+// The simulator's model of a cluster. A rank sends and receives at the same time, each at `bandwidth` inside its node;
+// all transfers that leave a node, and all that enter it, share `node_bandwidth`.
 struct Cluster {
   int ranks_per_node = 1;
-  double flops = 5e10;     // of a rank, per second, as attention reaches them
+  double flops = 5e10;     // of a rank, per second, as reached in attention
   double bandwidth = 5e9;  // bytes per second
   double latency = 2e-5;   // seconds, of a message
   double node_bandwidth = 12.5e9;
   double node_latency = 2e-5;
-  double call = 3e-5;  // seconds that an engine's call costs beside its FLOPs
+  double call = 3e-5;  // seconds that a call of an engine takes in addition to its FLOPs
 };
 
 struct Estimate {
@@ -187,16 +187,16 @@ struct Estimate {
 };
 Estimate simulate(const Schedule& schedule, const Cluster& cluster = {});
 
-// The schedule with the least estimated time: of the schemes that the sizes allow for Scheme::automatic, of the sizes
-// of groups for Scheme::hybrid.
+// The schedule with the least estimated time: for Scheme::automatic among the schemes that the sizes allow, for
+// Scheme::hybrid among the group sizes.
 Schedule plan(Scheme scheme, const Sizes& sizes, const Seen& seen, const Sharding& sharding,
               const Cluster& cluster = {}, bool backward = false);
 // Its scheme, for Scheme::automatic.
 Scheme choose(const Sizes& sizes, const Seen& seen, const Sharding& sharding, const Cluster& cluster = {},
               bool backward = false);
 
-// Scheme, steps, balance, bytes of every link and estimated time, and why not another scheme. Runs nothing and needs no
-// ranks.
+// A text with the scheme, its steps, balance, bytes of every link and estimated time, and why other schemes were not
+// chosen. Runs nothing and needs no ranks.
 std::string explain(Scheme scheme, const Sizes& sizes, const Seen& seen, const Sharding& sharding,
                     const Cluster& cluster = {}, bool backward = false);
 
@@ -208,7 +208,7 @@ class LostRank : public Error {
   using Error::Error;
 };
 
-// What carries messages between ranks. All ranks call the same functions in the same order. Between two ranks messages
+// The message layer between ranks. All ranks call the same functions in the same order. Messages between two ranks
 // arrive in the order in which they were sent.
 class Transport {
  public:
@@ -216,7 +216,7 @@ class Transport {
     int peer;
     void* data;
     std::size_t bytes;
-    std::shared_ptr<const void> memory;  // keeps the data: hold it until the message is through, also after an error
+    std::shared_ptr<const void> memory;  // owns the data: keep it until the message is complete, also after an error
   };
 
   Transport() = default;
@@ -226,47 +226,48 @@ class Transport {
 
   virtual int rank() const = 0;
   virtual int ranks() const = 0;
-  // Begins sends and receives; `wait` ends all that were begun. Throws LostRank.
+  // Starts sends and receives; `wait` waits for all that were started. Throws LostRank.
   virtual void begin(std::span<const Message> sends, std::span<const Message> receives) = 0;
   virtual void wait() = 0;
-  // Called from time to time while an engine computes: moves messages on where the layer needs that.
+  // Called from time to time while an engine computes, for message layers that only progress inside calls.
   virtual void progress() {}
   // The texts of all ranks, by rank.
   virtual std::vector<std::string> all_gather(const std::string& text) = 0;
 };
 
 struct Options {
-  // Of the whole sequence and the same on every rank: valid_lens is [B] or [B, all queries], spans and structured masks
-  // are of all queries and keys, and dropout draws by positions of the whole. Only bool masks and biases are a rank's
-  // own: they broadcast to [B, H, this rank's queries, all keys]; packed they are whole, as in attention_varlen.
+  // These describe the whole sequence and are the same on every rank: valid_lens is [B] or [B, all queries], spans and
+  // structured masks are for all queries and keys, and dropout uses positions in the whole sequence. Only bool masks
+  // and biases differ between ranks: they broadcast to [B, H, this rank's queries, all keys]; packed they are whole, as
+  // in attention_varlen.
   AttentionOptions attention = {};
   Scheme scheme = Scheme::automatic;
-  std::optional<Sharding> sharding = {};  // contiguous, by the sizes that the ranks bring, when absent
+  std::optional<Sharding> sharding = {};  // when absent: contiguous, with the sizes of the ranks' tensors
   std::optional<Packing> packing = {};  // sequences of the whole pack; query [total,H,D] is then this rank's rows of it
   Cluster cluster = {};                 // for Scheme::automatic
 };
 
 // query [B,H,Sq_r,D], key [B,Hkv,Sk_r,D], value [B,Hkv,Sk_r,Dv], out [B,H,Sq_r,Dv], lse [B,H,Sq_r] of this rank's rows;
-// packed [total_r,H,D] and lse [H,total_r]. Host memory. Every rank calls it. Arguments that differ where they must not
-// are an InvalidArgument that names them, on every rank, before any row is sent.
+// packed [total_r,H,D] and lse [H,total_r]. Host memory. Every rank calls it. Arguments that must agree and do not are
+// an InvalidArgument that names them, on every rank, before any row is sent.
 void attention(ConstTensorView query, ConstTensorView key, ConstTensorView value, TensorView out, Transport& transport,
                const Options& options = {}, const AttentionOutputs& outputs = {});
 
-// The gradients of this rank's rows; dsinks is that of the whole call, on every rank. So is dbias where the bias
-// repeats over queries (one row on every rank, while some rank has other than one query), and packed; else it is of the
-// rank's own rows.
+// The gradients of this rank's rows. dsinks is that of the whole call, on every rank. So is dbias if the bias
+// broadcasts over queries (it has one row on every rank, and some rank does not have exactly one query) or if the call
+// is packed; otherwise dbias is for the rank's own rows.
 void attention_backward(ConstTensorView grad_out, ConstTensorView query, ConstTensorView key, ConstTensorView value,
                         ConstTensorView out, ConstTensorView lse, const AttentionGradients& gradients,
                         Transport& transport, const Options& options = {});
 
 // ---- One part, for programs that move keys themselves ----
 
-// attention of these queries to these keys, which are parts of a longer call: query 0 stands at key position `offset`
-// of this part, for causal (which alignment makes no difference here), window and alibi_slopes. out and lse are those
-// of these keys alone; parts are merged by their lse.
+// Attention of these queries over these keys, which are parts of a longer call: query 0 is at key position `offset`
+// of this part, for causal (either alignment means the same here), window and alibi_slopes. out and lse are for
+// these keys only; parts are merged by their lse.
 void attention_part(ConstTensorView query, ConstTensorView key, ConstTensorView value, TensorView out,
                     std::int64_t offset, const AttentionOptions& options = {}, const AttentionOutputs& outputs = {});
-// What these pairs add to the gradients, from the out and lse of the whole rows.
+// The contribution of these pairs to the gradients, from the out and lse of the whole rows.
 void attention_part_backward(ConstTensorView grad_out, ConstTensorView query, ConstTensorView key,
                              ConstTensorView value, ConstTensorView out, ConstTensorView lse,
                              const AttentionGradients& gradients, std::int64_t offset,

@@ -33,19 +33,19 @@ class OutOfMemory : public Error {
   using Error::Error;
 };
 
-// Too few free pages in a KVCache for what was asked. The cache is as it was.
+// Too few free pages in a KVCache. The cache is unchanged.
 class OutOfPages : public OutOfMemory {
  public:
   using OutOfMemory::OutOfMemory;
 };
 
-// A sequence that a KVCache does not have: never added, or removed. The cache is as it was.
+// A sequence that a KVCache does not have: never added, or removed. The cache is unchanged.
 class UnknownSequence : public InvalidArgument {
  public:
   using InvalidArgument::InvalidArgument;
 };
 
-// Something that the contract allows, but that this build or the engine asked for by name cannot do.
+// Something that the contract allows, but that this build or the requested engine cannot do.
 class Unsupported : public Error {
  public:
   using Error::Error;

@@ -14,7 +14,7 @@
 #pragma GCC visibility push(default)
 namespace headway {
 
-// Tensors by name. at() names what there is when it does not find one.
+// Tensors by name. If at() does not find a name, its error lists the names that exist.
 class NamedTensors : public std::map<std::string, Tensor> {
  public:
   using std::map<std::string, Tensor>::map;
@@ -50,22 +50,22 @@ void save_npz(const std::filesystem::path& path, const NamedViews& tensors, cons
 void save_safetensors(const std::filesystem::path& path, const NamedViews& tensors,
                       const std::map<std::string, std::string>& metadata = {}, const WriteOptions& options = {});
 
-// ---- Parts of .npy files, for arrays that no one process holds ----
+// ---- Parts of .npy files, for arrays that are too large for one process ----
 
 struct NpyShape {
   DType dtype = DType::f32;
   Dims sizes;
 };
 
-// What a file holds; only its header is read.
+// The type and sizes of a file's array; only its header is read.
 NpyShape npy_shape(const std::filesystem::path& path, const ReadLimits& limits = {});
-// Elements [begin, end) along an axis; no others are read.
+// Elements [begin, end) along an axis; nothing else is read.
 Tensor load_npy_slice(const std::filesystem::path& path, int axis, std::int64_t begin, std::int64_t end,
                       const ReadLimits& limits = {});
 
-// A file that several processes write. One begins it: a temporary file in the same folder, with header and room for all
-// elements, whose name it tells the others. Each writes its slices into that; then one commits it under its real name.
-// On failure the temporary file is the program's to remove.
+// For a file that several processes write. One process begins it: it creates a temporary file in the same folder, with
+// a header and space for all elements, and sends its name to the others. Each process writes its slices into it; then
+// one commits it under its real name. If something fails, the program must remove the temporary file.
 std::filesystem::path begin_npy(const std::filesystem::path& path, const NpyShape& shape,
                                 const WriteOptions& options = {});
 void write_npy_slice(const std::filesystem::path& temporary, int axis, std::int64_t begin, ConstTensorView slice);

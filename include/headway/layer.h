@@ -54,7 +54,7 @@ struct Gradients {
   NamedTensors parameters;
 };
 
-// Where backward writes the gradients of what came in through the options, for those who train them.
+// Outputs of backward for the gradients of options, for training them.
 struct OptionGradients {
   std::optional<TensorView> bias = {};   // the bias's own shape, any float type
   std::optional<TensorView> sinks = {};  // [heads], any float type
@@ -67,7 +67,7 @@ class MultiHeadAttention {
   MultiHeadAttention(MultiHeadAttention&&) noexcept;
   MultiHeadAttention& operator=(MultiHeadAttention&&) noexcept;
 
-  // As given, with every 0 replaced by the default that it stands for.
+  // The given config, with every 0 replaced by its default.
   const MultiHeadAttentionConfig& config() const;
 
   // Where the parameters are: in host memory, until `to` moves them to a CUDA device or back, which invalidates views
@@ -88,7 +88,7 @@ class MultiHeadAttention {
   // queries [B,Sq,model_dim], keys [B,Sk,key_dim], values [B,Sk,value_dim] -> [B,Sq,model_dim]. All three may lack B:
   // weights are then [heads,Sq,Sk], lse [heads,Sq], and valid_lens and query_lens may lack B too.
   // forward keeps views of its inputs and options for backward: they and the parameters must stay alive and unchanged
-  // until then. After a forward that throws, backward has nothing to work on.
+  // until then. After a forward that throws, backward is an error.
   Tensor forward(ConstTensorView queries, ConstTensorView keys, ConstTensorView values,
                  const AttentionOptions& options = {}, const AttentionOutputs& outputs = {});
 

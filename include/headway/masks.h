@@ -3,10 +3,10 @@
 //   attention(q, k, v, {.mask = masks::documents(ids) & masks::causal()});
 //
 // They combine with & and |. For Sq queries and Sk keys a mask becomes a few spans of keys for each query, or for each
-// block of queries; nothing of size Sq x Sk is made unless a dense mask is among its parts. A mask depends on nothing
-// but Sq and Sk: lengths and the other options come on top, as an &. Positions are aligned at their ends, with
-// offset = Sk - Sq: the last query stands at the last key. There is no ~: what a mask does not allow is, for most
-// kinds, no few spans.
+// block of queries; nothing of size Sq x Sk is built unless a dense mask is among its parts. A mask depends on Sq and
+// Sk only; lengths and the other options restrict it further, like an &. Queries and keys are aligned at their ends,
+// with offset = Sk - Sq: the last query is at the position of the last key. There is no ~, since the complement of
+// most kinds takes many spans a row.
 #pragma once
 
 #include <concepts>
@@ -29,35 +29,35 @@ struct MaskNode;  // one part of a mask; private to the library
 
 // A mask for given sizes. Row i of batch item b and head h may see the keys begin <= j < end of the entry i / rows.
 struct MaskSpans {
-  Tensor spans;           // integers [B|1, H|1, ceil(Sq / rows), R, 2], each entry's sorted and apart, empty ones last
+  Tensor spans;  // integers [B|1, H|1, ceil(Sq / rows), R, 2]; in each entry sorted, with gaps, empty ones last
   std::int64_t rows = 1;  // consecutive queries that share an entry
 };
 
-// A mask of any kind for given sizes: a pair is allowed where both parts allow it, and an absent one allows all.
+// A mask of any kind for given sizes: a pair is allowed if both parts allow it; an absent part allows all pairs.
 struct MaskParts {
   std::optional<MaskSpans> spans;  // packed: [1, H|1, total_q, R, 2], counted inside the sequence
-  std::optional<Tensor> bools;     // [B|1, H|1, Sq|1, Sk|1], packed of the longest sequences; of dense masks alone
+  std::optional<Tensor> bools;     // of dense masks: [B|1, H|1, Sq|1, Sk|1]; packed: sizes of the longest sequences
 };
 
-// A value: copies share their parts, which never change. A mask keeps the spans of the sizes that it was last used
+// A value: copies share their parts, which never change. A mask caches the spans for the sizes that it was last used
 // with, so that the layers of a model share them.
 class Mask {
  public:
   explicit Mask(std::shared_ptr<const MaskNode> node) : node_(std::move(node)) {}
 
-  // The axes that the mask itself has: 1 where it is the same for every batch item, or for every head.
+  // The mask's own axes: 1 if it is the same for every batch item, or for every head.
   std::int64_t batch() const;
   std::int64_t heads() const;
   // The spans for these sizes. InvalidArgument for sizes that do not fit, and for a mask with a dense part.
   MaskSpans spans(std::int64_t queries, std::int64_t keys) const;
-  // The same with the bools of dense parts beside them, and for packed sequences, as attention reads them.
+  // The same with the bools of dense parts, and for packed sequences, as attention reads them.
   MaskParts parts(std::int64_t queries, std::int64_t keys) const;
   MaskParts parts(ConstTensorView cu_seqlens_q, ConstTensorView cu_seqlens_k) const;
-  // How many pairs are allowed, over the mask's own axes.
+  // The number of allowed pairs, over the mask's own axes.
   std::int64_t pairs(std::int64_t queries, std::int64_t keys) const;
   // The same as bools [B|1, H|1, Sq, Sk], for tests.
   Tensor to_bool(std::int64_t queries, std::int64_t keys) const;
-  // A drawing of the first batch item and head, shortened to a screen: a line about it, then one for each row of cells.
+  // A drawing of the first batch item and head that fits a screen: a title, then a line for each row of cells.
   std::string draw(std::int64_t queries, std::int64_t keys) const;
 
   const std::shared_ptr<const MaskNode>& node() const { return node_; }
@@ -66,16 +66,16 @@ class Mask {
   std::shared_ptr<const MaskNode> node_;
 };
 
-// Allowed by both; allowed by one or the other. InvalidArgument where batch items or heads differ in number.
+// &: allowed by both; |: allowed by either. InvalidArgument if the numbers of batch items or heads differ.
 Mask operator&(const Mask& left, const Mask& right);
 Mask operator|(const Mask& left, const Mask& right);
 
 // The mask as it is written: "causal() & documents(8 ids)".
 std::string to_string(const Mask& mask);
-// A drawing of it at sizes of its own, or at small ones that show its shape.
+// A drawing at the sizes of the mask's arrays, or at small sizes that show its shape.
 std::ostream& operator<<(std::ostream& stream, const Mask& mask);
 
-// Where AttentionOptions take a mask: a view of bools, which this is then, or a structured mask.
+// The mask in AttentionOptions: a view of bools or a structured mask.
 class MaskOption : public std::optional<ConstTensorView> {
  public:
   using std::optional<ConstTensorView>::optional;
@@ -88,7 +88,7 @@ class MaskOption : public std::optional<ConstTensorView> {
 
 namespace masks {
 
-// The integers of a mask, copied: a number, a range or list of them, or a view. A view on a device is waited for.
+// The integers of a mask, copied from a number, a range, a list or a view. A view on a device is waited for.
 class Integers {
  public:
   Integers(ConstTensorView view);                              // NOLINT(google-explicit-constructor)
@@ -128,22 +128,22 @@ Mask causal();
 // i + offset - left <= j <= i + offset + right; a side without a number is unlimited.
 Mask window(std::optional<std::int64_t> left, std::optional<std::int64_t> right);
 
-// The first keys, j < n; as many as there are if there are fewer. A number, or one for each batch item.
+// The first keys: j < n, cut to Sk. n is a number, or one for each batch item.
 Mask first(const Integers& n);
 
-// first(n) | causal(): every query sees the first n keys, and those before it.
+// first(n) | causal(): every query sees the first n keys, its own, and those before it.
 Mask prefix(const Integers& n);
 
-// Tokens with the same id see each other, wherever in the sequence the id recurs; one with a negative id sees nothing
-// and is not seen. ids is [Sq] or [B,Sq]; where keys are not the queries' own tokens, key_ids is [Sk] or [B,Sk].
+// Tokens with the same id see each other, wherever in the sequence they are; a token with a negative id sees nothing
+// and is not seen. ids is [Sq] or [B,Sq]; if keys are not the queries' own tokens, key_ids is [Sk] or [B,Sk].
 Mask documents(const Integers& ids, const std::optional<Integers>& key_ids = {});
 
-// Documents of these lengths, one after the other: [documents], or [B, documents] filled up with 0. Tokens behind the
-// last document see nothing and are not seen.
+// Consecutive documents of these lengths: [documents], or [B, documents] padded with 0. Tokens after the last document
+// see nothing and are not seen.
 Mask documents_of(const Integers& lengths);
 
 // Blocks of queries see blocks of keys: bools [Nq,Nk], [H,Nq,Nk] or [B,H,Nq,Nk], in blocks of `size` queries by `size`
-// keys, or of two sizes. The last blocks may be cut. It stays a list for each block of queries.
+// keys, or of two sizes. The last blocks may be cut. The mask is stored as a list for each block of queries.
 Mask blocks(ConstTensorView keep, std::int64_t size);
 Mask blocks(ConstTensorView keep, std::int64_t query_size, std::int64_t key_size);
 
@@ -151,14 +151,14 @@ Mask blocks(ConstTensorView keep, std::int64_t query_size, std::int64_t key_size
 // [Sq] or [B,Sq], each smaller than its own index, or -1 for a root.
 Mask tree(const Integers& parents);
 
-// Spans [N,R,2], [H,N,R,2] or [B,H,N,R,2]: begin <= j < end. Each entry holds for `rows` consecutive queries.
+// Spans [N,R,2], [H,N,R,2] or [B,H,N,R,2]: begin <= j < end. Each entry applies to `rows` consecutive queries.
 Mask spans(const Integers& spans, std::int64_t rows = 1);
 
-// Bools [Sq,Sk], [H,Sq,Sk] or [B,H,Sq,Sk], copied; true = attend. They stay bools: dense(x) & y is read as the bools
-// and y's spans side by side, dense(x) | y as bools of both.
+// Bools [Sq,Sk], [H,Sq,Sk] or [B,H,Sq,Sk], copied; true = attend. dense(x) & y keeps the bools and the spans of y side
+// by side; dense(x) | y converts both to bools.
 Mask dense(ConstTensorView bools);
 
-// The same bools as spans where a row has few of them: where they take less memory than the bools. Else as dense.
+// The same bools as spans if these take less memory, else as dense.
 Mask from_bool(ConstTensorView bools);
 
 }  // namespace masks

@@ -21,7 +21,8 @@ inline constexpr int mpi_tag = 18501;
 
 class MpiTransport : public Transport {
  public:
-  // Peers that do not answer for so long are a LostRank. MPI's own errors go to the communicator's error handler first.
+  // A peer that does not answer for this time is a LostRank. MPI's own errors go to the communicator's error handler
+  // first.
   explicit MpiTransport(MPI_Comm communicator, std::chrono::milliseconds timeout = std::chrono::seconds(60));
   ~MpiTransport() override;
 

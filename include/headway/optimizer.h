@@ -35,8 +35,8 @@ struct AdamConfig {
   double weight_decay = 0;  // decoupled, as in AdamW: shrinks the parameter itself
 };
 
-// One optimiser serves one set of parameters: it keeps its running means by their names. Means are float64, and each
-// step is rounded once to the parameter's type. A gradient that is missing, of another shape, type or device, is an
+// Use one optimiser for one set of parameters: it stores its running means by their names. Means are float64, and each
+// step is rounded once to the parameter's type. A gradient that is missing or has another shape, type or device is an
 // error before any parameter changes.
 class Sgd {
  public:

@@ -1,4 +1,4 @@
-// A plan: what one attention call will run, and why. Printed, it is the text of explain().
+// A plan: what one attention call will run, and why. explain() prints it.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,13 @@ std::ostream& operator<<(std::ostream& stream, Engine engine);
 std::vector<Engine> engines();
 
 struct Plan {
-  // An engine that was considered before the chosen one, and why it was passed over.
+  // An engine that comes before the chosen one, and why it was not chosen.
   struct PassedOver {
     Engine engine;
     std::string reason;
   };
 
-  // The same of a kernel, inside the chosen engine.
+  // The same for a kernel of the chosen engine.
   struct PassedKernel {
     std::string kernel;
     std::string reason;
@@ -35,7 +35,7 @@ struct Plan {
 
   Engine engine = Engine::reference;
   std::string operation;         // "attention", "attention_backward", ...
-  std::string kernel;            // the engine's own name for what it runs
+  std::string kernel;            // the engine's name for the kernel
   std::string instruction_set;   // what the kernel was compiled for
   std::string shape;             // "query (2, 8, 128, 64) f32, key (2, 2, 128, 64), value (2, 2, 128, 64)"
   std::string options;           // the options in force: "causal bottom_right, window (128, 0)"
@@ -53,8 +53,8 @@ struct Plan {
   double bytes = 0;               // the inputs and outputs, each once
   double scratch_bytes = 0;       // bytes of memory allocated besides the outputs
   std::vector<PassedOver> passed_over;
-  std::vector<PassedKernel> passed_kernels;  // of explain(): a call does not stop to say why
-  std::shared_ptr<const void> decision;      // what the engine decided, as its own passes read it
+  std::vector<PassedKernel> passed_kernels;  // set by explain() only, since the reasons would cost each call time
+  std::shared_ptr<const void> decision;      // the engine's choice, for its own passes
 };
 
 std::ostream& operator<<(std::ostream& stream, const Plan& plan);

@@ -1,4 +1,4 @@
-// Texts from elsewhere (names in files, tokens, arguments), made safe for a terminal or a log.
+// Makes untrusted text (names in files, tokens, arguments) safe for a terminal or a log.
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 #pragma GCC visibility push(default)
 namespace headway {
 
-// The same text on one line, with no effect on a terminal but to show it: control characters, those that end a line or
-// change the text's direction, and bytes that are not UTF-8 become escapes like \x1b and \u202e. Every other character
-// stays.
+// The same text on one line, without other effects on a terminal: control characters, characters that end a line or
+// change the text's direction, and bytes that are not UTF-8 become escapes like \x1b and \u202e. All other characters
+// are unchanged.
 std::string printable(std::string_view text);
 
 }  // namespace headway

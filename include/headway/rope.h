@@ -44,18 +44,18 @@ struct RopeConfig {
   double high_freq_factor = 4.0;                     // llama3: more turns: not divided
 };
 
-// The frequency of each pair, dims / 2 of them, and what cosines and sines are multiplied by (1 but for yarn).
+// The frequency of each pair, dims / 2 of them, and the factor of cosines and sines (1 except for yarn).
 struct RopeFrequencies {
   std::vector<double> frequencies;
   double attention_factor = 1.0;
 };
 
-// The frequencies for rows of head_dim numbers. InvalidArgument for a config that means nothing.
+// The frequencies for rows of head_dim numbers. InvalidArgument for an invalid config.
 RopeFrequencies rope_frequencies(std::int64_t head_dim, const RopeConfig& config = {});
 
 // x [..., S, D] of any float type; positions integers [S], or [B,S] where x is [B, ..., S, D]. out has x's shape and
 // type and may be x itself, or share no memory with it. On a CUDA device the work is queued on `stream`, a
-// cudaStream_t; positions may lie there or in host memory.
+// cudaStream_t; positions may be there or in host memory.
 void rope(ConstTensorView x, ConstTensorView positions, TensorView out, const RopeConfig& config = {},
           void* stream = nullptr);
 Tensor rope(ConstTensorView x, ConstTensorView positions, const RopeConfig& config = {}, void* stream = nullptr);

@@ -1,6 +1,6 @@
-// Serving: attention over keys and values that lie in pages, as a server keeps them for many sequences of any lengths.
+// Serving: attention over keys and values in pages, as a server keeps them for many sequences of any lengths.
 //
-// Token j of sequence b lies in slot j % page_size of page block_table(b, j / page_size). Sequences may share pages; a
+// Token j of sequence b is in slot j % page_size of page block_table(b, j / page_size). Sequences may share pages; a
 // result is, bit for bit on the CPU, what attention gives on the keys and values gathered into one tensor, alone or in
 // any batch. docs/contract.md has every rule, and the error bound of 8-bit pages.
 #pragma once
@@ -18,19 +18,19 @@ namespace headway {
 struct PagedKeys {
   ConstTensorView key_pages;    // [pages, page_size, Hkv, D]
   ConstTensorView value_pages;  // [pages, page_size, Hkv, Dv]
-  // i32 or i64 [B, max_pages]. Entries behind a sequence's last page are never read, and what the unused slots of a
-  // page hold never shows.
+  // i32 or i64 [B, max_pages]. Entries after a sequence's last page are never read, and the contents of unused slots
+  // never affect a result.
   ConstTensorView block_table;
   ConstTensorView lengths;  // i32 or i64 [B]: the keys of each sequence
-  // 8-bit pages (i8, f8e4m3): f32 [pages, page_size, Hkv], one scale for each token and head. An element then counts as
-  // the float32 number scale * element, and the query, f32, bf16 or f16, as float32 too.
+  // 8-bit pages (i8, f8e4m3): f32 [pages, page_size, Hkv], one scale for each token and head. An element then stands
+  // for the float32 number scale * element, and the query, f32, bf16 or f16, is converted to float32 too.
   std::optional<ConstTensorView> key_scales = {};
   std::optional<ConstTensorView> value_scales = {};
 };
 
 // query [B,H,Sq,D], out [B,H,Sq,Dv], lse [B,H,Sq]. The queries are the last tokens of their sequences: row i of Sq
-// stands at key length - Sq + i, and by default sees the keys up to there. With Causal::none it sees all. Of the
-// options mask, bias and dropout are refused; so are weights, since keys of different lengths have none of one shape.
+// is at the position of key length - Sq + i, and by default sees the keys up to there. With Causal::none it sees all.
+// The options mask, bias and dropout are refused; so are weights, whose shape would differ between sequences.
 void attention_paged(ConstTensorView query, const PagedKeys& keys, TensorView out,
                      const AttentionOptions& options = {.causal = Causal::bottom_right},
                      const AttentionOutputs& outputs = {});
@@ -48,7 +48,7 @@ Tensor attention_paged(ConstTensorView query, ConstTensorView cu_seqlens_q, cons
                        const AttentionOptions& options = {.causal = Causal::bottom_right},
                        const AttentionOutputs& outputs = {});
 
-// What attention_paged would run and why; runs nothing. Packed queries come with cu_seqlens_q.
+// What attention_paged would run and why; runs nothing. Packed queries need cu_seqlens_q.
 Plan explain_paged(ConstTensorView query, const PagedKeys& keys,
                    const AttentionOptions& options = {.causal = Causal::bottom_right},
                    const ExplainRequest& request = {});

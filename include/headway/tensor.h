@@ -19,7 +19,7 @@
 #include "headway/dtype.h"
 #include "headway/error.h"
 
-// Where a compiler can warn about a view that outlives its memory, it does.
+// Makes compilers that can do so warn about a view that outlives its memory.
 #if defined(__has_cpp_attribute) && __has_cpp_attribute(clang::lifetimebound)
 #define HEADWAY_LIFETIMEBOUND [[clang::lifetimebound]]
 #else
@@ -57,7 +57,7 @@ class Dims {
 
   int size() const { return size_; }
   bool empty() const { return size_ == 0; }
-  // The number of an axis; negative axes count from the end, -1 is the last. InvalidArgument where there is none.
+  // The size of an axis; negative axes count from the end, -1 is the last. InvalidArgument for an axis out of range.
   std::int64_t at(int axis) const {
     const int from_front = axis < 0 ? axis + size_ : axis;
     if (from_front < 0 || from_front >= size_) {
@@ -104,14 +104,14 @@ struct Device {
 
 std::ostream& operator<<(std::ostream& stream, Device device);  // cpu, cuda:0
 
-// What a view may be made of: the element types, and bytes, which are bools then (0 is false, anything else true),
-// since std::vector<bool> has no memory that could be viewed.
+// The types of which a view can be made: the element types, and bytes, which then are bools (0 is false, anything else
+// true), since std::vector<bool> does not store bools as elements in memory.
 template <class T>
 concept Viewable = Element<T> || std::same_as<T, std::byte> || std::same_as<T, char> || std::same_as<T, unsigned char>;
 
 class Tensor;
 
-// `Void` is void for a view that may be written, const void for one that may not.
+// `Void` is void for a writable view, const void for a read-only one.
 template <class Void>
 class BasicTensorView {
  public:
@@ -141,7 +141,7 @@ class BasicTensorView {
     require_elements(static_cast<std::size_t>(std::ranges::size(range)));
   }
 
-  // What may be written may be read.
+  // A writable view converts to a read-only one.
   template <class Other>
   requires(!writable && !std::is_const_v<Other>)
       BasicTensorView(const BasicTensorView<Other>& other)  // NOLINT(google-explicit-constructor)
@@ -234,12 +234,16 @@ extern template class BasicTensorView<const void>;
 using TensorView = BasicTensorView<void>;
 using ConstTensorView = BasicTensorView<const void>;
 
-// Owns contiguous memory, 64-byte aligned, on the host or on a CUDA device. Moving is free, copying is spelled clone().
+// Owns contiguous memory, 64-byte aligned, on the host or on a CUDA device. Moving is free; to copy, call clone().
 // Device memory is allocated and freed in the order of `stream` (a cudaStream_t; null: the default stream), which must
 // live as long as the tensor; work on other streams must be finished before the tensor is destroyed.
 class Tensor {
  public:
   Tensor() = default;  // shape (0), f32, in host memory
+  Tensor(Tensor&&) noexcept = default;
+  Tensor& operator=(Tensor&&) noexcept = default;
+  Tensor(const Tensor&) = delete;  // a copy is spelled clone()
+  Tensor& operator=(const Tensor&) = delete;
   explicit Tensor(const Dims& sizes, DType dtype = DType::f32, Device device = {}, void* stream = nullptr);  // zeros
   static Tensor uninitialized(const Dims& sizes, DType dtype, Device device = {}, void* stream = nullptr);
 
@@ -254,10 +258,11 @@ class Tensor {
   }
 
   Tensor clone() const;  // on the same device, in the order of the same stream
-  // A temporary cannot become an output; a view of one may be read until the expression ends.
+  // A temporary cannot be an output; a view of it may be read until the expression ends.
   TensorView view() & HEADWAY_LIFETIMEBOUND { return {memory_.get(), dtype_, sizes_, device()}; }
   ConstTensorView view() const& HEADWAY_LIFETIMEBOUND { return {memory_.get(), dtype_, sizes_, device()}; }
-  operator TensorView() & HEADWAY_LIFETIMEBOUND { return view(); }            // NOLINT(google-explicit-constructor)
+  operator TensorView() & HEADWAY_LIFETIMEBOUND { return view(); }  // NOLINT(google-explicit-constructor)
+  operator TensorView() && = delete;  // of a temporary, which would take what is written with it
   operator ConstTensorView() const& HEADWAY_LIFETIMEBOUND { return view(); }  // NOLINT(google-explicit-constructor)
 
   void* data() { return memory_.get(); }

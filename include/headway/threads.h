@@ -1,4 +1,4 @@
-// How many threads the CPU engine uses, on which results do not depend; and what is kept between calls.
+// The threads of the CPU engine, on which results do not depend, and the memory that is kept between calls.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,16 @@ int get_threads();
 // InvalidArgument unless threads >= 1. Calls in progress keep their number of threads.
 void set_threads(int threads);
 
-// Makes calls run on a program's own threads: two thread pools would compete for the same CPUs. An executor calls
-// work(context) once on each of its threads, the caller's among them, and returns when all calls have returned; at most
+// Makes calls run on a program's own threads, since two thread pools would compete for the same CPUs. An executor calls
+// work(context) once on each of its threads, including the caller's, and returns when all calls have returned; at most
 // get_threads() of them are used. Progress is reported on the caller's thread, as without an executor. Null restores
 // the library's own threads, and so does a fork.
 using Executor = void (*)(void (*work)(void* context), void* context);
 void set_executor(Executor executor);
 
-// Gives back to the system what is kept so that the next call need not ask for it, and returns how many bytes that are:
-// freed tensors and workspaces (at most 256 MB), the scratch of each thread that made a call (64 MB) or worked on one
-// (8 MB), and what the library's memory pools on GPUs hold and nobody uses. Calls in progress keep theirs; tensors,
-// layers and caches are not touched.
+// Frees the memory that is kept for later calls, and returns its number of bytes: freed tensors and workspaces (at most
+// 256 MB), the scratch of each thread that made a call (64 MB) or worked on one (8 MB), and unused memory in the
+// library's memory pools on GPUs. Calls in progress keep theirs; tensors, layers and caches are not touched.
 std::int64_t release_memory();
 
 }  // namespace headway

@@ -68,17 +68,17 @@ struct Trace {
   std::vector<TraceStep> steps;  // the inputs first, the result last
 
   const Tensor& result() const { return steps.back().numbers; }
-  const TraceStep& step(const std::string& name) const;  // InvalidArgument where there is none
+  const TraceStep& step(const std::string& name) const;  // InvalidArgument if there is no such step
 };
 
 struct TraceRequest {
   // Set if the heads are side by side: query is [B,Sq,heads*D], key and value [B,Sk,kv_heads*D], all with or without B.
-  // The trace then shows how they are split and joined. 0: arrays as attention takes them; kv_heads 0: as many as
+  // The trace then shows how they are split and joined. heads 0: arrays as attention takes them; kv_heads 0: as many as
   // heads.
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
   // Any of W_q, W_k, W_v, W_o [in,out] and b_q, b_k, b_v, b_o [out], in any float type. Query, key and value are then
-  // what is projected; heads 0 means 1.
+  // the inputs of the projections; heads 0 means 1.
   std::map<std::string, ConstTensorView> weights = {};
   std::string title = "Attention, step by step";
   std::vector<std::string> key_tokens = {};    // one per key, shown instead of positions
@@ -99,7 +99,7 @@ Trace trace(const MultiHeadAttention& layer, ConstTensorView queries, ConstTenso
 
 struct TraceText {
   bool colour = false;  // with terminal escape sequences
-  int width = 100;      // columns; heads stand side by side where they fit
+  int width = 100;      // columns; heads are printed side by side if they fit
 };
 
 // Every step with its formula, its shape and its numbers; long axes are shortened.

@@ -29,6 +29,7 @@ struct ViewRequest {
   std::vector<std::string> key_tokens = {};    // one per key; without them positions are shown
   std::vector<std::string> query_tokens = {};  // one per query; by default the keys', if there are as many
   std::vector<std::string> head_names = {};    // one for each of the B * H heads of every layer; "layer 3, head 7"
+  bool name_options = true;                    // say below the title which options the layers have
   bool overwrite = false;                      // an existing file is an error otherwise
   Progress progress = {};
 };
@@ -42,17 +43,16 @@ void write_view(const std::filesystem::path& path, std::span<const ViewLayer> la
 void write_view(const std::filesystem::path& path, ConstTensorView query, ConstTensorView key,
                 const AttentionOptions& options = {}, const ViewRequest& request = {});
 
-// The response that a server sends.
+// An HTTP response.
 struct ViewAnswer {
   int status = 200;
   std::vector<std::pair<std::string, std::string>> headers = {};
   std::string body = {};
 };
 
-// The page as a server on this machine delivers it: everything but the sockets. The page requests the part that it
-// shows, for any zoom level of any head, and gets exact cells, computed on request; where that would take too long,
-// they are merged from a map that was made with the overview. The tensors that the layers refer to must stay alive and
-// unchanged.
+// A local server of the page, without its sockets. The page requests the part that it shows, for any zoom level of any
+// head, and gets exact cells, computed on request; if that would take too long, they are merged from a map that was
+// computed with the overview. The tensors of the layers must stay alive and unchanged.
 class LiveView {
  public:
   explicit LiveView(std::span<const ViewLayer> layers, const ViewRequest& request = {});  // analyzes the layers
@@ -60,12 +60,12 @@ class LiveView {
   LiveView(const LiveView&) = delete;
   LiveView& operator=(const LiveView&) = delete;
 
-  // Where the page is, for a server that listens at `own_host`, "127.0.0.1:8000": its path is random.
+  // The page's address, for a server that listens at `own_host`, "127.0.0.1:8000": its path is random.
   std::string address(std::string_view own_host) const;
 
-  // The answer to GET `target` with the header Host: `host`, which is own_host or this machine through any port
-  // (localhost, 127.0.0.1). Another host's name (a page elsewhere that reaches this machine by a name of its own),
-  // another path, or a part that is not there is refused, in words. Safe from several threads.
+  // The answer to GET `target` with the header Host: `host`, which must be own_host or localhost or 127.0.0.1 with any
+  // port. A request with another host name (from a foreign page whose host name resolves to this machine), another path
+  // or an unknown part gets an error text. Several threads may call it.
   ViewAnswer answer(std::string_view target, std::string_view host, std::string_view own_host) const;
 
  private:

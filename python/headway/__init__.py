@@ -108,7 +108,10 @@ __all__ = [
 def __getattr__(name: str) -> "ModuleType":
     """headway.torch, headway.jax, headway.flax and headway.keras, imported when they are first used."""
     if name in _FRAMEWORKS:
-        return _importlib.import_module(f"headway.{name}")
+        try:
+            return _importlib.import_module(f"headway.{name}")
+        except ImportError as error:  # help(), inspect and hasattr() expect no other error than AttributeError
+            raise AttributeError(str(error)) from error
     raise AttributeError(f"module 'headway' has no attribute '{name}'")
 
 

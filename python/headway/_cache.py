@@ -20,17 +20,17 @@ Ids = int | Sequence[int] | Any
 class KVCache:
     """Keys and values of many sequences in pages of one size, and attention over them.
 
-    pages, page_size     how many pages there are for all sequences together, and the tokens of one
-    kv_heads, head_dim   of the keys; value_dim of the values, where it is another
+    pages, page_size     the number of pages for all sequences together, and of tokens in a page
+    kv_heads, head_dim   of the keys; value_dim of the values, if it differs
     dtype                of keys, values and queries: "float32", "float64", "bfloat16" or "float16"
-    device               None or "cpu"; or "cuda", "cuda:1" and so on, where keys, values and queries come from then
+    device               None or "cpu"; or "cuda", "cuda:1" and so on; keys, values and queries must then be there
     quantize             "int8" or "fp8" (e4m3): pages of 8 bits with a scale for each token and head
     rope                 a dict of rope's base, dims, interleaved and scaling, or a scaling dict alone: keys are rotated
                          to their positions when they are appended, queries in attend
     window, first        (left, right), or left alone: a query at position p sees the keys from p - left on, and always
-                         the first ones. append first frees the pages that no query from there on can see
-    slack                so many keys more are kept, for truncate
-    value_in_key         values are the first so many numbers of the keys, stored once: append takes no value
+                         the first ones. append begins by freeing the pages that no later query can see
+    slack                the number of further keys to keep, for truncate
+    value_in_key         values are this many first numbers of the keys, stored once: append takes no value
 
     A result is, bit for bit on the CPU, what attention gives on the sequence's own keys and values: in any batch, paged
     or not, forked or not (on a GPU with batch_invariant). Errors come before anything changes: OutOfPages (a
@@ -79,7 +79,7 @@ class KVCache:
     # ---- Sequences ----
 
     def add(self) -> int:
-        """An empty sequence; its id, which is never given again.
+        """Makes an empty sequence and returns its id, which is never used again.
 
         >>> import headway
         >>> cache = headway.KVCache(pages=4, page_size=16, kv_heads=2, head_dim=8)
@@ -89,34 +89,34 @@ class KVCache:
         return self._cache.add()
 
     def fork(self, id: int) -> int:
-        """A second sequence with the same tokens, over the same pages: one is copied when either writes to it."""
+        """Makes a second sequence with the same tokens and pages; a page is copied when either of them writes to it."""
         return self._cache.fork(_id("fork", id))
 
     def truncate(self, id: int, length: int) -> None:
-        """Forgets the tokens from `length` on. ValueError where the next query would see keys that a window freed."""
+        """Removes the tokens from `length` on. ValueError if the next query would see keys that a window freed."""
         self._cache.truncate(_id("truncate", id), _whole("length", length, "KVCache.truncate"))
 
     def remove(self, id: int) -> None:
-        """Forgets the sequence; pages that no other shares become free."""
+        """Removes the sequence; pages that no other sequence shares become free."""
         self._cache.remove(_id("remove", id))
 
     def length(self, id: int) -> int:
-        """The tokens of a sequence, those among them that a window freed."""
+        """The number of tokens of a sequence, including those that a window freed."""
         return self._cache.length(_id("length", id))
 
     @property
     def ids(self) -> list[int]:
-        """The sequences, in the order of their making."""
+        """The ids of the sequences, in the order in which they were made."""
         return self._cache.ids()
 
     @property
     def free_pages(self) -> int:
-        """How many pages no sequence holds."""
+        """The number of pages that no sequence uses."""
         return self._cache.free_pages()
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings, value_dim filled in."""
+        """The settings, with value_dim set."""
         config = self._cache.described()
         config["dtype"] = next(name for name, short in _DTYPES.items() if short == config["dtype"])
         config["quantize"] = None if config["quantize"] == "plain" else config["quantize"]
@@ -126,7 +126,7 @@ class KVCache:
     # ---- Tokens ----
 
     def append(self, ids: Ids, key: Any, value: Any = None, *, cu_seqlens: Any = None) -> None:
-        """Adds tokens at the ends of sequences, each of which may come once.
+        """Adds tokens at the ends of sequences; each sequence may occur once.
 
         ids          B of them, or one
         key, value   (B, Hkv, S, D) and (B, Hkv, S, Dv): S tokens for each
@@ -167,8 +167,8 @@ class KVCache:
     def read(self, id: int, begin: int = 0, end: int | None = None) -> tuple[Any, Any]:
         """Keys (Hkv, S, D) and values (Hkv, S, Dv) of tokens begin to end as attend reads them, in NumPy.
 
-        Rotated where the cache rotates; 8-bit and bfloat16 pages as float32. On a GPU it waits for the default stream;
-        synchronize others before.
+        Rotated if the cache rotates keys; 8-bit and bfloat16 pages as float32. On a GPU it waits for the default
+        stream; synchronize other streams before.
 
         >>> import numpy as np, headway
         >>> cache = headway.KVCache(pages=8, page_size=4, kv_heads=1, head_dim=2, quantize="int8")
@@ -191,7 +191,7 @@ class KVCache:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: Any = None) -> KVCache:
-        """The cache that save wrote, on a device. OSError for a file that is none, before anything is made of it.
+        """The cache that save wrote, on a device. OSError for an invalid file, before anything is allocated.
 
         >>> import headway, os, tempfile
         >>> cache = headway.KVCache(pages=4, page_size=16, kv_heads=2, head_dim=8)

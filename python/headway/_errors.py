@@ -12,7 +12,7 @@ _INNER = re.compile(
 
 
 class OutOfPages(MemoryError):
-    """A KVCache has too few free pages for an append. It is a MemoryError; the cache is as it was.
+    """A KVCache has too few free pages for an append. It is a MemoryError; the cache is unchanged.
 
     >>> import numpy as np, headway
     >>> cache = headway.KVCache(pages=1, page_size=2, kv_heads=1, head_dim=4)

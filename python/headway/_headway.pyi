@@ -409,6 +409,7 @@ def write_view(
     key_tokens: list[str],
     query_tokens: list[str],
     head_names: list[str],
+    name_options: bool,
     overwrite: bool,
     progress: bool | None,
 ) -> None: ...
@@ -421,6 +422,7 @@ class LiveView:
         key_tokens: list[str],
         query_tokens: list[str],
         head_names: list[str],
+        name_options: bool,
         progress: bool | None,
     ) -> None: ...
     def address(self, own_host: str) -> str: ...

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Gradients(NamedTuple):
-    """The gradients of attention's inputs, each an array like the input it belongs to, or None where there was none.
+    """The gradients of attention's inputs, each an array like its input, or None if there was no such input.
 
     >>> from headway import Gradients
     >>> Gradients(query=None, key=None, value=None)

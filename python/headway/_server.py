@@ -19,9 +19,9 @@ _serving: set[ViewServer] = set()  # servers that nobody keeps, headway.view(...
 class ViewServer:
     """The page that headway.view(..., serve=True) shows, until close(), the end of a with block, or of the program.
 
-    Only this machine reaches it: it listens on the loopback address. The address has a random part, and whoever does
-    not know it gets nothing; neither does a request in the name of another host, or for anything but the page and its
-    parts. From another machine, ssh -L 8000:localhost:8000 and port=8000 bring the page to http://localhost:8000/...
+    Only this machine can reach it: it listens on the loopback address. It refuses requests without the random part of
+    the address, requests that name another host, and requests for anything but the page and its parts. To see the page
+    from another machine, use port=8000 and ssh -L 8000:localhost:8000, and open http://localhost:8000/...
 
     >>> import numpy as np, headway
     >>> x = np.eye(4)
@@ -41,15 +41,15 @@ class ViewServer:
         _serving.add(self)
 
     def close(self) -> None:
-        """Ends serving: waits for answers that are being computed, and closes every connection. Safe to call twice.
+        """Stops the server: waits for answers that are being computed, and closes every connection. Safe to call twice.
 
-        Pages that are open stay, and say so when they need more.
+        Open pages stay usable, and say that the server has stopped when they need more data.
         """
         _serving.discard(self)
         self._end()
 
     def wait(self) -> None:
-        """Says where the page is, serves until Ctrl-C, and closes: the last line of a script."""
+        """Prints the page's address, serves until Ctrl-C, and closes: for the last line of a script."""
         try:
             print(f"{self.url}  Ctrl-C ends", flush=True)
             while self._thread.is_alive():

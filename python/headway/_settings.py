@@ -20,7 +20,7 @@ def set_threads(n: int) -> None:
 
 
 def get_threads() -> int:
-    """How many threads a call may use.
+    """The number of threads that a call may use.
 
     It starts as HEADWAY_THREADS, else OMP_NUM_THREADS, else the number of CPUs that this process may run on.
 
@@ -46,7 +46,7 @@ def release_memory() -> int:
 
 
 def engines() -> list[str]:
-    """The engines that this build and this machine offer, of "cuda", "cpu" and "reference", the fastest first.
+    """The engines of this build and machine, out of "cuda", "cpu" and "reference", the fastest first.
 
     >>> import headway
     >>> "reference" in headway.engines()

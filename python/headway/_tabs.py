@@ -16,7 +16,10 @@ _PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
-html, body {{ margin: 0; height: 100%; font: 14px system-ui, sans-serif; background: #fbfbf9; color: #1a1c20 }}
+html, body {{ margin: 0; height: 100%; font: 14px system-ui, sans-serif; background: #fbfbfa; color: #1c1f23 }}
+@media (prefers-color-scheme: dark) {{
+  html, body {{ color-scheme: dark; background: #14171a; color: #e8eaec }}
+}}
 fieldset {{ border: 0; margin: 0; padding: 6px 12px; height: 32px; box-sizing: border-box; white-space: nowrap;
   min-width: 0; overflow-x: auto }}
 label {{ margin-right: 16px }}

@@ -118,7 +118,7 @@ class TraceStep:
     kind           "given", "product", "regrouped", "elementwise", "allowed" or "reduced"
     axes           what each axis of the numbers counts: "batch", "head", "query", "key", "token", "dim", "in", "out"
     numbers        float64, read-only
-    sources        (step, part) of each step that it is made from
+    sources        (step, part) of each step that it is computed from
     text           what print() shows
 
     >>> import headway

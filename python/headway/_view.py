@@ -120,7 +120,8 @@ def view(
         queries, keys = (
             int(array.shape[-3 if heads_third else -2]) if len(array.shape) > 1 else 0 for array in (query, key)
         )
-    texts = Texts(title, tokens, query_tokens, head_names, queries, keys)
+    # Of weights, the options would be those by which they reach the page.
+    texts = Texts(title, tokens, query_tokens, head_names, queries, keys, name_options=weights is None)
     return show(layers, texts, path, overwrite, serve, port, progress)
 
 
@@ -144,15 +145,17 @@ class Texts:
         head_names: Iterable[str] | None,
         queries: int,
         keys: int,
+        name_options: bool = True,
     ) -> None:
         self.title = str(title)
         self.keys = _texts("tokens", tokens, keys)
         self.queries = _texts("query_tokens", query_tokens, queries)
         self.heads = _texts("head_names", head_names, None)
+        self.name_options = name_options
 
-    def all(self) -> tuple[str, list[str], list[str], list[str]]:
+    def all(self) -> tuple[str, list[str], list[str], list[str], bool]:
         """In the compiled part's order."""
-        return self.title, self.keys, self.queries, self.heads
+        return self.title, self.keys, self.queries, self.heads, self.name_options
 
 
 def _texts(name: str, given: Iterable[str] | None, count: int | None) -> list[str]:

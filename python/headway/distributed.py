@@ -1,9 +1,9 @@
-"""Attention over a sequence that is split among processes: who holds which rows, and what a cluster would take.
+"""Attention over a sequence that is split among processes: the rows of each rank, and the estimated time on a cluster.
 
 Sharding                            which rows every rank holds, in the order of its tensors
-contiguous, zigzag, balanced        make one
-explain                             scheme, bytes of every link and estimated time, for ranks that need not be there
-Cluster                             what explain assumes of the machines
+contiguous, zigzag, balanced        make a Sharding
+explain                             scheme, bytes of every link and estimated time; the ranks need not exist
+Cluster                             the machines that explain assumes
 take, join                          a rank's rows of an array, and the whole from all ranks' rows
 
 headway.torch.distributed.attention and headway.jax.ring_attention compute it.
@@ -31,7 +31,7 @@ Shards = list[list[tuple[int, int]]]
 
 
 class Sharding(NamedTuple):
-    """For every rank the rows [begin, end) that it holds, in the order of its tensors; together every row once.
+    """The rows [begin, end) of every rank, in the order of its tensors; together they hold every row once.
 
     >>> Sharding(queries=[[(0, 3)], [(3, 5)]], keys=[[(0, 5)], []]).ranks
     2
@@ -42,15 +42,15 @@ class Sharding(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.queries)
 
 
 class Cluster(NamedTuple):
     """What explain assumes: bytes and FLOPs per second, times in seconds.
 
-    A rank sends and receives at once, each at bandwidth; what enters or leaves a node shares node_bandwidth. flops are
-    those of a rank, call is what an engine's call costs beside them.
+    A rank sends and receives at the same time, each at bandwidth; transfers into or out of a node share node_bandwidth.
+    flops are those of a rank, call is the time that a call of an engine takes in addition.
 
     >>> Cluster(ranks_per_node=8, flops=4e14, bandwidth=4e11).latency
     2e-05
@@ -89,7 +89,7 @@ class Plan(NamedTuple):
 def contiguous(
     queries: int | Sequence[int], keys: int | Sequence[int] | None = None, *, ranks: int | None = None
 ) -> Sharding:
-    """Rank after rank: so many rows each where lengths are given, else nearly as many each.
+    """Consecutive rows for each rank: the given lengths, else nearly equal ones.
 
     >>> contiguous(7, ranks=2).keys
     [[(0, 4)], [(4, 7)]]
@@ -107,7 +107,7 @@ def contiguous(
 
 
 def zigzag(queries: int, keys: int | None = None, *, ranks: int) -> Sharding:
-    """2 * ranks chunks, of which rank r has chunks r and 2 * ranks - 1 - r: even work under a causal mask.
+    """2 * ranks chunks, of which rank r has chunks r and 2 * ranks - 1 - r: balanced work under a causal mask.
 
     >>> zigzag(8, ranks=2).queries
     [[(0, 2), (6, 8)], [(2, 6)]]
@@ -118,7 +118,7 @@ def zigzag(queries: int, keys: int | None = None, *, ranks: int) -> Sharding:
 def balanced(length: int, *, ranks: int, batch: int = 1, **options: Any) -> Sharding:
     """Nearly the same rows and allowed pairs for every rank, for self-attention with these options of attention.
 
-    Packed sequences come as cu_seqlens_q and cu_seqlens_k.
+    Packed sequences need cu_seqlens_q and cu_seqlens_k.
 
     >>> starts = [0, 100, 350, 1000]
     >>> sharding = balanced(1000, ranks=2, causal=True, cu_seqlens_q=starts, cu_seqlens_k=starts)
@@ -179,7 +179,7 @@ def take(array: Any, rows: Sequence[tuple[int, int]], axis: int = -2) -> Any:
 
 
 def join(arrays: Sequence[Any], shards: Shards, axis: int = -2) -> Any:
-    """The whole from what all ranks hold.
+    """The whole array from the rows of all ranks.
 
     >>> join([np.array([0, 1, 6, 7]), np.array([2, 3, 4, 5])], [[(0, 2), (6, 8)], [(2, 6)]], axis=0)
     array([0, 1, 2, 3, 4, 5, 6, 7])

@@ -109,7 +109,8 @@ def _is_foreign(array: Any) -> bool:
 
 def check_heads(operation: str, what: str, width: int, heads: int) -> None:
     """ValueError, with both numbers, unless the width divides into heads."""
-    whole_number(operation, what.removesuffix(" is"), width)
+    if whole_number(operation, what.removesuffix(" is"), width) < 0:
+        raise ValueError(f"{operation}: {what} {width}, expected 0 or more")
     if whole_number(operation, "the number of heads", heads) < 1:
         raise ValueError(f"{operation}: the number of heads is {heads}, expected 1 or more")
     if width % heads != 0:
@@ -117,7 +118,7 @@ def check_heads(operation: str, what: str, width: int, heads: int) -> None:
 
 
 def renamed(error: Exception, operation: str, **names: str) -> Exception:
-    """An error of attention in the words of the operation that called it: its name, and its names for the arguments."""
+    """An error of attention with the calling operation's name and its names for the arguments."""
     found = str(error)
     if not found.startswith("attention: "):
         return error

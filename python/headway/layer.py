@@ -91,7 +91,7 @@ class MultiHeadAttention:
         return X.reshape(X.shape[0] * self.num_heads, X.shape[2], X.shape[3])
 
     def transpose_output(self, X: Any) -> Any:
-        """(B * num_heads, S, d) -> (B, S, num_hiddens): what transpose_qkv did, undone."""
+        """(B * num_heads, S, d) -> (B, S, num_hiddens): the inverse of transpose_qkv."""
         X = as_numpy("MultiHeadAttention.transpose_output", "X", X)
         if X.ndim != 3 or X.shape[0] % self.num_heads != 0:
             raise ValueError(
@@ -104,7 +104,7 @@ class MultiHeadAttention:
     def scaled_dot_product_attention(self, Q: Any, K: Any, V: Any, valid_lens: Any = None) -> Any:
         """Attention of arrays as transpose_qkv gives them: Q (N, Sq, d), K and V (N, Sk, d) -> (N, Sq, d).
 
-        valid_lens is None, (N,) or (N, Sq): how many of the keys count. There is no dropout in it.
+        valid_lens is None, (N,) or (N, Sq): the number of real keys. There is no dropout here.
         """
         operation = "MultiHeadAttention.scaled_dot_product_attention"
         try:
@@ -126,7 +126,7 @@ class MultiHeadAttention:
     ) -> Any:
         """queries (B, Sq, num_hiddens), keys and values (B, Sk, num_hiddens) -> (B, Sq, num_hiddens).
 
-        valid_lens is None, (B,) or (B, Sq): how many of the keys count. mask is True where a query may attend, and
+        valid_lens is None, (B,) or (B, Sq): the number of real keys. mask is True where a query may attend, and
         broadcasts to (B, num_heads, Sq, Sk); causal is attention's. With return_weights, the weights (B, num_heads, Sq,
         Sk), before dropout, come second. Dropout acts in training; its seed is drawn from np.random.
         """
@@ -154,7 +154,7 @@ class MultiHeadAttention:
     __call__ = forward
 
     def backward(self, grad: Any) -> dict[str, Any]:
-        """The gradients of sum(grad * y) for the last forward, whose output y (B, Sq, num_hiddens) grad is like.
+        """The gradients of sum(grad * y) for the last forward; grad is like its output y (B, Sq, num_hiddens).
 
         A dict by name: W_q, W_k, W_v, W_o, b_q, b_k, b_v, b_o, and queries, keys, values. What forward was given, and
         the parameters, must not have changed since.

@@ -1,4 +1,4 @@
-"""Structured masks: say what may be seen, in memory that grows with the tokens.
+"""Structured masks: which keys a query may see, in memory that grows with the tokens.
 
 >>> import numpy as np, headway
 >>> from headway import masks
@@ -16,12 +16,12 @@ documents(2 lengths) & causal(): 6 queries x 6 keys, 13 pairs, 36.1 %
 (1, 2, 6, 8)
 
 Masks are small values that combine with & and | and become spans of keys when the sizes are known: nothing of size
-Sq x Sk is built, and time goes to the tiles that hold an allowed pair. They depend on the sizes alone: lengths and the
-causal option come on top, as an &. Positions are aligned at their ends, with offset = Sk - Sq. In packed calls
+Sq x Sk is built, and only tiles with an allowed pair take time. They depend on the sizes only: lengths and the causal
+option restrict them further, like an &. Queries and keys are aligned at their ends: offset = Sk - Sq. In packed calls
 (attention_varlen) a mask is applied inside each sequence, at the sequence's own sizes. Arrays may be NumPy's or any
 with DLPack; those on a GPU are copied to the host when the mask is made.
 
-docs/masks.md draws each of them, and has recipes.
+docs/masks.md has a drawing of each kind, and recipes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def window(left: int | None, right: int | None) -> Mask:
 
 
 def first(n: Any) -> Mask:
-    """The first keys, j < n: a number, or one for each batch item. What is past the last key is cut.
+    """The first keys: j < n, cut to the number of keys. n is a number, or one for each batch item.
 
     >>> from headway import masks
     >>> print(masks.first(2).draw(3, 4))
@@ -89,7 +89,7 @@ def first(n: Any) -> Mask:
 
 
 def prefix(n: Any) -> Mask:
-    """first(n) | causal(): every query sees the first n keys, and those before it. One n, or one for each batch item.
+    """first(n) | causal(): every query sees the first n keys, its own, and those before it. n as for first.
 
     >>> from headway import masks
     >>> print(masks.prefix(3).draw(5, 5))
@@ -106,11 +106,11 @@ def prefix(n: Any) -> Mask:
 
 
 def documents(ids: Any = None, key_ids: Any = None, *, lengths: Any = None) -> Mask:
-    """Tokens with the same id see each other, wherever the id recurs; a negative id sees nothing and is not seen.
+    """Tokens with the same id see each other, wherever they are; a negative id sees nothing and is not seen.
 
-    ids (Sq,) or (B, Sq). Where the keys are not the queries' own tokens, key_ids is (Sk,) or (B, Sk). Or, in place of
-    ids, the lengths of documents that lie one after the other: (documents,), or (B, documents) filled up with 0; tokens
-    behind the last document are padding.
+    ids is (Sq,) or (B, Sq). If the keys are not the queries' own tokens, key_ids is (Sk,) or (B, Sk). Instead of ids,
+    give the lengths of consecutive documents: (documents,), or (B, documents) padded with 0; tokens after the last
+    document are padding.
 
     >>> from headway import masks
     >>> print(masks.documents([0, 0, 7, 0, -1]))
@@ -135,8 +135,8 @@ def documents(ids: Any = None, key_ids: Any = None, *, lengths: Any = None) -> M
 def blocks(keep: Any, size: int | tuple[int, int]) -> Mask:
     """Blocks of queries see blocks of keys: bools (Nq, Nk), (H, Nq, Nk) or (B, H, Nq, Nk).
 
-    size is that of a block on both sides, or a pair (queries, keys); the last blocks may be cut. It stays a list for
-    each block of queries, also when it is joined with other blocks of the same size.
+    size is that of a block on both sides, or a pair (queries, keys); the last blocks may be cut. The mask is stored as
+    a list for each block of queries, also when it is combined with other blocks of the same size.
 
     >>> import numpy as np
     >>> from headway import masks
@@ -157,7 +157,7 @@ def blocks(keep: Any, size: int | tuple[int, int]) -> Mask:
 def tree(parents: Any) -> Mask:
     """Tokens of a tree, as in speculative decoding: a token sees itself, its ancestors and every key before the tree.
 
-    The last Sq keys are the tree's tokens. parents is (Sq,) or (B, Sq): a token before the child, or -1 for a root.
+    The last Sq keys are the tree's tokens. parents is (Sq,) or (B, Sq): an earlier token, or -1 for a root.
 
     >>> from headway import masks
     >>> print(masks.tree([-1, 0, 0, 1]).draw(4, 6))
@@ -171,9 +171,9 @@ def tree(parents: Any) -> Mask:
 
 
 def spans(array: Any, rows: int = 1) -> Mask:
-    """Spans as they are: integers (N, R, 2), (H, N, R, 2) or (B, H, N, R, 2), begin <= j < end.
+    """The given spans: integers (N, R, 2), (H, N, R, 2) or (B, H, N, R, 2), begin <= j < end.
 
-    Each of the N entries holds for rows consecutive queries. Spans may overlap, be empty and come in any order.
+    Each of the N entries applies to `rows` consecutive queries. Spans may overlap, be empty and come in any order.
 
     >>> from headway import masks
     >>> print(masks.spans([[[0, 1], [2, 4]], [[1, 3], [0, 0]]], rows=2).draw(4, 4))
@@ -187,9 +187,9 @@ def spans(array: Any, rows: int = 1) -> Mask:
 
 
 def dense(array: Any) -> Mask:
-    """Bools (Sq, Sk), (H, Sq, Sk) or (B, H, Sq, Sk), copied: True = attend. They stay bools.
+    """Bools (Sq, Sk), (H, Sq, Sk) or (B, H, Sq, Sk), copied: True = attend.
 
-    dense(x) & mask is read as the bools and the mask's spans side by side; dense(x) | mask as bools of both.
+    dense(x) & mask keeps the bools and the mask's spans side by side; dense(x) | mask converts both to bools.
 
     >>> import numpy as np
     >>> from headway import masks
@@ -203,7 +203,7 @@ def dense(array: Any) -> Mask:
 
 
 def from_bool(array: Any) -> Mask:
-    """The spans of bools, where they take less memory than the bools; else the same as dense.
+    """The spans of bools if they take less memory than the bools, else the same as dense.
 
     >>> import numpy as np
     >>> from headway import masks
@@ -216,7 +216,7 @@ def from_bool(array: Any) -> Mask:
 def from_block_mask(block_mask: Any) -> Mask:
     """The mask of a torch BlockMask, as torch.nn.attention.flex_attention.create_block_mask makes it.
 
-    Full blocks are taken as they are; inside of the partial ones its mask_mod is evaluated, once, pair by pair.
+    Full blocks are converted directly; for partial blocks its mask_mod is evaluated once for each pair.
 
     >>> from torch.nn.attention.flex_attention import create_block_mask
     >>> from headway import masks

@@ -1,5 +1,5 @@
 // The arguments of the public functions: names, positions and defaults in one table, read without building tuples or
-// dictionaries. A keyword that does not exist is answered with the one that was probably meant.
+// dictionaries. The error for an unknown keyword suggests the one that was probably meant.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// KVCache for headway._cache: the class itself is Python's, this is what it holds.
+// KVCache for headway._cache: the C++ object inside the Python class.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
@@ -135,7 +135,7 @@ nb::object call_attend(const Arguments& arguments) {
                   });
 }
 
-// As NumPy's; bf16, which NumPy has not, in f32: the same numbers.
+// As a NumPy array. NumPy has no bf16, so bf16 is converted to f32, which is exact.
 nb::object as_numpy(const char* name, ConstTensorView view) {
   const DType dtype = view.dtype() == DType::bf16 ? DType::f32 : view.dtype();
   nb::list shape;
@@ -158,8 +158,8 @@ nb::tuple read(const KVCache& cache, std::int64_t id, std::int64_t begin, std::i
 }  // namespace
 
 void add_cache(nb::module_& module) {
-  // A cache has a lock, and attend takes the GIL now and then while it holds it: who waits for the lock must not hold
-  // the GIL.
+  // A cache has a lock, and attend takes the GIL now and then while it holds the lock, so a thread that waits for the
+  // lock must not hold the GIL.
   using NoGil = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<KVCache>(module, "Cache")
       .def("__init__", [](KVCache* self, const nb::dict& settings) { new (self) KVCache(read_config(settings)); })

@@ -1,4 +1,4 @@
-// The attention calls behind the Python functions, for whoever has read their arguments.
+// The attention calls behind the Python functions, after their arguments have been read.
 #pragma once
 
 #include "arguments.h"

@@ -1,4 +1,4 @@
-// Distributed attention for Python: shards and plans, and the calls over a transport that Python brings.
+// Distributed attention for Python: shards and plans, and the calls over a transport implemented in Python.
 #include "headway/distributed.h"
 
 #include <nanobind/stl/pair.h>
@@ -166,7 +166,7 @@ nb::object call_explain_distributed(const Arguments& arguments) {
                         estimate.bytes, estimate.most_bytes, estimate.waiting);
 }
 
-// What one rank does: (steps, [(step, from, to, begin, end, is a result)] of the transfers that it takes part in,
+// The work of one rank: (steps, [(step, from, to, begin, end, is a result)] of the transfers that it takes part in,
 // [(step, (query begin, query end), (key begin, key end))] of its tiles). For programs that run the schedule
 // themselves.
 nb::object call_schedule(const Arguments& arguments) {
@@ -192,7 +192,7 @@ nb::object call_schedule(const Arguments& arguments) {
 
 // ---- One part ----
 
-// query, key, value, offset -> (out, lse) of these keys alone
+// query, key, value, offset -> (out, lse) for these keys only
 nb::object call_part(const Arguments& arguments) {
   const Array query(arguments.leading(0)), key(arguments.leading(1)), value(arguments.leading(2));
   const std::int64_t offset = nb::cast<std::int64_t>(arguments.leading(3).object);
@@ -207,7 +207,7 @@ nb::object call_part(const Arguments& arguments) {
   return nb::make_tuple(out.finish(), lse.finish());
 }
 
-// grad_out, query, key, value, out, lse, offset -> (dq, dk, dv): what these pairs add
+// grad_out, query, key, value, out, lse, offset -> (dq, dk, dv): the contributions of these pairs
 nb::object call_part_backward(const Arguments& arguments) {
   const Array grad_out(arguments.leading(0)), query(arguments.leading(1)), key(arguments.leading(2)),
       value(arguments.leading(3)), out(arguments.leading(4)), lse(arguments.leading(5));
@@ -278,7 +278,7 @@ class PythonTransport : public distributed::Transport {
   int rank_, ranks_;
 };
 
-// What both calls have beside attention's options.
+// The arguments of both calls besides attention's options.
 struct DistributedOptions {
   explicit DistributedOptions(const Arguments& arguments)
       : attention(arguments), bounds(arguments.own(0), arguments.own(1)) {

@@ -4,7 +4,7 @@
 namespace headway::python::docs {
 
 inline constexpr const char* attention =
-    R"(Scaled dot-product attention: softmax(scale * query key^T) value, and everything that may be added to it.
+    R"(Scaled dot-product attention, softmax(scale * query key^T) value, with masks, biases and the other options below.
 
 Shapes
     query  (B, H, Sq, D)     (B, Sq, D): one head each     (Sq, D): one head
@@ -15,16 +15,16 @@ Shapes
 Hkv divides H (grouped-query attention). The arrays are NumPy's or any with DLPack (torch, JAX, CuPy), float32, float64,
 bfloat16 or float16, the same for all three; strided arrays are read in place. The result has the query's library and type.
 
-Arrays on a CUDA device are computed there, on the stream that their library works on, and the result stays there; the call
+Arrays on a CUDA device are computed there, on the current stream of their library, and the result stays there; the call
 returns before the work is done. All of them must be on one device and of one library. valid_lens, query_lens, spans and
 cu_seqlens may be in host memory, where they are checked; on the device they are not checked, but clamped to the legal range.
 
-Which keys a query sees; all that are given must allow it
+Which keys a query sees; all given options must allow a key
     mask          bool, broadcasts to (B, H, Sq, Sk): True = attend; or a structured mask of headway.masks
     causal        "top_left": j <= i; "bottom_right": the last query sees the last key; True: Sq must equal Sk
     window        (left, right): keys from i - left to i + right; None on a side = unlimited
-    valid_lens    (B,) or (B, Sq) integers: the keys before that number
-    query_lens    (B,) integers: the rows from there on are padding and give 0
+    valid_lens    (B,) or (B, Sq) integers: the keys before that index
+    query_lens    (B,) integers: the rows from that index on are padding and give 0
     spans         (B or 1, H or 1, Sq, R, 2) integers, without the axes that query lacks: row i sees the keys begin <= j < end
                   of its R spans, which may be empty, overlap and come in any order; nothing of size Sq x Sk is built
     span_rows     query rows that share one entry of spans, which then has ceil(Sq / span_rows) of them
@@ -39,11 +39,11 @@ What comes back
     return_weights, return_lse   a tuple (out[, weights][, lse]); weights (B, H, Sq, Sk) before dropout, lse (B, H, Sq)
     out           an array to write the result to, which is then also returned
     engine        "reference", "cpu" or "cuda"; by default the fastest that can run the call (see explain)
-    batch_invariant   on a GPU too, the same bits whatever else is in the batch; on the CPU that always holds
-    layout        "bshd": arrays with four axes, out among them, are (B, S, H, D); masks, weights and lse stay as above
+    batch_invariant   on a GPU too, the same bits whatever else is in the batch; on the CPU this is always so
+    layout        "bshd": arrays with four axes, including out, are (B, S, H, D); masks, weights and lse stay as above
 
 A query with no allowed key gives 0, never NaN. Torch tensors that require grad are refused while torch records
-gradients, since nothing would be recorded here.
+gradients, since this function records none.
 
 >>> import numpy as np, headway
 >>> query = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -67,10 +67,10 @@ Shapes
     lse            (B, H, Sq), from return_lse=True
     query, key, value and the options as for attention, without heads or batch too
 
-    gradients      a Gradients of arrays to write to, None where one is to be allocated
+    gradients      a Gradients of arrays to write to; those that are None are allocated
 
-Returns Gradients: .query .key .value .bias .sinks, each with the shape and type of what it belongs to; .bias and .sinks are
-None where the call has none. bias_gradient=False leaves .bias None too, and saves its computation.
+Returns Gradients: .query .key .value .bias .sinks, each with the shape and type of its input; .bias and .sinks are
+None if the call has none. bias_gradient=False leaves .bias None too, and saves its computation.
 
 >>> import numpy as np, headway
 >>> rng = np.random.default_rng(0)
@@ -119,7 +119,8 @@ Shapes
     lse           (H, total_q)
 
 Options as for attention, with positions counted inside a sequence: mask and bias broadcast to (B, H, longest query, longest
-key), valid_lens and query_lens are (B,), spans (1, H or 1, total_q, R, 2). Weights have no common shape here; asking for them is an error.
+key), valid_lens and query_lens are (B,), spans (1, H or 1, total_q, R, 2).
+Weights would differ in shape between sequences; requesting them is an error.
 
 >>> import numpy as np, headway
 >>> rows = np.random.default_rng(0).standard_normal((7, 2, 8))
@@ -149,22 +150,22 @@ Returns Gradients, as attention_backward does.
 )";
 
 inline constexpr const char* attention_paged =
-    R"(Attention over keys and values that lie in pages, as a server keeps them for many sequences of any lengths.
+    R"(Attention over keys and values in pages, as a server keeps them for many sequences of any lengths.
 
 Shapes
     query         (B, H, Sq, D), or packed (total_q, H, D) with cu_seqlens_q (B + 1,)
     key_pages     (pages, page_size, Hkv, D)    any strides; value_pages may be a view of key_pages
     value_pages   (pages, page_size, Hkv, Dv)
-    block_table   (B, max_pages) integers: token j of sequence b lies in slot j % page_size of page block_table[b, j // page_size]
+    block_table   (B, max_pages) integers: token j of sequence b is in slot j % page_size of page block_table[b, j // page_size]
     lengths       (B,) integers: the keys of each sequence
     out           as query, with Dv
-    key_scales, value_scales   (pages, page_size, Hkv) float32, for int8 and float8_e4m3fn pages: an element counts as
+    key_scales, value_scales   (pages, page_size, Hkv) float32, for int8 and float8_e4m3fn pages: an element stands for
                   scale * element in float32
 
 The queries are the last tokens of their sequences. causal is "bottom_right" by default: a query sees the keys up to its own;
 False lets it see all of them. The other options as for attention. return_lse gives (out, lse (B, H, Sq), packed (H, total_q)).
 
-Table entries behind a sequence's last page are never read, and what unused slots hold never shows. The result is what attention
+Table entries after a sequence's last page are never read, and unused slots never affect a result. The result is what attention
 gives on the keys and values gathered into one array, bit for bit on the CPU, alone or in any batch.
 
 >>> import numpy as np, headway
@@ -202,7 +203,7 @@ inline constexpr const char* plan =
     pairs, all_pairs                             (query, key) pairs that are visited, and all of them
     flops, bytes, scratch_bytes                  work, memory moved, memory needed besides the results
     passed_over                                  [(engine, why not), ...]
-    passed_kernels                               the same of the chosen engine's kernels: [(kernel, why not), ...]
+    passed_kernels                               the same for kernels of the chosen engine: [(kernel, why not), ...]
 
 >>> import numpy as np, headway
 >>> x = np.zeros((1, 2, 16, 8), np.float32)
@@ -212,13 +213,13 @@ inline constexpr const char* plan =
 )";
 
 inline constexpr const char* analyze =
-    R"(What attention does with these queries and keys, without storing its matrix: exact at any length, in memory that grows
-with the rows and keys only. Options as for attention; dropout is ignored.
+    R"(Statistics of the attention weights of these queries and keys, without storing their matrix: exact at any length, in
+memory that grows with the rows and keys only. Options as for attention; dropout is ignored.
 
 Shapes
     query  (B, H, Sq, D)   key  (B, Hkv, Sk, D)     or fewer axes; the results lose the same ones
 What is asked for
-    top     how many keys of each row to name
+    top     the number of strongest keys to list for each row
     near    (left, right): the window around the diagonal whose weights are summed; None on a side = unlimited
     cells   along each side of the maps, at most 512; 0 for none
     progress  a progress line for a long analysis: True, False, or None for on a terminal only

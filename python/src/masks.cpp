@@ -79,7 +79,7 @@ nb::tuple packed_parts(const Mask& mask, nb::handle cu_seqlens_q, nb::handle cu_
   throw TypeMismatch("masks: a mask is neither true nor false: join masks by & and |, not by `and` and `or`");
 }
 
-// The arguments (queries, keys) of a method, read here so that what is wrong with them is said in the method's name.
+// The arguments (queries, keys) of a method, read here so that their errors begin with the method's name.
 struct Sizes {
   Sizes(const char* method, const nb::args& positional, const nb::kwargs& keywords) {
     constexpr std::array<const char*, 2> names = {"queries", "keys"};
@@ -164,7 +164,7 @@ void add_class(nb::module_& module) {
 
 void add_masks(nb::module_& module) {
   add_class(module);
-  // None is refused by who reads it, with the argument's name.
+  // None is refused where it is read, with the argument's name.
   module.def("mask_parts", [](const Mask& mask, std::int64_t queries, std::int64_t keys) {
     return parts_tuple(mask.parts(queries, keys));
   });

@@ -1,4 +1,4 @@
-// What the calls over pages share: attention_paged, and attend of a cache.
+// Common to the calls over pages: attention_paged, and attend of a cache.
 #pragma once
 
 #include <optional>

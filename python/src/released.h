@@ -10,9 +10,9 @@ void remember_main_thread();
 
 class Released {
  public:
-  // Gives the GIL up.
+  // Releases the GIL.
   Released() : report_(Py_None), state_(PyEval_SaveThread()) {}
-  // The same, and has `options.progress` look for signals now and then.
+  // The same, and makes `options.progress` check for signals now and then.
   explicit Released(AttentionOptions& options) : Released(options.progress, nb::handle(Py_None)) {}
   // The same for `progress`, and tells `report` the share that is done, unless it is None.
   Released(Progress& progress, nb::handle report);

@@ -1,4 +1,4 @@
-// RopeConfig from what headway._rope makes of a user's settings.
+// RopeConfig from the settings that headway._rope has checked.
 #pragma once
 
 #include "errors.h"

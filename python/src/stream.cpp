@@ -7,8 +7,8 @@ namespace {
 
 void* address(const nb::object& number) { return PyLong_AsVoidPtr(number.ptr()); }
 
-// The stream that the library's own functions would queue work on. Libraries that are not known here work on the
-// default stream, which waits for what others queued, and they for it.
+// The stream on which the library's own functions would queue work. For unknown libraries it is the default stream,
+// which synchronizes with other streams.
 void* current_stream(nb::handle type, const dlpack::ExchangeApi* exchange, int device) {
   if (exchange != nullptr && exchange->current_stream != nullptr) {
     void* stream = nullptr;

@@ -7,9 +7,9 @@
 
 namespace headway::python {
 
-// The stream that a library works on now. All CUDA arrays of a call come from one library, so that its own order of
-// work is all the order there is: what was queued before the call is done before it, and memory that is freed
-// afterwards is given to nobody before the call's work is done.
+// The current stream of a library. All CUDA arrays of a call come from one library, so its stream order is sufficient:
+// work queued before the call is done before it, and memory freed afterwards is not reused before the call's work is
+// done.
 class CallStream {
  public:
   // Says that `argument` lies on a CUDA device. InvalidArgument when it comes from another library than the others.

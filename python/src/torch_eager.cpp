@@ -1,7 +1,7 @@
 // torch_sdpa, and the autograd node behind it: torch's scaled_dot_product_attention for plain tensors in eager mode,
-// read and recorded without a line of Python. Small calls take less time than the Python that would surround them.
-// Whatever is not plain (a compiler, torch.func, autocast, a subclass, leading axes that broadcast, an error) is
-// answered with None, and headway.torch takes its general path, which also words the errors.
+// read and recorded without Python code, since small calls take less time than the Python code around them would.
+// For all other calls (a compiler, torch.func, autocast, a subclass, leading axes that broadcast, an error) it returns
+// None, and headway.torch takes its general path, which also raises the errors.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -16,7 +16,7 @@
 namespace headway::python {
 namespace {
 
-// ---- What headway.torch hands over ----
+// ---- The data from headway.torch ----
 
 // Strings that attributes are looked up by.
 struct Names {
@@ -64,7 +64,8 @@ class Torch {
     return checked(PyObject_GetAttr(tensor, names.requires_grad.ptr())).is(Py_True);
   }
   bool is_grad_enabled() const { return answer(is_grad_enabled_).is(Py_True); }
-  // Whether something else than eager torch runs the call. Compilers are asked for in Python, where they see it.
+  // Whether something other than eager torch runs the call. The check for compilers is in Python, where they can trace
+  // it.
   bool is_watched() const {
     return answer(transforms_active_).is(Py_True) || PyObject_IsTrue(answer(modes_active_).ptr()) != 0 ||
            !answer(tracing_state_).is_none() || in_forward_mode();
@@ -177,7 +178,7 @@ std::optional<Dims> strides_in_order(const ConstTensorView& like, std::int64_t w
   if (third > second && second > 0 && heads > 1 && length > 1 && (batch == 1 || first >= third)) {  // (B, S, H, D)
     return Dims{length * heads * width, width, heads * width, 1};
   }
-  // Axes of one element lie anywhere; expanded ones have no place of their own. Both keep theirs.
+  // Axes of size 1 may have any stride and expanded axes have none of their own. Both keep their position.
   int places[3] = {}, sorted[3] = {}, order[3] = {}, count = 0;
   for (int axis = 0; axis < 3; ++axis) {
     order[axis] = axis;
@@ -237,8 +238,8 @@ class AttnMask {
   bool is_bias_ = false;
 };
 
-// A result with the type of `like` (B,H,S,D) and its order in memory, (B,H,S,width). One of the same shape is torch's
-// own tensor, whose memory other streams may be recorded for.
+// A result with the type of `like` (B,H,S,D) and its order in memory, (B,H,S,width). If the shape is the same, it is
+// torch's own tensor, for whose memory other streams can be recorded.
 void make_like(std::optional<Output>& result, const char* operation, const char* name, const Array& like,
                const ConstTensorView& view, const Dims& sizes, CallStream& stream) {
   const std::optional<Dims> strides = view.rank() == 4 ? strides_in_order(view, sizes.back()) : std::nullopt;
@@ -266,7 +267,7 @@ bool is_direct(const Dims& query, const Dims& key, const Dims& value, bool group
 constexpr const char* forward_name = "attention";
 constexpr const char* backward_name = "attention_backward";
 
-// Without the GIL. Work that is only queued takes microseconds: it needs no look for Ctrl-C, which takes the GIL back.
+// Without the GIL. Work that is only queued takes microseconds and needs no check for Ctrl-C, which would take the GIL.
 template <class Body>
 void run(const Array& query, AttentionOptions& options, const Body& body) {
   if (query.device() == Device{}) {
@@ -278,7 +279,8 @@ void run(const Array& query, AttentionOptions& options, const Body& body) {
   }
 }
 
-nb::object attend(PyObject* const* values) {
+// Out; or None for the general path. Where a node is to record the call, `results` is what it takes beside the inputs.
+nb::object attend(PyObject* const* values, nb::object& results) {
   PyObject *query = values[0], *key = values[1], *value = values[2], *attn_mask = values[3];
   Numbers numbers;
   bool grouped = false;
@@ -323,19 +325,31 @@ nb::object attend(PyObject* const* values) {
     return out->finish();
   }
   // In a tuple results are no inputs of the node.
-  const nb::object found =
+  results =
       nb::make_tuple(out->finish(), lse->finish(), mask.is_bias() ? nb::none() : nb::borrow(attn_mask), numbers.kept());
-  PyObject* arguments[] = {query, key, value, mask.is_bias() ? attn_mask : Py_None, found.ptr()};
+  return nb::none();
+}
+
+// Out with its node. Saving tensors calls the caller's hooks, whose exceptions are the caller's too: torch's checkpoint
+// ends a recomputation by one.
+nb::object record(PyObject* const* values, const nb::object& results) {
+  const bool is_mask = PyTuple_GetItem(results.ptr(), 2) != Py_None;
+  PyObject* arguments[] = {values[0], values[1], values[2], is_mask ? Py_None : values[3], results.ptr()};
   return checked(PyObject_Vectorcall(record_function->ptr(), arguments, 5, nullptr));
 }
 
-// The gradients, or None where something else than the compiled part must find them.
-nb::object gradients(PyObject* context, PyObject* grad_out) {
-  if (!torch->is_plain(grad_out) || torch->is_grad_enabled() || torch->is_watched() || !torch->has_storage(grad_out)) {
-    return nb::none();
-  }
-  const auto attribute = [&](const nb::object& name) { return checked(PyObject_GetAttr(context, name.ptr())); };
-  const nb::object saved = attribute(torch->names.saved_tensors), needed = attribute(torch->names.needs_input_grad);
+// Whether something else than the compiled part must find the gradients.
+bool needs_general_gradients(PyObject* grad_out) {
+  return !torch->is_plain(grad_out) || torch->is_grad_enabled() || torch->is_watched() || !torch->has_storage(grad_out);
+}
+
+nb::object attribute(PyObject* context, const nb::object& name) {
+  return checked(PyObject_GetAttr(context, name.ptr()));
+}
+
+// The gradients from a node's saved tensors.
+nb::object gradients(PyObject* context, const nb::object& saved, PyObject* grad_out) {
+  const nb::object needed = attribute(context, torch->names.needs_input_grad);
   const auto at = [&](Py_ssize_t index) { return PyTuple_GetItem(saved.ptr(), index); };
   CallStream stream;
   const char* operation = backward_name;
@@ -344,11 +358,11 @@ nb::object gradients(PyObject* context, PyObject* grad_out) {
       lse(operation, "lse", at(4), stream);
   AttentionOptions options;
   const AttnMask mask(operation, at(6) != Py_None ? at(6) : at(5), stream, options);
-  Numbers::from(attribute(torch->names.options)).fill(options);
+  Numbers::from(attribute(context, torch->names.options)).fill(options);
   options.stream = stream.value();
 
   const ConstTensorView query = q.view(), key = k.view(), value = v.view();
-  // Gradients of one product's parts lie side by side, as the parts do: rare, and left to Python.
+  // Gradients of parts of one product are side by side, as the parts are: rare, and left to Python.
   nb::object places;
   const std::int64_t step = key.size(1) * key.size(3) * static_cast<std::int64_t>(size_of(key.dtype()));
   if (step > 0 && static_cast<const char*>(key.data()) + step == value.data()) {
@@ -376,7 +390,7 @@ nb::object gradients(PyObject* context, PyObject* grad_out) {
                         written[3] ? written[3]->finish() : nb::none(), nb::none());
 }
 
-// None for what the general path refuses in its own words, or can do after all.
+// None for calls that the general path refuses or computes.
 template <class Body>
 nb::object none_on_error(const Body& body) {
   try {
@@ -393,7 +407,7 @@ nb::object none_on_error(const Body& body) {
   }
 }
 
-// ---- As Python sees them ----
+// ---- The Python functions ----
 
 // query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa -> out, or None
 PyObject* torch_sdpa(PyObject*, PyObject* const* values, Py_ssize_t count) {
@@ -401,7 +415,9 @@ PyObject* torch_sdpa(PyObject*, PyObject* const* values, Py_ssize_t count) {
     if (torch == nullptr || count != 8) {
       return nb::none();
     }
-    return none_on_error([&] { return attend(values); });
+    nb::object results;
+    const nb::object out = none_on_error([&] { return attend(values, results); });
+    return results.is_valid() ? record(values, results) : out;
   });
 }
 
@@ -432,7 +448,14 @@ PyObject* torch_sdpa_backward(PyObject*, PyObject* const* values, Py_ssize_t cou
     if (torch == nullptr || count != 2) {
       return nb::none();
     }
-    return none_on_error([&] { return gradients(values[0], values[1]); });
+    const nb::object is_general =
+        none_on_error([&]() -> nb::object { return nb::bool_(needs_general_gradients(values[1])); });
+    if (!is_general.is(Py_False)) {
+      return nb::none();
+    }
+    // Reading saved tensors calls the caller's hooks, too.
+    const nb::object saved = attribute(values[0], torch->names.saved_tensors);
+    return none_on_error([&] { return gradients(values[0], saved, values[1]); });
   });
 }
 

@@ -52,12 +52,13 @@ std::vector<std::string> texts_of(const nb::list& strings) {
 }
 
 ViewRequest request_of(const nb::str& title, const nb::list& key_tokens, const nb::list& query_tokens,
-                       const nb::list& head_names) {
+                       const nb::list& head_names, bool name_options) {
   ViewRequest request;
   request.title = to_string(title);
   request.key_tokens = texts_of(key_tokens);
   request.query_tokens = texts_of(query_tokens);
   request.head_names = texts_of(head_names);
+  request.name_options = name_options;
   return request;
 }
 
@@ -75,9 +76,10 @@ void translated(const Body& body) {
 }
 
 void write(const nb::list& layers, const nb::bytes& path, const nb::str& title, const nb::list& key_tokens,
-           const nb::list& query_tokens, const nb::list& head_names, bool overwrite, nb::handle progress) {
+           const nb::list& query_tokens, const nb::list& head_names, bool name_options, bool overwrite,
+           nb::handle progress) {
   const std::vector<ViewLayer> views = views_of(layers);
-  ViewRequest request = request_of(title, key_tokens, query_tokens, head_names);
+  ViewRequest request = request_of(title, key_tokens, query_tokens, head_names, name_options);
   request.overwrite = overwrite;
   const std::filesystem::path target(std::string(path.c_str(), path.size()));
   translated([&] {
@@ -91,10 +93,10 @@ void write(const nb::list& layers, const nb::bytes& path, const nb::str& title, 
 class OwnedLiveView {
  public:
   OwnedLiveView(const nb::list& layers, const nb::str& title, const nb::list& key_tokens, const nb::list& query_tokens,
-                const nb::list& head_names, nb::handle progress)
+                const nb::list& head_names, bool name_options, nb::handle progress)
       : layers_(layers) {
     const std::vector<ViewLayer> views = views_of(layers);
-    ViewRequest request = request_of(title, key_tokens, query_tokens, head_names);
+    ViewRequest request = request_of(title, key_tokens, query_tokens, head_names, name_options);
     translated([&] {
       const ProgressBar bar("view", progress);
       const Released released(request.progress, bar.callable());
@@ -128,12 +130,13 @@ void add_view(nb::module_& module) {
   nb::class_<OwnedLayer>(module, "ViewLayer", docs::view_layer);
   add_method<make_layer>(module, {"view_layer", {{"query"}, {"key"}}, {}}, docs::view_layer);
   module.def("write_view", &write, nb::arg("layers"), nb::arg("path"), nb::arg("title"), nb::arg("key_tokens"),
-             nb::arg("query_tokens"), nb::arg("head_names"), nb::arg("overwrite"), nb::arg("progress").none(),
-             docs::write_view);
+             nb::arg("query_tokens"), nb::arg("head_names"), nb::arg("name_options"), nb::arg("overwrite"),
+             nb::arg("progress").none(), docs::write_view);
   nb::class_<OwnedLiveView>(module, "LiveView", docs::live_view)
-      .def(nb::init<const nb::list&, const nb::str&, const nb::list&, const nb::list&, const nb::list&, nb::handle>(),
+      .def(nb::init<const nb::list&, const nb::str&, const nb::list&, const nb::list&, const nb::list&, bool,
+                    nb::handle>(),
            nb::arg("layers"), nb::arg("title"), nb::arg("key_tokens"), nb::arg("query_tokens"), nb::arg("head_names"),
-           nb::arg("progress").none())
+           nb::arg("name_options"), nb::arg("progress").none())
       .def("address", &OwnedLiveView::address, nb::arg("own_host"))
       .def("answer", &OwnedLiveView::answer, nb::arg("target"), nb::arg("host"), nb::arg("own_host"));
 }

@@ -1,6 +1,8 @@
 // Parts of the matrix: exact weights, and maps of them, from the scores and lse.
 #include <algorithm>
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -18,25 +20,59 @@
 namespace headway {
 namespace {
 
-// The weights of a rectangle of one head into `target` [rows,keys], contiguous rows. `lse` [Sq], or none.
+// Whether exp(s - lse) is as accurate as any weight. lse is one rounded number: past this limit rounding costs more
+// than 2^-12 of a weight, at 10^9 in f32 a factor of e^64. A NaN says nothing of single keys. -inf is a row without
+// keys.
+template <class T>
+bool gives_weights(T lse) {
+  constexpr T limit = sizeof(T) == 4 ? static_cast<T>(0x1p12) : static_cast<T>(0x1p41);
+  return std::abs(lse) <= limit || lse == -std::numeric_limits<T>::infinity();
+}
+
+// The weights of a rectangle of one head into `target` [rows,keys], contiguous rows, from all keys of the rows.
+template <class T>
+void fill_from_whole_rows(const Problem& problem, std::int64_t b, std::int64_t h, const Rectangle& part,
+                          const HeadInputs& inputs, T* target) {
+  const std::int64_t rows = part.row_end - part.row_begin, keys = part.key_end - part.key_begin;
+  Tensor whole = Tensor::uninitialized({rows, problem.key_len}, dtype_of<T>);
+  Tensor row_lse = Tensor::uninitialized({rows}, dtype_of<T>);
+  const Slice slice(problem, b, h, {part.row_begin, part.row_end, 0, problem.key_len},
+                    inputs.query.slice(0, part.row_begin, part.row_end), inputs.key);
+  slice.weights(whole, row_lse);
+  copy(whole.view().slice(1, part.key_begin, part.key_end), TensorView(target, {rows, keys}));
+}
+
+// The same from the scores of the rectangle and the `lse` [Sq] of the rows, but for rows where that says too little.
+template <class T>
+void fill_from_lse(const Problem& problem, std::int64_t b, std::int64_t h, const Rectangle& part,
+                   const HeadInputs& inputs, const ConstTensorView& lse, T* target) {
+  const std::int64_t rows = part.row_end - part.row_begin, keys = part.key_end - part.key_begin;
+  const Slice slice(problem, b, h, part, inputs.query.slice(0, part.row_begin, part.row_end),
+                    inputs.key.slice(0, part.key_begin, part.key_end));
+  slice.scores(TensorView(target, {rows, keys}));
+  const auto lse_of = [&](std::int64_t i) { return lse.at<T>({part.row_begin + i}); };
+  for (std::int64_t i = 0; i < rows;) {
+    if (gives_weights(lse_of(i))) {
+      exponentiate(target + i * keys, keys, lse_of(i));
+      ++i;
+      continue;
+    }
+    const std::int64_t most = i + rows_at_once(problem.key_len);
+    std::int64_t end = i + 1;
+    while (end < std::min(rows, most) && !gives_weights(lse_of(end))) {
+      ++end;
+    }
+    fill_from_whole_rows(problem, b, h, {part.row_begin + i, part.row_begin + end, part.key_begin, part.key_end},
+                         inputs, target + i * keys);
+    i = end;
+  }
+}
+
 template <class T>
 void fill(const Problem& problem, std::int64_t b, std::int64_t h, const Rectangle& part, const HeadInputs& inputs,
           const std::optional<ConstTensorView>& lse, T* target) {
-  const std::int64_t rows = part.row_end - part.row_begin, keys = part.key_end - part.key_begin;
-  const ConstTensorView query = inputs.query.slice(0, part.row_begin, part.row_end);
-  if (lse) {
-    const Slice slice(problem, b, h, part, query, inputs.key.slice(0, part.key_begin, part.key_end));
-    slice.scores(TensorView(target, {rows, keys}));
-    for (std::int64_t i = 0; i < rows; ++i) {
-      exponentiate(target + i * keys, keys, lse->at<T>({part.row_begin + i}));
-    }
-    return;
-  }
-  Tensor whole = Tensor::uninitialized({rows, problem.key_len}, dtype_of<T>);
-  Tensor row_lse = Tensor::uninitialized({rows}, dtype_of<T>);
-  const Slice slice(problem, b, h, {part.row_begin, part.row_end, 0, problem.key_len}, query, inputs.key);
-  slice.weights(whole, row_lse);
-  copy(whole.view().slice(1, part.key_begin, part.key_end), TensorView(target, {rows, keys}));
+  lse ? fill_from_lse(problem, b, h, part, inputs, *lse, target)
+      : fill_from_whole_rows(problem, b, h, part, inputs, target);
 }
 
 // The rows of a rectangle in parts that fit into a buffer.
@@ -105,7 +141,7 @@ void write_mean(const Problem& problem, const ConstTensorView& lse, const Tensor
         std::transform(sums.begin(), sums.end(), weights.begin(), sums.begin(), std::plus<>());
       }
       for (T& sum : sums) {
-        sum /= static_cast<T>(problem.heads);
+        sum /= static_cast<T>(std::max<std::int64_t>(problem.heads, 1));
       }
       copy(ConstTensorView(sums.data(), {part.row_end - part.row_begin, keys}),
            mean.select(0, b).slice(0, part.row_begin, part.row_end));

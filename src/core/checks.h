@@ -19,7 +19,7 @@ template <class... Parts>
   throw TypeMismatch(text(problem.operation, ": ", parts...));
 }
 
-// An enum's value may be cast from any number; what has no name would otherwise compute something nobody asked for.
+// An enum may be cast from any number; a value without a name would otherwise compute something unspecified.
 template <class Enum>
 void require_enumerator(const Problem& problem, const char* name, Enum value, Enum last) {
   if (value > last) {

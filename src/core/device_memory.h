@@ -1,5 +1,5 @@
-// A device's memory as tensors own and copy it. The CUDA engine's folder defines these; the folder that stands in for
-// it says that it was not built.
+// A device's memory as tensors own and copy it. The CUDA engine's folder defines these functions; in builds without it,
+// the folder that replaces it throws that it was not built.
 #pragma once
 
 #include <cstddef>

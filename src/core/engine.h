@@ -30,7 +30,7 @@ class EngineBase {
   // Fills in what the engine decides: kernel, instruction set, tiles, tasks, threads, scratch.
   virtual void describe(const Problem& problem, Plan& plan) const = 0;
 
-  // For explain(): adds the kernels that the chosen one stands behind, and why they do not run the problem.
+  // For explain(): adds the kernels that come before the chosen one, and why they do not run the problem.
   virtual void add_passed_kernels(const Problem&, Plan&) const {}
 
   // A valid problem that was not refused; only resources can fail.
@@ -38,7 +38,7 @@ class EngineBase {
   virtual void backward(const BackwardProblem& problem, const Plan& plan) const = 0;
   virtual void scores(const ScoresProblem& problem, const Plan& plan) const = 0;
 
-  // Gives back what the engine keeps between calls; how many bytes.
+  // Frees the memory that the engine keeps between calls; returns its bytes.
   virtual std::int64_t release_memory() const { return 0; }
 
  protected:
@@ -48,7 +48,7 @@ class EngineBase {
 // The refusal of an engine that reads host memory only: nothing when the problem lies there.
 std::optional<std::string> refusal_outside_host(const Problem& problem);
 
-// Each engine's folder defines one of these; for an engine that is not built, the folder that stands in for it does.
+// Each engine's folder defines one of these; for an engine that is not built, the folder that replaces it does.
 const EngineBase& reference_engine();
 const EngineBase& cpu_engine();
 const EngineBase& cuda_engine();

@@ -51,7 +51,7 @@ void release_block(void* memory, std::size_t bytes) noexcept {
   }
 }
 
-// Freed blocks, oldest first. Nobody waits for the lock: a thread that does not get it uses the system's allocator, and
+// Freed blocks, oldest first. No thread waits for the lock: if it is taken, the thread uses the system's allocator, and
 // so does a child forked while another thread held it.
 class BlockCache {
  public:

@@ -23,7 +23,7 @@ void* take_memory(std::size_t bytes) noexcept;
 // Frees a block that take_memory returned for this many bytes; null is allowed.
 void give_back_memory(void* memory, std::size_t bytes) noexcept;
 
-// Gives the cached blocks to the system; how many bytes they had.
+// Returns the cached blocks to the system; returns their bytes.
 std::int64_t release_cached_memory() noexcept;
 
 // The same as take and give back, with an owner.

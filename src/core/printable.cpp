@@ -10,16 +10,6 @@
 namespace headway {
 namespace {
 
-// `character` is one character in UTF-8.
-std::uint32_t code_point(std::string_view character) {
-  const auto first = static_cast<unsigned char>(character.front());
-  std::uint32_t code = character.size() == 1 ? first : first & (0x7fu >> character.size());
-  for (const char byte : character.substr(1)) {
-    code = code << 6 | (static_cast<unsigned char>(byte) & 0x3fu);
-  }
-  return code;
-}
-
 bool acts_on_terminal(std::uint32_t code) {
   const auto between = [code](std::uint32_t first, std::uint32_t last) { return code >= first && code <= last; };
   return code < 0x20 || between(0x7f, 0x9f) ||  // control characters; U+009B begins a sequence as ESC [ does

@@ -2,6 +2,7 @@
 // engine reads about a call is here; validate.h makes Problems, and only valid ones.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -29,6 +30,11 @@ struct Origin {
 
   bool operator==(const Origin&) const = default;
 };
+
+// The scale that calls have by default.
+inline double natural_scale(std::int64_t head_dim) {
+  return head_dim > 0 ? 1.0 / std::sqrt(static_cast<double>(head_dim)) : 1.0;
+}
 
 struct Problem {
   std::string_view operation;  // what the user called, for error texts
@@ -100,6 +106,9 @@ struct BackwardProblem : Problem {
   std::optional<TensorView> dq, dk, dv;  // like query, key, value
   std::optional<TensorView> dbias;       // [B,H,Sq,Sk], or 1 for the axes to sum over
   std::optional<TensorView> dsinks;      // [H]
+  // out and lse are of rows that have more keys (or a sink) than this call: lse says what the row's weights add up to,
+  // and not the scores of this call.
+  bool of_longer_rows = false;
 };
 
 struct ScoresProblem : Problem {

@@ -1,4 +1,4 @@
-// What the thread pool asks of the process that the library runs in.
+// Properties of the process that the thread pool needs.
 #pragma once
 
 #include <sched.h>

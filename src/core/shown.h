@@ -1,4 +1,5 @@
-// Marks what a shared libheadway shows to its own engine libraries (engines/cuda_loaded) beside the public headers.
+// Marks functions that a shared libheadway exports to its engine libraries (engines/cuda_loaded), besides the public
+// API.
 #pragma once
 
 #define HEADWAY_SHOWN __attribute__((visibility("default")))

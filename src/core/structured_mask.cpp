@@ -23,7 +23,7 @@ std::shared_ptr<const ResolvedMask> resolved(const Problem& problem, const Mask&
   return resolve_packed_mask(problem.operation, mask, *problem.cu_seqlens_q, *problem.cu_seqlens_k);
 }
 
-// What a problem holds of a mask: the bools on the device of the other tensors.
+// The parts of a mask in a problem, with the bools on the device of the other tensors.
 struct HeldMask {
   std::shared_ptr<const ResolvedMask> resolved;
   Tensor bools;

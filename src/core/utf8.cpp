@@ -1,6 +1,7 @@
 #include "core/utf8.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace headway {
 namespace {
@@ -57,6 +58,33 @@ bool is_utf8(std::string_view text) {
     text.remove_prefix(length);
   }
   return true;
+}
+
+std::uint32_t code_point(std::string_view character) {
+  const auto first = static_cast<unsigned char>(character.front());
+  std::uint32_t code = character.size() == 1 ? first : first & (0x7fu >> character.size());
+  for (const char byte : character.substr(1)) {
+    code = code << 6 | (static_cast<unsigned char>(byte) & 0x3fu);
+  }
+  return code;
+}
+
+std::size_t terminal_columns(std::uint32_t code) {
+  struct Block {
+    std::uint32_t first, last;
+  };
+  const auto within = [code](const auto& blocks) {
+    return std::any_of(std::begin(blocks), std::end(blocks),
+                       [code](const Block& block) { return code >= block.first && code <= block.last; });
+  };
+  // Whole blocks: what is narrow or unused inside of them no token holds.
+  static constexpr Block marks[] = {{0x300, 0x36f},   {0x591, 0x5bd},   {0x64b, 0x65f},   {0x93c, 0x93c},
+                                    {0x941, 0x948},   {0x94d, 0x94d},   {0xe34, 0xe3a},   {0xe47, 0xe4e},
+                                    {0x200b, 0x200f}, {0x20d0, 0x20ff}, {0xfe00, 0xfe0f}, {0xfeff, 0xfeff}};
+  static constexpr Block wide[] = {{0x1100, 0x115f},   {0x2e80, 0x303e},   {0x3041, 0xa4cf},   {0xac00, 0xd7a3},
+                                   {0xf900, 0xfaff},   {0xfe30, 0xfe4f},   {0xff00, 0xff60},   {0xffe0, 0xffe6},
+                                   {0x1f300, 0x1f64f}, {0x1f680, 0x1f6ff}, {0x1f900, 0x1faff}, {0x20000, 0x3fffd}};
+  return within(marks) ? 0 : within(wide) ? 2 : 1;
 }
 
 }  // namespace headway

@@ -359,8 +359,7 @@ ConstTensorView broadcast_matrix(const Problem& problem, const char* name, Const
 }
 
 void resolve_scale(Problem& problem, const AttentionOptions& options) {
-  const double natural = problem.head_dim > 0 ? 1.0 / std::sqrt(static_cast<double>(problem.head_dim)) : 1.0;
-  problem.scale = options.scale.value_or(natural);
+  problem.scale = options.scale.value_or(natural_scale(problem.head_dim));
   if (!std::isfinite(problem.scale)) {
     invalid(problem, "scale is ", problem.scale, ", expected a finite number");
   }

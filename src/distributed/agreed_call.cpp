@@ -8,7 +8,7 @@
 namespace headway::distributed {
 namespace {
 
-// ---- What this rank brings ----
+// ---- This rank's arguments ----
 
 void refuse_what_is_missing(const CallRequest& request) {
   if (!(request.query.device() == Device{})) {
@@ -20,7 +20,7 @@ void refuse_what_is_missing(const CallRequest& request) {
   }
 }
 
-// Options that do not depend on lengths; those that do are checked with the whole sequence's.
+// Options that do not depend on lengths; the others are checked with the lengths of the whole sequence.
 AttentionOptions without_lengths(const AttentionOptions& options) {
   AttentionOptions result;
   result.scale = options.scale;
@@ -43,7 +43,7 @@ Sizes sizes_of(const Problem& problem) {
           .dtype = problem.dtype()};
 }
 
-// The call on this rank's rows alone. Packed rows are one sequence then, so that validation takes their layout.
+// The call on this rank's rows only. Packed rows are treated as one sequence, so that validation accepts their layout.
 Problem own_problem(const CallRequest& request) {
   refuse_what_is_missing(request);
   const AttentionOptions options = without_lengths(request.options.attention);
@@ -85,6 +85,7 @@ void add_shared(Agreement& agreement, const CallRequest& request, const Sizes& s
   const Options& options = request.options;
   const AttentionOptions& of = options.attention;
   const auto given = [](bool is_given) { return is_given ? "given" : "none"; };
+  agreement.same("the call", request.operation);
   agreement.same("the type", sizes.dtype);
   agreement.same("batch", sizes.batch);
   agreement.same("the number of heads", sizes.heads);
@@ -119,7 +120,7 @@ void add_shared(Agreement& agreement, const CallRequest& request, const Sizes& s
 
 // ---- The schedule ----
 
-// The shards, from what was asked for and what the ranks brought.
+// The shards, from the options and the sizes of the ranks' tensors.
 Sharding sharding_of(const char* operation, const Options& options,
                      const std::vector<std::vector<std::int64_t>>& lengths) {
   std::vector<std::int64_t> queries, keys;
@@ -219,7 +220,7 @@ void add_matrices(const CallRequest& request, const Sizes& sizes, AgreedCall& ag
   }
 }
 
-// Of a view with axes that repeat, without the repetitions.
+// A view without the repetitions of its broadcast axes.
 std::string stored_digest(const std::optional<ConstTensorView>& view) {
   if (!view) {
     return "none";
@@ -233,8 +234,8 @@ std::string stored_digest(const std::optional<ConstTensorView>& view) {
   return digest(stored);
 }
 
-// Whether ranks hold the same bias, so that its gradient is a sum over them, and not rows of their own. Where every
-// rank has one query the two look alike: it is a row of its own then.
+// Whether ranks hold the same bias, so that its gradient is a sum over ranks and not rows of each rank. If every
+// rank has one query, the two cannot be distinguished; then each rank has its own row.
 bool bias_is_shared(const std::vector<std::vector<std::int64_t>>& lengths,
                     const std::vector<std::vector<std::int64_t>>& bias_rows) {
   bool repeats = true, single = true;
@@ -282,7 +283,7 @@ AgreedCall agree(const CallRequest& request) {
                                            request.backward ? Pass::backward : Pass::forward, request.query.rank()});
   };
   if (options.attention.mask || options.attention.mask.structured || options.attention.bias) {
-    // What masks and biases hold, and how large they are, is each rank's own: ranks agree once more.
+    // Sizes and contents of masks and biases differ between ranks, so ranks agree once more.
     Agreement on_masks(request.operation, request.transport);
     on_masks.attempt([&] {
       place();

@@ -1,4 +1,4 @@
-// How a call begins on every rank: check what this rank brings, agree with the others, and schedule.
+// The beginning of a call on every rank: check this rank's arguments, agree with the other ranks, and schedule.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,7 @@ struct CallRequest {
   const Options& options;
   bool backward = false;
   AttentionGradients gradients = {};
-  // Checks what this rank brings by the library's own rules, and places it as [B,H,n,D].
+  // Validates this rank's arguments as any call's, and places them as [B,H,n,D].
   std::function<Problem(const Call&)> checked;
 };
 
@@ -24,14 +24,14 @@ struct AgreedCall {
   Schedule schedule;
   Whole whole;
   ConstTensorView query, key, value;  // this rank's, [B,H,n,D], packed with B = 1
-  // Where dbias is asked for: [B,H,n,keys] or 1 for the axes to sum over, packed over the longest lengths.
+  // If dbias is requested: [B,H,n,keys], or 1 for the axes to sum over; packed: over the longest lengths.
   std::optional<TensorView> dbias;
   bool bias_is_shared = false;  // its gradient is a sum over ranks
 
   Run run(Transport& transport) const { return {transport, schedule, whole, query, key, value}; }
 };
 
-// Throws the same error on every rank where one of them has one, and where arguments differ that must not.
+// Throws the same error on every rank if one of them has an error, or if arguments that must agree differ.
 AgreedCall agree(const CallRequest& request);
 
 }  // namespace headway::distributed

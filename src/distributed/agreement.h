@@ -1,5 +1,5 @@
-// Before any row is sent, ranks compare what they were called with: what differs, or is wrong on one rank, becomes the
-// same error on all of them.
+// Before any row is sent, ranks compare their arguments: a difference, or an error on one rank, becomes the same error
+// on all of them.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,7 @@ class Agreement {
  public:
   Agreement(std::string operation, Transport& transport) : operation_(std::move(operation)), transport_(transport) {}
 
-  // What must be the same on all ranks.
+  // Adds a value that must be the same on all ranks.
   template <class Value>
   void same(const char* name, const Value& value) {
     shared_.push_back({name, text(value)});
@@ -24,10 +24,10 @@ class Agreement {
   // Numbers of this rank that the others need to know.
   void own(std::int64_t number) { own_.push_back(number); }
 
-  // Runs a check whose error is one of this rank's, and keeps it for reach().
+  // Runs a check on this rank, and keeps its error for reach().
   void attempt(const std::function<void()>& check);
 
-  // The own numbers of all ranks. Throws the first rank's error, or names what differs.
+  // The numbers of all ranks. Throws the error of the first rank that has one, or one that names the difference.
   std::vector<std::vector<std::int64_t>> reach();
 
  private:

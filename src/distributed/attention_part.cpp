@@ -8,10 +8,10 @@
 namespace headway::distributed {
 namespace {
 
-// Far outside every axis, and small enough to add lengths to it.
+// Far outside every axis, and small enough that adding lengths does not overflow.
 constexpr std::int64_t furthest = std::int64_t{1} << 60;
 
-// With the offset given, all alignments are one.
+// With a given offset, all alignments mean the same.
 AttentionOptions aligned(AttentionOptions options) {
   options.causal = options.causal == Causal::none ? Causal::none : Causal::top_left;
   return options;
@@ -53,6 +53,7 @@ void attention_part_backward(ConstTensorView grad_out, ConstTensorView query, Co
       backward_problem({.operation = operation, .query = query, .key = key, .value = value, .options = used}, grad_out,
                        out, lse, gradients);
   problem.offset = offset;
+  problem.of_longer_rows = true;
   run(problem, &EngineBase::backward);
 } catch (...) {
   throw_own_error("distributed::attention_part_backward");

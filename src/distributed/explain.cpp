@@ -42,7 +42,7 @@ std::string percent(double share) {
   return std::move(stream).str();
 }
 
-// Every pair of ranks where there are few, else what the busiest links carry.
+// Every pair of ranks if there are few, else the busiest links.
 void print_links(std::ostream& stream, const Schedule& schedule) {
   std::map<std::pair<int, int>, double> links;
   for (const Transfer& transfer : schedule.transfers) {

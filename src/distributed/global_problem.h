@@ -1,5 +1,4 @@
-// The whole call as one Problem without data: validates options by the library's own rules, and says what the parts
-// that ranks compute are parts of.
+// The whole call as one Problem without data: validates the options as in any call; the ranks' parts are cut from it.
 #pragma once
 
 #include <optional>
@@ -10,7 +9,7 @@
 
 namespace headway::distributed {
 
-// A view of any shape, all of whose elements are one: for what is checked and never read.
+// A view of any shape over a single element, for arguments that are checked and never read.
 ConstTensorView shape_only(DType dtype, const Dims& sizes);
 
 struct GlobalCall {

@@ -32,14 +32,15 @@ void store_sink_gradient(const BackwardRun& run, const ConstTensorView& sinks, T
   std::vector<double> sums(static_cast<std::size_t>(heads));
   for (std::int64_t h = 0; h < heads; ++h) {
     const double sink = load_float(sinks, h * sinks.stride(0));
+    const double stored_sink = run.lse.dtype() == DType::f32 ? static_cast<float>(sink) : sink;
     for (std::int64_t b = 0; b < run.sizes().batch; ++b) {
       for (std::int64_t i = 0; i < run.query.size(2); ++i) {
         const double lse = load_float(run.lse, b * run.lse.stride(0) + h * run.lse.stride(1) + i * run.lse.stride(2));
         double delta = 0;
         for (std::int64_t c = 0; c < run.sizes().value_dim && !std::isinf(lse); ++c) {
           const double out = load_float(run.out, row_offset(run.out, b, h, i) + c * run.out.stride(3));
-          // A row without keys has out 0, and what grad_out holds there does not count.
-          delta += out == 0 && lse == sink
+          // A row without keys has out 0, and its grad_out is ignored.
+          delta += out == 0 && lse == stored_sink
                        ? 0
                        : out * load_float(run.grad_out, row_offset(run.grad_out, b, h, i) + c * run.grad_out.stride(3));
         }

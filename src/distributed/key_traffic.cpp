@@ -66,7 +66,7 @@ void KeyTraffic::begin(int step, std::vector<Transport::Message> sends, std::vec
   for (const Rows& rows : own) {
     pack(rows, next_);
   }
-  // Rows that go on come before results, on both sides: messages between two ranks keep their order.
+  // Both sides handle forwarded rows before results, since messages between two ranks keep their order.
   std::vector<Transport::Message> rows_out, rows_in;
   for (const Transfer& transfer : run_.schedule.transfers) {
     if (transfer.step != step + 1 || transfer.result) {

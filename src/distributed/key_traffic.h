@@ -1,5 +1,5 @@
-// Keys and values on their way in ring and all_gather: packs what others need of this rank's rows, receives the next
-// step's rows while this step's are read, passes them on.
+// The transfers of keys and values in ring and all_gather: packs the rows that others need of this rank, receives the
+// next step's rows while this step's are read, and passes them on.
 #pragma once
 
 #include <array>
@@ -14,9 +14,9 @@ class KeyTraffic {
  public:
   explicit KeyTraffic(const Run& run);
 
-  // Begins the transfers of step + 1, with whatever else is to be sent and received in the meantime.
+  // Starts the transfers of step + 1, and the given other messages with them.
   void begin(int step, std::vector<Transport::Message> sends = {}, std::vector<Transport::Message> receives = {});
-  // Ends them: the rows of step + 1 are there.
+  // Waits for them; then the rows of step + 1 have arrived.
   void end();
 
   struct Views {
@@ -30,7 +30,7 @@ class KeyTraffic {
   RowFormat gradient_format() const { return {format_.batch, format_.heads, format_.width, run_.accumulator()}; }
 
  private:
-  // [B,Hkv,n,D] and [B,Hkv,n,Dv], contiguous: an engine reads keys many times, and rows of packed ones lie far apart.
+  // [B,Hkv,n,D] and [B,Hkv,n,Dv], contiguous: an engine reads keys many times, and packed rows are far apart in memory.
   struct Plain {
     Tensor key, value;
   };

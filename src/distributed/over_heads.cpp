@@ -1,6 +1,6 @@
 // Heads move (all-to-all) inside a group of ranks: every rank receives its heads of the group's rows, computes them,
-// and sends rows of the result home. In scheme heads all ranks are one group, nothing is merged, and the result has the
-// bits of a single process; in hybrid a ring of the ranks with the same heads computes what the groups have together.
+// and returns rows of the result to their owners. In scheme heads all ranks are one group, nothing is merged, and the
+// result has the bits of a single process; in hybrid a ring of the ranks with the same heads combines the groups.
 #include <vector>
 
 #include "distributed/row_math.h"
@@ -129,7 +129,7 @@ class RingTransport : public Transport {
   int group_, member_;
 };
 
-// What this rank computes once its heads are here.
+// The computation of this rank after its heads have arrived.
 struct HeadsCall {
   explicit HeadsCall(const Run& run)
       : share(heads_of(run.schedule, run.rank())),

@@ -1,6 +1,8 @@
 // Keys and values move, queries stay (ring, all_gather). Each step computes the tiles whose keys have arrived, while
-// the next step's keys are on their way.
+// the next step's keys are being transferred.
 #include <algorithm>
+#include <iterator>
+#include <map>
 
 #include "core/elements.h"
 #include "core/key_range.h"
@@ -35,7 +37,7 @@ class Forward {
   }
 
  private:
-  // What belongs to a segment of the queries.
+  // The data of a segment of the queries.
   struct Block {
     std::optional<RowMerge> merge = {};
     std::optional<Tensor> wide_query = {};  // in the accumulator's type, where that is another
@@ -139,18 +141,27 @@ class Backward {
     return *memory;
   }
 
-  // This rank's keys to which one tile alone adds: their gradients need no sums.
+  // This rank's keys to which only one tile contributes: their gradients need no sums.
   Shard lone_keys() const {
-    Shard lone;
+    std::map<std::int64_t, int> changes;  // where the number of those that add changes
     for (const Tile& tile : work_.tiles) {
-      const auto meets = [&](const Rows& rows) { return overlap(rows, tile.keys).count() > 0; };
-      const auto tiles =
-          std::count_if(work_.tiles.begin(), work_.tiles.end(), [&](const Tile& other) { return meets(other.keys); });
-      const std::span<const Transfer> received = run_.schedule.received_by(run_.rank());
-      const bool comes_home =
-          std::any_of(received.begin(), received.end(), [&](const Transfer& one) { return meets(one.rows); });
-      if (tile.step == 0 && tiles == 1 && !comes_home) {
-        lone.push_back(tile.keys);
+      if (tile.step == 0) {
+        changes[tile.keys.begin] += 1;
+        changes[tile.keys.end] -= 1;
+      }
+    }
+    for (const Transfer& one : run_.schedule.received_by(run_.rank())) {
+      if (one.result) {
+        changes[one.rows.begin] += 2;  // a tile, and what comes home
+        changes[one.rows.end] -= 2;
+      }
+    }
+    Shard lone;
+    int adding = 0;
+    for (auto change = changes.begin(); change != changes.end(); ++change) {
+      adding += change->second;
+      if (adding == 1) {
+        lone.push_back({change->first, std::next(change)->first});
       }
     }
     return lone;
@@ -190,7 +201,7 @@ class Backward {
     }
   }
 
-  // Where a part's gradients go: straight to their place where nothing else is added there, and else to sums.
+  // The destination of a part's gradients: the output itself if nothing else is added there, otherwise sums.
   class Target {
    public:
     Target(const Dims& sizes, DType accumulator, const std::optional<TensorView>& place) : place_(place) {
@@ -218,13 +229,14 @@ class Backward {
       return view.slice(2, segment.first, segment.first + segment.rows.count());
     };
     const KeyTraffic::Views keys = traffic_.rows(tile.keys, true);
-    const Part part{tile.queries, tile.keys, segment.first, rows(query_), keys.key, keys.value};
     const bool alone = segment.tiles == 1;
+    const bool of_longer_rows = !alone || run_.whole.problem.sinks;
+    const Part part{tile.queries, tile.keys, segment.first, rows(query_), keys.key, keys.value, of_longer_rows};
     const bool received = gradients_.holds(tile.keys);
-    const bool lone_key = !received && !key_sums_.holds(tile.keys);
+    const bool in_place = !received && !key_sums_.holds(tile.keys);  // some keys are lone_keys()
     const std::int64_t begin = local_row(run_.keys(), tile.keys);
     const auto place = [&](const std::optional<TensorView>& gradient) {
-      return gradient && lone_key ? std::optional(gradient->slice(2, begin, begin + tile.keys.count())) : std::nullopt;
+      return gradient && in_place ? std::optional(gradient->slice(2, begin, begin + tile.keys.count())) : std::nullopt;
     };
     const auto of = [&](std::int64_t heads, std::int64_t count, std::int64_t width) {
       return Dims{sizes.batch, heads, count, width};
@@ -240,13 +252,19 @@ class Backward {
     } else {
       add_to(query_sums_[n], dq.view());
     }
-    if (lone_key) {
+    if (in_place) {  // where others add too, store() writes the sums over it
       dk.store();
       dv.store();
-    } else {
-      const RowStore& sums = received ? gradients_ : key_sums_;
-      add_rows(dk.view(), sums.view(tile.keys, 0, sizes.head_dim));
-      add_rows(dv.view(), sums.view(tile.keys, sizes.head_dim, sizes.value_dim));
+    }
+    const RowStore& sums = received ? gradients_ : key_sums_;
+    for (const Rows& run : sums.runs()) {
+      if (const Rows here = overlap(run, tile.keys); here.count() > 0) {
+        const auto rows_here = [&](const TensorView& view) {
+          return view.slice(2, here.begin - tile.keys.begin, here.end - tile.keys.begin);
+        };
+        add_rows(rows_here(dk.view()), sums.view(here, 0, sizes.head_dim));
+        add_rows(rows_here(dv.view()), sums.view(here, sizes.head_dim, sizes.value_dim));
+      }
     }
   }
 

@@ -23,7 +23,7 @@ struct Piece {
   bool packed = false;
 };
 
-// Batch items whose queries align alike share a call.
+// Batch items with the same offset share a call.
 std::vector<Piece> dense_pieces(const Problem& whole, const Part& part) {
   std::vector<Piece> pieces;
   std::int64_t last_offset = 0;
@@ -39,7 +39,7 @@ std::vector<Piece> dense_pieces(const Problem& whole, const Part& part) {
   return pieces;
 }
 
-// Sequences that lie wholly inside the part share packed calls; each one that is cut has its own.
+// Sequences that are completely inside the part share packed calls; each sequence that is cut has its own call.
 std::vector<Piece> packed_pieces(const Problem& whole, const Part& part) {
   std::vector<Piece> pieces;
   for (std::int64_t b = 0; b < whole.batch; ++b) {
@@ -51,7 +51,7 @@ std::vector<Piece> packed_pieces(const Problem& whole, const Part& part) {
     if (keys_here.count() <= 0) {
       keys_here = {part.keys.begin, part.keys.begin};
     }
-    // A row without keys still has a sink.
+    // A row without keys still has its sink.
     if (queries_here.count() <= 0 || (keys_here.count() == 0 && !whole.sinks)) {
       continue;
     }
@@ -301,6 +301,7 @@ void backward_part(const Whole& whole, const Part& part, ConstTensorView grad_ou
     BackwardProblem problem;
     static_cast<Problem&>(problem) = of_piece.problem;
     problem.pass = Pass::backward;
+    problem.of_longer_rows = part.of_longer_rows;
     const Rows queries = of_piece.query_rows(), keys = of_piece.key_rows();
     problem.grad_out = of_piece.rows_of(grad_out, queries);
     problem.out = of_piece.rows_of(out, queries);

@@ -1,4 +1,4 @@
-// What one rank computes when keys move, in pieces that need little merging.
+// The work of one rank when keys move, in pieces that need little merging.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ struct Segment {
   int tiles = 0;
 };
 
-// The schedule's tiles of this rank, cut to the queries and keys that see each other: where only a few queries see what
-// other ranks send (windows, documents), the others have one tile, and nothing of them is merged.
+// The schedule's tiles of this rank, cut to the queries and keys that see each other: if only a few queries see keys of
+// other ranks (windows, documents), the other queries have one tile and are not merged.
 struct RankTiles {
   std::vector<Segment> segments;  // every query of this rank once
   std::vector<Tile> tiles;        // by step; their queries are those of one segment

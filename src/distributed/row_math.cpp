@@ -1,7 +1,6 @@
 #include "distributed/row_math.h"
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "core/elements.h"
@@ -37,30 +36,28 @@ void each_row(const ConstTensorView& from, const TensorView& to, const Put& put)
   });
 }
 
-template <class From, class To>
-void copy_typed(const ConstTensorView& from, const TensorView& to) {
+// Calls put(target, source) for every element, row by row. Rows whose elements lie side by side have a loop of their
+// own, which compilers vectorise.
+template <class From, class To, class Put>
+void each_element(const ConstTensorView& from, const TensorView& to, const Put& put) {
   const std::int64_t columns = to.size(3), from_step = from.stride(3), to_step = to.stride(3);
+  const bool side_by_side = from_step == 1 && to_step == 1;
   each_row<From, To>(from, to, [&](const From* source, To* target) {
-    if constexpr (std::is_same_v<From, To>) {
-      if (from_step == 1 && to_step == 1) {
-        std::memcpy(target, source, static_cast<std::size_t>(columns) * sizeof(To));
-        return;
+    if (side_by_side) {
+      for (std::int64_t c = 0; c < columns; ++c) {
+        put(target[c], source[c]);
       }
+      return;
     }
     for (std::int64_t c = 0; c < columns; ++c) {
-      target[c * to_step] = converted<To>(source[c * from_step]);
+      put(target[c * to_step], source[c * from_step]);
     }
   });
 }
 
 template <class From, class To>
 void add_typed(const ConstTensorView& from, const TensorView& to) {
-  const std::int64_t columns = to.size(3), from_step = from.stride(3), to_step = to.stride(3);
-  each_row<From, To>(from, to, [&](const From* source, To* target) {
-    for (std::int64_t c = 0; c < columns; ++c) {
-      target[c * to_step] += converted<To>(source[c * from_step]);
-    }
-  });
+  each_element<From, To>(from, to, [](To& target, From source) { target += converted<To>(source); });
 }
 
 // Element (b, h, i) of a [B,H,rows] view.
@@ -73,7 +70,11 @@ double& at(const Tensor& numbers, std::int64_t b, std::int64_t h, std::int64_t i
 
 void copy_rows(ConstTensorView from, TensorView to) {
   with_float_type(from.dtype(), [&](auto from_type) {
-    with_float_type(to.dtype(), [&](auto to_type) { copy_typed<decltype(from_type), decltype(to_type)>(from, to); });
+    with_float_type(to.dtype(), [&](auto to_type) {
+      using From = decltype(from_type);
+      using To = decltype(to_type);
+      each_element<From, To>(from, to, [](To& target, From source) { target = converted<To>(source); });
+    });
   });
 }
 
@@ -98,7 +99,7 @@ RowMerge::RowMerge(std::int64_t batch, std::int64_t heads, std::int64_t rows, st
       heads_(heads),
       rows_(rows),
       width_(width),
-      sums_({batch, heads, rows, width}, DType::f64),
+      sums_(Tensor::uninitialized({batch, heads, rows, width}, DType::f64)),
       highest_(Tensor::uninitialized({batch, heads, rows}, DType::f64)),
       totals_({batch, heads, rows}, DType::f64) {
   std::fill_n(highest_.as<double>(), highest_.elements(), -infinity);
@@ -147,20 +148,25 @@ void RowMerge::finish(const std::optional<ConstTensorView>& sinks, const std::ve
   const auto finish_row = [&]<class T>(T, std::int64_t b, std::int64_t h, std::int64_t i) {
     double highest = at(highest_, b, h, i);
     double total = at(totals_, b, h, i);
+    const bool has_keys = highest != -infinity;  // else the row's sums were never written
     double weight = 1;
     const bool is_padding = padding != nullptr && (*padding)[static_cast<std::size_t>(b * rows_ + i)];
     const double sink = sinks && !is_padding ? load_float(*sinks, h * sinks->stride(0)) : -infinity;
     if (sink != -infinity) {
       const double above = sink > highest || std::isnan(sink) ? sink : highest;
-      weight = highest == -infinity ? 0 : std::exp(highest - above);
-      total = total * weight + std::exp(sink - above);
+      weight = has_keys ? std::exp(highest - above) : 0;
+      total = total * weight + (sink == above ? 1 : std::exp(sink - above));  // also of an infinite sink
       highest = above;
     }
     const double* sums = sums_.as<double>() + ((b * heads_ + h) * rows_ + i) * width_;
     T* target = static_cast<T*>(out.data()) + row_offset(out, b, h, i);
-    for (std::int64_t c = 0; c < width_; ++c) {
-      target[c * out.stride(3)] = converted<T>(total == 0 ? 0.0 : sums[c] * weight / total);
-    }
+    const double factor = weight / total;
+    const auto store = [&](std::int64_t step) {
+      for (std::int64_t c = 0; c < width_; ++c) {  // a row without keys is 0, whatever its sink
+        target[c * step] = converted<T>(has_keys ? sums[c] * factor : 0.0);
+      }
+    };
+    out.stride(3) == 1 ? store(1) : store(out.stride(3));
     store_float(lse, b * lse.stride(0) + h * lse.stride(1) + i * lse.stride(2),
                 total == 0 ? -infinity : highest + std::log(total));
   };

@@ -12,8 +12,8 @@ void copy_rows(ConstTensorView from, TensorView to);  // converts
 void add_rows(ConstTensorView from, TensorView to);   // to += from
 Tensor as_type(ConstTensorView from, DType dtype);    // contiguous
 
-// Rows whose keys come in parts. Each part brings its own normalised out and its lse, in the accumulator's type; the
-// sums are kept in double, so that many parts are no less exact than one, and parts are added in the caller's order.
+// Merges rows whose keys come in parts. Each part has its own normalised out and lse, in the accumulator's type. Sums
+// are double, so that many parts are as exact as one, and parts are added in the caller's order.
 class RowMerge {
  public:
   RowMerge(std::int64_t batch, std::int64_t heads, std::int64_t rows, std::int64_t width);

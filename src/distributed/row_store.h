@@ -1,4 +1,4 @@
-// Rows of the whole sequence in this rank's memory, [row][B][heads][width]: any run of rows travels as it lies.
+// Rows of the whole sequence in this rank's memory, [row][B][heads][width]: any run of rows is sent without packing.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,7 @@
 
 namespace headway::distributed {
 
-// How many rows come before these where the ranges of a shard lie one after the other; -1 for rows that no one range
-// holds.
+// The number of rows before these in the consecutive ranges of a shard; -1 for rows that are not inside one range.
 inline std::int64_t local_row(const Shard& shard, Rows rows) {
   std::int64_t at = 0;
   for (const Rows& mine : shard) {
@@ -34,7 +33,7 @@ struct RowFormat {
 class RowStore {
  public:
   RowStore() = default;
-  // Runs without overlap. Uninitialised, unless zeros are asked for.
+  // Runs without overlap. Uninitialised, unless zeros are requested.
   RowStore(Shard runs, const RowFormat& format, bool zeros = false) : runs_(std::move(runs)), format_(format) {
     const Dims sizes = {count(runs_), format.batch, format.heads, format.width};
     memory_ =

@@ -28,7 +28,7 @@ inline Shard joined(Shard ranges) {
   return result;
 }
 
-// What two ordered lists have in common.
+// The intersection of two ordered lists.
 inline Shard common(const Shard& a, const Shard& b) {
   Shard result;
   for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
@@ -40,7 +40,7 @@ inline Shard common(const Shard& a, const Shard& b) {
   return result;
 }
 
-// The ranges of `a`, in its order, without what ranges of `b` cover.
+// The ranges of `a`, in its order, without the parts that `b` covers.
 inline Shard without(const Shard& a, const Shard& b) {
   Shard result;
   const Shard removed = joined(b);

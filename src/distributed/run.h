@@ -1,4 +1,4 @@
-// One rank's side of a call: what the executors of the schemes share.
+// One rank's side of a call: the common parts of the executors.
 #pragma once
 
 #include <optional>
@@ -48,7 +48,7 @@ void forward_over_queries(const ForwardRun& run);  // pass_query
 void backward_over_keys(const BackwardRun& run);
 void backward_over_heads(const BackwardRun& run);
 
-// Which rows of [B,n] are padding by query_lens: none where the whole has none.
+// Which rows of [B,n] are padding by query_lens; empty if the whole call has no padding.
 std::optional<std::vector<bool>> padding_of(const Run& run, Rows queries);
 
 }  // namespace headway::distributed

@@ -1,4 +1,4 @@
-// What the schedule, the simulator and the executor share: bytes of a row, heads of a rank.
+// Common to the schedule, the simulator and the executors: bytes of a row, heads of a rank.
 #pragma once
 
 #include <array>
@@ -13,13 +13,13 @@ namespace headway::distributed {
 inline constexpr std::array<Scheme, 5> all_schemes = {Scheme::all_gather, Scheme::ring, Scheme::heads,
                                                       Scheme::pass_query, Scheme::hybrid};
 
-// Why a scheme cannot be; empty where it can.
+// Why a scheme is impossible; empty if it is possible.
 std::string impossible(Scheme scheme, const Sizes& sizes, int ranks, bool backward);
 
-// How many ranks the groups of hybrid may have, the largest first.
+// The possible group sizes of hybrid, the largest first.
 std::vector<int> group_sizes(const Sizes& sizes, int ranks);
 
-// The fastest of these that can be; one of them must be.
+// The fastest possible one of these; at least one must be possible.
 Schedule plan_among(std::span<const Scheme> schemes, const Sizes& sizes, const Seen& seen, const Sharding& sharding,
                     const Cluster& cluster, bool backward);
 
@@ -34,7 +34,7 @@ struct RowBytes {
 };
 RowBytes row_bytes(const Sizes& sizes);
 
-// The ranks that split the heads among them: all for heads, a group of neighbours for hybrid, each alone else.
+// The ranks that split the heads: all for heads, a group of neighbours for hybrid, otherwise each rank alone.
 struct RankGroup {
   int first = 0;
   int size = 1;

@@ -99,6 +99,7 @@ void write_npy_slice(const std::filesystem::path& temporary, int axis, std::int6
   const SliceRuns runs(sizes, npy.header.dtype, axis, begin, end);
   const auto* source = static_cast<const std::byte*>(contiguous.data());
   io::OutputFile file("write_npy_slice", temporary, true, temporary);
+  file.disown();
   for (std::uint64_t run = 0; run < runs.runs && runs.bytes > 0; ++run, source += runs.bytes) {
     file.rewrite(npy.elements + runs.first + run * runs.stride, {source, runs.bytes});
   }

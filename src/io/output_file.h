@@ -36,6 +36,8 @@ class OutputFile {
   void commit();
   // Keeps the temporary file, which has a name, and returns that.
   std::filesystem::path let_go();
+  // From now on the temporary file, which has a name, is another's to remove, also on failure.
+  void disown() { temporary_.clear(); }
 
  private:
   void refuse_target() const;

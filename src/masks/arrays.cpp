@@ -69,7 +69,7 @@ void check_bools(std::string_view operation, const char* function, MaskSizes own
   }
 }
 
-// A size of which `count` together are positions.
+// Checks that a size is at least 1, and that `count` of them are at most 2^60.
 void check_size(const char* name, std::int64_t size, std::int64_t count) {
   if (size < 1) {
     throw InvalidArgument(text(name, " is ", size, ", expected 1 or more"));

@@ -1,4 +1,4 @@
-// The kinds of masks that follow from positions and lengths: each is one function that makes the spans of a row.
+// The kinds of masks that depend on positions and lengths only: each is one function that computes the spans of a row.
 #include "core/elements.h"
 #include "core/out_of_memory.h"
 #include "core/text.h"

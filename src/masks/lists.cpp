@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t piece_entries = 2048;   // some 100 kB of spans
 constexpr std::size_t pieces_for_threads = 8;  // fewer are made sooner than threads wake up
 
-// Beyond it their spans fit no memory, and counting them takes minutes.
+// Beyond this number the spans do not fit into memory, and counting them takes minutes.
 void check_entries(std::int64_t entries, std::int64_t times) {
   constexpr std::int64_t most = std::int64_t{1} << 32;
   if (times > 0 && entries > most / times) {
@@ -48,7 +48,7 @@ void make_lists(const MaskNode& node, MaskLists& made) {
   }
 }
 
-// The spans of one piece, and empty ones behind them, so that each entry has `width`.
+// The spans of one piece, followed by empty ones, so that each entry has `width`.
 template <class Integer>
 void store(const SpanLists& lists, std::int64_t width, Integer* to) {
   for (std::size_t list = 0; list < lists.size(); ++list) {

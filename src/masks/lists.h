@@ -1,4 +1,4 @@
-// The spans of a whole mask: the entries of every batch item and head in pieces, which several threads make.
+// The spans of a whole mask: the entries of every batch item and head, in pieces that several threads compute.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct MaskLists {
 // Every batch item and head of the mask's own axes.
 MaskLists lists_of(const MaskNode& node, MaskSizes sizes);
 
-// The sequences of a pack, entries of one query each. They lie one after the other in each head.
+// The sequences of a pack, with entries of one query each. In each head they are consecutive.
 struct PackedSizes {
   std::vector<MaskSizes> sequences;
   std::int64_t total_queries = 0;

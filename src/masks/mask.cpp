@@ -1,4 +1,4 @@
-// Masks as values: joining them, and what they answer for given sizes.
+// Masks as values: combining them, and their member functions for given sizes.
 #include <numeric>
 #include <ostream>
 
@@ -14,7 +14,7 @@
 namespace headway {
 namespace {
 
-// ---- Joining two lists of spans ----
+// ---- Combining two lists of spans ----
 
 void add_both(std::span<const Span> left, std::span<const Span> right, SpanLists& lists) {
   for (std::size_t l = 0, r = 0; l < left.size() && r < right.size();) {
@@ -35,7 +35,7 @@ void add_either(std::span<const Span> left, std::span<const Span> right, SpanLis
   }
 }
 
-// ---- Joining two masks ----
+// ---- Combining two masks ----
 
 std::int64_t joined_axis(const char* axis, std::int64_t left, std::int64_t right) {
   if (left != right && left != 1 && right != 1) {
@@ -45,7 +45,7 @@ std::int64_t joined_axis(const char* axis, std::int64_t left, std::int64_t right
   return left == 1 ? right : left;
 }
 
-// As it is written: a | b inside of an & needs parentheses.
+// The text of a part: a | b inside an & needs parentheses.
 std::string operand_text(MaskPair::Join join, const MaskNode& node) {
   const auto* pair = dynamic_cast<const MaskPair*>(&node);
   const bool is_weaker = pair != nullptr && join == MaskPair::Join::both && pair->join == MaskPair::Join::either;
@@ -62,7 +62,7 @@ MaskTraits joined(MaskPair::Join join, const MaskNode& left, const MaskNode& rig
           .reach = std::max(l.reach, r.reach)};
 }
 
-// The sizes of a drawing that nobody has asked for in particular.
+// The default sizes of a drawing.
 MaskSizes drawn_sizes(const MaskTraits& traits) {
   constexpr std::int64_t small = 8, large = 4096;
   const std::int64_t free = std::clamp(2 * std::min(traits.reach, large), small, large);

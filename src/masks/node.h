@@ -1,5 +1,5 @@
-// The parts of a structured mask, and the spans that they make. A kind of mask is one function that makes the spans of
-// a row: see span_mask below, and kinds.cpp.
+// The parts of a structured mask, and their spans. A kind of mask is one function that computes the spans of a row: see
+// span_mask below, and kinds.cpp.
 #pragma once
 
 #include <algorithm>
@@ -28,19 +28,19 @@ struct MaskSizes {
   std::int64_t offset() const { return keys - queries; }
 };
 
-// Lists of spans, one after the other. The spans of a list are added by their begin, and come out sorted and apart:
-// those that overlap or touch are joined.
+// Consecutive lists of spans. The spans of a list must be added in ascending order of their begins; those that overlap
+// or touch are joined.
 class SpanLists {
  public:
   explicit SpanLists(std::int64_t keys) : keys_(keys) {}
 
-  // For this many lists of about one span.
+  // Reserves memory for this many lists of about one span.
   void reserve(std::int64_t lists) {
     spans_.reserve(static_cast<std::size_t>(lists));
     ends_.reserve(static_cast<std::size_t>(lists));
   }
 
-  // Into the list that is open; what lies outside of the keys is cut.
+  // Adds to the current list; the span is cut to the keys.
   void add(std::int64_t begin, std::int64_t end) {
     begin = std::max<std::int64_t>(begin, 0);
     end = std::min(end, keys_);
@@ -81,7 +81,7 @@ struct MaskEntries {
   std::int64_t rows = 1;
 };
 
-// What the spans of one row depend on.
+// The data on which the spans of one row depend.
 struct MaskRow {
   MaskSizes sizes;
   std::int64_t batch_item = 0, head = 0;  // 0 where the mask has one for all
@@ -89,7 +89,7 @@ struct MaskRow {
   std::int64_t place() const { return query + sizes.offset(); }  // the key at which the query stands
 };
 
-// What a mask says about itself.
+// The properties of a mask.
 struct MaskTraits {
   std::string text;        // as it is written: "window(4, 0)"
   std::int64_t batch = 1;  // of the mask's own axes
@@ -105,7 +105,7 @@ struct MaskNode {
   explicit MaskNode(MaskTraits described) : traits(std::move(described)) {}
   virtual ~MaskNode() = default;
 
-  // InvalidArgument, with `operation` in front, for sizes that do not fit.
+  // InvalidArgument, whose text begins with `operation`, for sizes that do not fit.
   virtual void check(std::string_view operation, MaskSizes sizes) const = 0;
   // Appends a list for each entry. entries.rows divides traits.rows.
   virtual void append(const MaskEntries& entries, SpanLists& lists) const = 0;
@@ -113,7 +113,7 @@ struct MaskNode {
 
   const MaskTraits traits;
 
-  // What it was last resolved to (resolve.cpp).
+  // The result of the last resolution (resolve.cpp).
   struct Cache {
     std::mutex mutex;
     std::vector<std::int64_t> sizes;
@@ -122,7 +122,7 @@ struct MaskNode {
   mutable Cache cache;
 };
 
-// Two masks joined.
+// Two masks combined by & or |.
 struct MaskPair final : MaskNode {
   enum class Join : std::uint8_t { both, either };
   MaskPair(Join joined_by, Mask first, Mask second);
@@ -144,7 +144,7 @@ struct DenseMask final : MaskNode {
   const Tensor bools;  // 0 and 1
 };
 
-// Any sizes fit.
+// Accepts any sizes.
 struct FitsAll {
   void operator()(std::string_view, MaskSizes) const {}
 };
@@ -170,8 +170,8 @@ struct SpanMask final : MaskNode {
   const Fits fits;
 };
 
-// A new kind of mask: fill(row, spans) adds the spans of one row by spans.add(begin, end), in the order of their
-// begins; fits(operation, sizes) throws for sizes that it is not made for.
+// A new kind of mask: fill(row, spans) adds the spans of one row by spans.add(begin, end), in ascending order of their
+// begins; fits(operation, sizes) throws for sizes that do not fit.
 template <class Fill, class Fits = FitsAll>
 Mask span_mask(MaskTraits traits, Fill fill, Fits fits = {}) {
   return Mask(std::make_shared<SpanMask<Fill, Fits>>(std::move(traits), std::move(fill), std::move(fits)));

@@ -27,7 +27,7 @@ Split made_of_bools(const std::shared_ptr<const MaskNode>& spans, Tensor bools) 
   return split;
 }
 
-// Two sets of bools are joined in one; those of & beside a mask of spans stay as they are.
+// Two sets of bools are combined into one; bools combined by & with a mask of spans stay separate.
 Split split_both(MaskSizes sizes, const MaskPair& pair, Split left, Split right) {
   if (left.bools && right.bools) {
     const auto spans = left.spans && right.spans ? joined(MaskPair::Join::both, left, right)
@@ -53,13 +53,13 @@ Split split(const std::shared_ptr<const MaskNode>& node, MaskSizes sizes) {
   if (pair.join == MaskPair::Join::both) {
     return split_both(sizes, pair, std::move(left), std::move(right));
   }
-  // The bools say all; spans that surround both sides let an engine skip what lies outside.
+  // The bools alone are exact; spans that cover both sides let an engine skip tiles outside them.
   const auto spans = left.spans && right.spans ? joined(MaskPair::Join::either, left, right) : nullptr;
   return made_of_bools(spans, bools_of(pair, sizes));
 }
 
-// What a call holds: the mask too, whose bools its result may look at. The cache holds the result alone, since a mask
-// that held itself would never be freed.
+// The memory that a call keeps: the result and the mask, since the result may view the mask's bools. The cache keeps
+// only the result, since a mask that owned itself would never be freed.
 struct Held {
   std::shared_ptr<const MaskNode> mask;
   std::shared_ptr<const ResolvedMask> resolved;
@@ -85,7 +85,7 @@ std::shared_ptr<const ResolvedMask> cached(const Mask& mask, const std::vector<s
   return held(mask, made);
 }
 
-// What both kinds of calls make of the two parts; a mask of a dense part alone has no spans.
+// The result from the two parts, for both kinds of calls; a mask with only a dense part has no spans.
 template <class MakeSpans>
 std::shared_ptr<const ResolvedMask> resolved_from(Split&& parts, const MakeSpans& make_spans) {
   auto result = std::make_shared<ResolvedMask>();

@@ -10,7 +10,7 @@
 
 namespace headway {
 
-// A pair is allowed where the spans and the bools allow it; what is absent allows all.
+// A pair is allowed if the spans and the bools allow it; an absent part allows all pairs.
 struct ResolvedMask {
   std::optional<Tensor> spans;           // [B|1, H|1, entries, R, 2], packed [1, H|1, total_q, R, 2]
   std::int64_t rows = 1;                 // queries of an entry
@@ -18,7 +18,7 @@ struct ResolvedMask {
   Tensor own_bools;                      // their memory, unless a dense mask has it
 };
 
-// Errors start with the operation. The mask keeps the result until it is asked for another.
+// Errors start with the operation. The mask caches the last result.
 std::shared_ptr<const ResolvedMask> resolve_mask(std::string_view operation, const Mask& mask, MaskSizes sizes);
 
 // For packed sequences: spans count inside the sequence of their row. The bounds are checked ones in host memory.

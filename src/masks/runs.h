@@ -6,8 +6,8 @@
 
 namespace headway {
 
-// The first index from `begin` on whose byte is not `value`; bytes are 0 or 1. Eight at a time, since runs are long
-// where masks are worth looking at.
+// The first index from `begin` on whose byte is not `value`; bytes are 0 or 1. Compares eight at a time, since runs are
+// long in masks for which spans pay off.
 inline std::int64_t end_of_run(const std::uint8_t* bytes, std::int64_t begin, std::int64_t end, std::uint8_t value) {
   const std::uint64_t same = value * std::uint64_t{0x0101010101010101};
   std::int64_t i = begin;

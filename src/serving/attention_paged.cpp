@@ -1,5 +1,5 @@
-// Attention over a block table: build the Problem, choose an engine, run. The engines read pages through their sources
-// of rows; everything else is attention.
+// Attention over a block table: build the Problem, choose an engine, run. Engines read pages through their sources of
+// rows; everything else is as in attention.
 #include "core/engine.h"
 #include "core/out_of_memory.h"
 #include "core/plan.h"

@@ -1,4 +1,4 @@
-// KVCache: its functions, each a lock and what it calls; and attend, which makes one call of attention_paged.
+// KVCache: its functions, each of which locks and calls the implementation; and attend, one call of attention_paged.
 #include "headway/cache.h"
 
 #include <algorithm>
@@ -43,7 +43,7 @@ void check_query(const CacheState& state, const AttendCall& call) {
   }
 }
 
-// The queries of each sequence: of padded rows, query_lens says how many.
+// The number of queries of each sequence; for padded rows it is in query_lens.
 RowCounts query_counts(const AttendCall& call, const AttentionOptions& options) {
   const bool packed = call.cu_seqlens.has_value();
   RowCounts rows = count_rows(attend_operation, call.ids.size(), call.query.size(packed ? 0 : 2), call.cu_seqlens);
@@ -65,8 +65,8 @@ RowCounts query_counts(const AttendCall& call, const AttentionOptions& options) 
   return rows;
 }
 
-// The sequences' tables side by side, [B, most pages], and their lengths [B]. An entry whose tokens were freed names
-// page 0: the window lets nobody see it.
+// The sequences' tables as one, [B, most pages], and their lengths [B]. An entry whose tokens were freed is page 0,
+// which the window masks.
 struct Tables {
   Tensor block_table, lengths;
 };
@@ -96,12 +96,12 @@ Tensor rotated(const CacheState& state, const AttendCall& call, const RowCounts&
   Tensor result = Tensor::uninitialized(call.query.sizes(), call.query.dtype(), call.query.device(), stream);
   const bool packed = rows.packed;
   const std::int64_t each = call.query.size(packed ? 0 : 2), sequences = std::ssize(rows.counts);
-  Tensor positions = Tensor::uninitialized(packed ? Dims{each} : Dims{sequences, each}, DType::i64);
+  Tensor positions(packed ? Dims{each} : Dims{sequences, each}, DType::i64);  // 0 where rows are padding
   for (std::int64_t b = 0; b < sequences; ++b) {
     const std::int64_t count = rows.counts[static_cast<std::size_t>(b)];
     const std::int64_t first = tables.lengths.as<std::int64_t>()[b] - count;
     const std::int64_t begin = packed ? rows.begins[static_cast<std::size_t>(b)] : b * each;
-    for (std::int64_t i = 0; i < (packed ? count : each); ++i) {
+    for (std::int64_t i = 0; i < count; ++i) {
       positions.as<std::int64_t>()[begin + i] = first + i;
     }
   }
@@ -113,19 +113,60 @@ Tensor rotated(const CacheState& state, const AttendCall& call, const RowCounts&
   return result;
 }
 
+// The keys of each sequence that count for section 1's bottom_right: with one valid length for each, those.
+std::vector<std::int64_t> ends_of_keys(const CacheState& state, const AttendCall& call,
+                                       const std::optional<ConstTensorView>& valid_lens) {
+  std::vector<std::int64_t> ends;
+  for (std::size_t b = 0; b < call.ids.size(); ++b) {
+    ends.push_back(state.book.at(attend_operation, call.ids[b]).length);
+  }
+  if (!valid_lens || valid_lens->rank() != 1 || valid_lens->size(0) != std::ssize(ends) ||
+      !is_integer(valid_lens->dtype())) {  // attention_paged refuses what it cannot take
+    return ends;
+  }
+  if (valid_lens->device() != Device{}) {
+    invalid("the cache has a window: expected valid_lens in host memory, found ", valid_lens->device());
+  }
+  for (std::size_t b = 0; b < ends.size(); ++b) {
+    const std::int64_t end = load_integer(*valid_lens, static_cast<std::int64_t>(b) * valid_lens->stride(0));
+    ends[b] = end >= 0 && end < ends[b] ? end : ends[b];
+  }
+  return ends;
+}
+
+// The key position of each sequence's first query, section 1's offset(b): it may be negative.
+std::vector<std::int64_t> first_positions(const CacheState& state, const AttendCall& call, const RowCounts& rows,
+                                          const AttentionOptions& options) {
+  const std::int64_t each = call.query.size(rows.packed ? 0 : 2);
+  if (options.causal != Causal::none && options.causal != Causal::bottom_right) {
+    return std::vector<std::int64_t>(call.ids.size(), 0);
+  }
+  const bool aligned = options.causal == Causal::bottom_right;
+  std::vector<std::int64_t> positions = ends_of_keys(state, call, aligned ? options.valid_lens : std::nullopt);
+  for (std::size_t b = 0; b < positions.size(); ++b) {
+    std::int64_t with_padding = each;
+    if (rows.packed) {
+      with_padding = (b + 1 < positions.size() ? rows.begins[b + 1] : each) - rows.begins[b];
+    }
+    positions[b] -= aligned ? rows.counts[b] : with_padding;
+  }
+  return positions;
+}
+
 // The spans of keys that rows see where first keys are kept: those before `first`, and the window's. [B,1,Sq,2,2],
 // packed [1,1,total,2,2].
-Tensor first_and_window(const CacheState& state, const AttendCall& call, const RowCounts& rows) {
+Tensor first_and_window(const CacheState& state, const AttendCall& call, const RowCounts& rows,
+                        const std::vector<std::int64_t>& positions) {
   const bool packed = rows.packed;
   const std::int64_t each = call.query.size(packed ? 0 : 2), sequences = std::ssize(rows.counts);
   Tensor spans(packed ? Dims{1, 1, each, 2, 2} : Dims{sequences, 1, each, 2, 2}, DType::i64);  // 0 to 0: empty
   const Window& window = *state.config.window;
   const std::int64_t first = state.config.first;
   for (std::size_t b = 0; b < call.ids.size(); ++b) {
-    const std::int64_t length = state.book.at(attend_operation, call.ids[b]).length, count = rows.counts[b];
+    const std::int64_t length = state.book.at(attend_operation, call.ids[b]).length;
     const std::int64_t begin = packed ? rows.begins[b] : static_cast<std::int64_t>(b) * each;
-    for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t position = length - count + i;  // negative where there are more queries than keys
+    for (std::int64_t i = 0; i < rows.counts[b]; ++i) {
+      const std::int64_t position = positions[b] + i;  // negative where there are more queries than keys
       const bool bounded = window.right && *window.right < length - position;
       const std::int64_t end = bounded ? std::max<std::int64_t>(position + *window.right + 1, 0) : length;
       auto* row = spans.as<std::int64_t>() + (begin + i) * 4;
@@ -137,19 +178,21 @@ Tensor first_and_window(const CacheState& state, const AttendCall& call, const R
   return spans;
 }
 
-// Whether some row sees keys behind a gap.
-bool needs_spans(const CacheState& state, const AttendCall& call) {
+// Whether some row sees keys after a gap.
+bool needs_spans(const CacheState& state, const RowCounts& rows, const std::vector<std::int64_t>& positions) {
   const KeptKeys& kept = state.book.kept();
-  return kept.left && kept.first > 0 && std::any_of(call.ids.begin(), call.ids.end(), [&](std::int64_t id) {
-           return state.book.at(attend_operation, id).length - 1 - *kept.left > kept.first;
-         });
+  for (std::size_t b = 0; kept.left && b < positions.size(); ++b) {
+    const std::int64_t last = positions[b] + rows.counts[b] - 1;  // of the sequence's queries
+    if (rows.counts[b] > 0 && last > kept.first && *kept.left < last - kept.first) {
+      return true;
+    }
+  }
+  return false;
 }
 
 // The cache's own window in the call's options.
-void add_window(const CacheState& state, const AttendCall& call, const RowCounts& rows, AttentionOptions& options) {
-  if (!state.config.window) {
-    return;
-  }
+void add_window(const CacheState& state, const AttendCall& call, const RowCounts& rows,
+                const std::vector<std::int64_t>& positions, AttentionOptions& options) {
   const Window& window = *state.config.window;
   if (options.window && (options.window->left != window.left || options.window->right != window.right)) {
     invalid("the cache has a window of its own: expected no other, found one");
@@ -158,7 +201,7 @@ void add_window(const CacheState& state, const AttendCall& call, const RowCounts
   const KeptKeys& kept = state.book.kept();
   for (std::size_t b = 0; b < call.ids.size(); ++b) {
     const PagedSequence& sequence = state.book.at(attend_operation, call.ids[b]);
-    const std::int64_t position = std::max<std::int64_t>(sequence.length - rows.counts[b], 0);
+    const std::int64_t position = std::max<std::int64_t>(positions[b], 0);
     if (rows.counts[b] > 0 && !kept.all_seen_are_kept(position, sequence.length, sequence.freed)) {
       invalid("the first of ", rows.counts[b], " queries of sequence ", call.ids[b], " is at position ", position,
               " and sees keys from ", std::max(kept.first, position - *kept.left), " on; keys ", kept.first, " to ",
@@ -172,16 +215,19 @@ void attend_in(const CacheState& state, const AttendCall& call, TensorView out, 
   check_query(state, call);
   const RowCounts rows = query_counts(call, options);
   const Tables tables = tables_of(state, call.ids);
-  add_window(state, call, rows, options);
   std::optional<Tensor> spans;
-  if (state.config.window && state.config.first > 0) {
-    options.window->left.reset();  // up to there everything is seen
-    if (needs_spans(state, call)) {
-      if (options.spans) {
-        invalid("the cache keeps first keys beside its window: expected no spans, found some");
+  if (state.config.window) {
+    const std::vector<std::int64_t> positions = first_positions(state, call, rows, options);
+    add_window(state, call, rows, positions, options);
+    if (state.config.first > 0) {
+      options.window->left.reset();  // up to there everything is seen
+      if (needs_spans(state, rows, positions)) {
+        if (options.spans) {
+          invalid("the cache keeps first keys beside its window: expected no spans, found some");
+        }
+        spans = first_and_window(state, call, rows, positions);
+        options.spans = *spans;
       }
-      spans = first_and_window(state, call, rows);
-      options.spans = *spans;
     }
   }
   const PagedKeys keys{

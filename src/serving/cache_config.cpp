@@ -1,4 +1,4 @@
-// What a cache is made of: checks of its config, its memory, and the rows of a call.
+// Checks of a cache's config, its memory, and the rows of a call.
 #include <cmath>
 #include <limits>
 

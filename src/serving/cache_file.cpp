@@ -54,7 +54,7 @@ const char* name(RopeScaling scaling) {
   return "unknown";
 }
 
-// Names for MetadataReader::choice, which looks in the namespace of what it compares.
+// Names for MetadataReader::choice, which finds them by argument-dependent lookup.
 struct ScalingChoice {
   RopeScaling scaling;
 };
@@ -159,7 +159,7 @@ KVCacheConfig read_config(const MetadataReader& reader, Device device) {
 
 // ---- Pages ----
 
-// The pages that sequences hold, in the order of their numbers, and how many slots of each hold tokens.
+// The pages that sequences use, in ascending order, and the number of used slots of each.
 std::map<std::int32_t, std::int64_t> held_pages(const PageBook& book) {
   std::map<std::int32_t, std::int64_t> held;
   for (const auto& [id, sequence] : book.sequences()) {
@@ -174,7 +174,7 @@ std::map<std::int32_t, std::int64_t> held_pages(const PageBook& book) {
   return held;
 }
 
-// Of `pages` [pages, page_size, ...] those that are held, [held, page_size, ...].
+// The used ones of `pages` [pages, page_size, ...], as [held, page_size, ...].
 Tensor packed_pages(const Tensor& pages, const std::map<std::int32_t, std::int64_t>& held) {
   Dims sizes = pages.sizes();
   sizes[0] = static_cast<std::int64_t>(held.size());
@@ -225,7 +225,7 @@ NamedTensors tensors_of(const CacheState& state) {
 
 // ---- Loading ----
 
-// Takes pages out of the file into a store; returns how many.
+// Reads pages from the file into a store; returns their number.
 void load_store(const MetadataReader& reader, const std::string& name, std::int64_t count, NamedTensors& tensors,
                 PageStore& store) {
   const auto load = [&](const std::string& tensor_name, Tensor& pages) {

@@ -1,4 +1,4 @@
-// Tokens on their way into pages, and back: KVCache::append and KVCache::read.
+// Writing tokens into pages and reading them back: KVCache::append and KVCache::read.
 //
 // An append is one pass over its rows: each is read once, rotated (or quantised) and written into its slot. 8-bit rows
 // go through a staging buffer, since a row that 8 bits cannot hold must be refused before anything changes.
@@ -30,7 +30,7 @@ void for_blocks(std::int64_t tokens, std::int64_t width, const Action& action) {
   });
 }
 
-// Keys or values as they come: rows of several sequences, each number at offset(token) + head * head_stride + d *
+// New keys or values: rows of several sequences, each number at offset(token) + head * head_stride + d *
 // stride.
 struct Rows {
   ConstTensorView view;
@@ -93,7 +93,7 @@ struct Turns {
 
 // ---- 8 bits ----
 
-// Where 8-bit rows wait until the pages are theirs.
+// A staging buffer for 8-bit rows until their pages are assigned.
 struct Staged {
   Tensor data;    // [tokens, Hkv, width]
   Tensor scales;  // [tokens, Hkv]
@@ -266,7 +266,8 @@ void copy_slots(const std::vector<PageCopy>& copies, PageStore& store, void* str
   }
 }
 
-// One operand of an append: keys or values. What may fail happens in the constructor, before the pages are theirs.
+// One operand of an append: keys or values. Everything that may fail is done in the constructor, before pages are
+// assigned.
 class Operand {
  public:
   Operand(const CacheState& state, std::span<const std::int64_t> ids, const char* name, const Rows& rows,
@@ -366,7 +367,7 @@ void append_to_host(CacheState& state, std::span<const std::int64_t> ids, const 
   }
 }
 
-// The book stays on the host: what the device needs of it is where each row goes.
+// The bookkeeping stays on the host; the device only needs the slot of each row.
 void append_to_device(CacheState& state, std::span<const std::int64_t> ids, const CacheRows& rows,
                       const RowCounts& counts, const std::vector<Token>& tokens) {
   std::vector<std::int64_t> positions;

@@ -1,4 +1,4 @@
-// What a KVCache consists of. Private to the files of this folder.
+// The parts of a KVCache. Private to the files of this folder.
 #pragma once
 
 #include <optional>
@@ -22,7 +22,7 @@ struct PageStore {
   std::optional<Tensor> scales;  // [pages, page_size, Hkv], f32, for the 8-bit types
 };
 
-// Checked, with value_dim filled in. InvalidArgument, TypeMismatch or Unsupported for what cannot be.
+// The checked config, with value_dim set. InvalidArgument, TypeMismatch or Unsupported for an invalid one.
 KVCacheConfig resolved(const KVCacheConfig& config);
 
 // Of the pages' numbers.
@@ -48,7 +48,7 @@ struct KVCache::State : CacheState {
   using CacheState::CacheState;
 };
 
-// How many rows each sequence of a call has and, in a pack, where they begin.
+// The number of rows of each sequence of a call and, in a pack, where they begin.
 struct RowCounts {
   std::vector<std::int64_t> counts, begins;
   bool packed = false;
@@ -61,7 +61,7 @@ RowCounts count_rows(std::string_view operation, std::size_t sequences, std::int
 // The type and the device of the cache.
 void check_cached_rows(std::string_view operation, const char* name, ConstTensorView view, const KVCacheConfig& config);
 
-// KVCache::append and KVCache::read, on what they share.
+// The common parts of KVCache::append and KVCache::read.
 void append_rows(CacheState& state, std::span<const std::int64_t> ids, const CacheRows& rows);
 std::pair<Tensor, Tensor> read_rows(const CacheState& state, std::int64_t id, std::int64_t begin, std::int64_t end,
                                     void* stream);

@@ -1,5 +1,5 @@
-// RoPE and a cache's appends on a CUDA device, queued on the caller's stream. Defined in the CUDA engine's folder, or
-// in the one that stands in for it where it is not built.
+// RoPE and a cache's appends on a CUDA device, queued on the caller's stream. Defined in the CUDA engine's folder or,
+// in builds without it, in the folder that replaces it.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace headway {
 
-// The rotation of rows: frequencies of the pairs, how a pair lies in its row, and the attention factor.
+// The rotation of rows: frequencies of the pairs, their layout in a row, and the attention factor.
 struct DeviceRotation {
   const RopeFrequencies& frequencies;
   bool interleaved;
@@ -24,8 +24,8 @@ void rope_on_device(const char* operation, const ConstTensorView& x, const Const
 
 // New rows of one operand, [B,Hkv,S,W] or packed [total,Hkv,W]: row t in the order of the sequences goes to slots[t] of
 // `pages` [pages, page_size, Hkv, W], with 8-bit pages to `scales` [pages, page_size, Hkv] too. With a rotation row t
-// is rotated to positions[t]. A row with NaN or Inf cannot be stored in 8 bits: its scale becomes NaN, which shows in
-// the rows that attend to it, since nobody waits for the numbers.
+// is rotated to positions[t]. A row with NaN or Inf cannot be stored in 8 bits. Since the host does not wait for the
+// numbers, its scale becomes NaN, and so do the rows that attend to it.
 struct DeviceAppend {
   ConstTensorView rows;
   bool packed;

@@ -7,7 +7,7 @@
 
 namespace headway {
 
-// What an append would take and free.
+// The pages that an append would take and free.
 struct PageBook::Needs {
   std::int64_t taken = 0, freed = 0;
 };
@@ -156,7 +156,8 @@ std::vector<PageCopy> PageBook::append(std::string_view operation, std::span<con
   check_appended(operation, ids);
   const Needs needs = needs_of(ids, counts);
   if (needs.taken > free_pages() + needs.freed) {
-    throw OutOfPages(text(operation, ": ", needs.taken, " pages of ", page_size_, " tokens are needed, ",
+    throw OutOfPages(text(operation, ": ", needs.taken, needs.taken == 1 ? " page of " : " pages of ", page_size_,
+                          page_size_ == 1 ? " token " : " tokens ", needs.taken == 1 ? "is" : "are", " needed, ",
                           free_pages() + needs.freed, " of ", pages(), " are free"));
   }
   std::vector<PageCopy> copies;

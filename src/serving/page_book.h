@@ -1,8 +1,8 @@
 // The bookkeeping of a KV cache: which page holds which tokens of which sequence. No keys, no arithmetic.
 //
 // A sequence is a table of page numbers; pages are shared between forks and counted. Only the page that holds a
-// sequence's next token is ever written, so that a page is copied at most then, and only while someone else holds it.
-// Every function checks first and changes afterwards: one that throws leaves everything as it was.
+// sequence's next token is ever written, so a page is copied at most then, and only if another sequence shares it.
+// Every function checks before it changes anything: if it throws, nothing has changed.
 #pragma once
 
 #include <algorithm>
@@ -52,7 +52,7 @@ class PageBook {
   std::int64_t page_size() const { return page_size_; }
   std::int64_t free_pages() const { return static_cast<std::int64_t>(free_.size()); }
   const KeptKeys& kept() const { return kept_; }
-  // By id; ids count up and are never given again.
+  // By id; ids count up and are never used again.
   const std::map<std::int64_t, PagedSequence>& sequences() const { return sequences_; }
   // UnknownSequence, beginning with the operation, if there is none.
   const PagedSequence& at(std::string_view operation, std::int64_t id) const;
@@ -62,14 +62,14 @@ class PageBook {
   void remove(std::string_view operation, std::int64_t id);
   void truncate(std::string_view operation, std::int64_t id, std::int64_t length);
 
-  // Makes sequence ids[i] longer by counts[i] >= 0 tokens, after freeing what no query from its old end on can see (if
-  // there are any tokens). InvalidArgument if a sequence comes twice, OutOfPages if pages are missing. The copies must
-  // be made before the new tokens are written.
+  // Makes sequence ids[i] longer by counts[i] >= 0 tokens, after freeing the keys that no query from its old end on can
+  // see (if there are any tokens). InvalidArgument if a sequence occurs twice, OutOfPages if there are too few pages.
+  // The copies must be made before the new tokens are written.
   std::vector<PageCopy> append(std::string_view operation, std::span<const std::int64_t> ids,
                                std::span<const std::int64_t> counts);
 
-  // A sequence as it was saved; its pages become held once more. The caller has checked it. After the last one, what
-  // the next id is.
+  // Restores a saved, checked sequence and counts one more user of each of its pages. After the last one, sets the next
+  // id.
   void restore(std::int64_t id, PagedSequence sequence);
   void finish_restoring(std::int64_t next_id);
   std::int64_t next_id() const { return next_id_; }
@@ -78,7 +78,7 @@ class PageBook {
   struct Needs;  // of an append
   Needs needs_of(std::span<const std::int64_t> ids, std::span<const std::int64_t> counts) const;
   void check_appended(std::string_view operation, std::span<const std::int64_t> ids) const;
-  // What `freed` of a sequence is after an append of tokens.
+  // The value of `freed` of a sequence after an append of tokens.
   std::int64_t freed_by_append(const PagedSequence& sequence) const;
   // The table entries [begin, end) that such an append frees; some may hold no_page.
   std::pair<std::int64_t, std::int64_t> entries_freed_by_append(const PagedSequence& sequence) const;

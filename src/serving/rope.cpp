@@ -130,7 +130,7 @@ void rotate_block(const Rotated& call, const RopePairs& pairs, const RowOffsets&
   for (std::int64_t r = 0; r < rows; ++r) {
     const std::int64_t place = (each ? b * call.positions.stride(0) : 0) + (begin + r) * call.positions.stride(-1);
     const std::int64_t position = load_integer(call.positions, place);
-    // 0 - position in unsigned arithmetic, where the smallest number has an opposite too.
+    // 0 - position in unsigned arithmetic, since the smallest signed number has no negative.
     const auto opposite = static_cast<std::int64_t>(0 - static_cast<std::uint64_t>(position));
     pairs.turn(call.back ? opposite : position, table.data() + r * pairs.dims());
   }

@@ -83,7 +83,7 @@ class Scaling {
     return dims_ == 0 ? config_.base : config_.base * std::pow(stretch, dims / (dims - 2));
   }
 
-  // The pair, as a fraction, that turns this often over the original length.
+  // The index, as a fraction, of the pair that rotates this many times over the original length.
   double pair_with(double turns, double original) const {
     return static_cast<double>(dims_) * std::log(original / (turns * 2 * std::numbers::pi)) /
            (2 * std::log(config_.base));

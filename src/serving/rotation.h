@@ -1,4 +1,4 @@
-// Rotating single rows: what rope() and the cache share.
+// Rotating single rows, for rope() and the cache.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ constexpr std::int64_t parallel_elements = std::int64_t{1} << 15;  // rows of fe
 template <class T>
 using RotationType = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// rope_frequencies with error texts that begin with another operation.
+// rope_frequencies with error texts that begin with the given operation.
 RopeFrequencies rope_frequencies(const char* operation, std::int64_t head_dim, const RopeConfig& config);
 
 // The pairs of rows of one head_dim, and their frequencies.
@@ -57,7 +57,7 @@ To rounded_to(From value) {
 }
 
 // out = row, rotated; both of `width` elements. out may be row itself, or of a wider type. Strides are numbers, or
-// std::integral_constant<std::int64_t, 1>, with which loops become vectors.
+// std::integral_constant<std::int64_t, 1>, with which the compiler vectorises the loops.
 template <class T, class Out, class Stride, class OutStride>
 void rotate_row(const RopePairs& pairs, const RotationType<T>* cos_sin, std::int64_t width, const T* row, Stride stride,
                 Out* out, OutStride out_stride) {

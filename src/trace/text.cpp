@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <ostream>
+#include <string_view>
 
 #include "core/out_of_memory.h"
 #include "core/utf8.h"
@@ -77,23 +78,36 @@ std::vector<std::int64_t> shown(std::int64_t size, std::int64_t edge) {
   return indices;
 }
 
-// Columns that a text takes on a terminal, counted as code points.
-std::size_t width_of(const std::string& text) {
-  return static_cast<std::size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+// Columns that a text takes on a terminal.
+std::size_t width_of(std::string_view text) {
+  std::size_t columns = 0;
+  while (!text.empty()) {
+    const std::size_t length = std::max<std::size_t>(utf8_length(text), 1);
+    columns += terminal_columns(code_point(text.substr(0, length)));
+    text.remove_prefix(length);
+  }
+  return columns;
 }
 
 // Tokens may contain anything; what is printed stays short and on its line.
 std::string shown_label(const std::string& token) {
+  if (token.empty()) {
+    return "(empty)";
+  }
   const std::string label = printable(token);
   if (width_of(label) <= longest_label) {
     return label;
   }
   std::size_t end = 0;
-  for (std::size_t characters = 0; characters < longest_label - 1; ++characters) {
-    end += utf8_length(std::string_view(label).substr(end));
+  for (std::size_t columns = 0;;) {
+    const std::string_view rest = std::string_view(label).substr(end);
+    const std::size_t length = utf8_length(rest);
+    columns += terminal_columns(code_point(rest.substr(0, length)));
+    if (columns > longest_label - 1) {
+      return label.substr(0, end) + "~";
+    }
+    end += length;
   }
-  return label.substr(0, end) + "~";
 }
 
 std::string padded(const std::string& text, std::size_t width, bool left = false) {

@@ -54,7 +54,7 @@ void append_binned(std::vector<float>& bins, const Tensor& tensor, std::int64_t 
   }
 }
 
-// What to ask of the analysis so that all heads fit.
+// The analysis request with which all heads fit.
 struct Room {
   bool matrix;                            // whole; the page finds the profiles in it
   std::int64_t row_bin = 1, key_bin = 1;  // places of a profile that share a bin
@@ -97,20 +97,36 @@ Room room_for(std::int64_t heads, std::int64_t queries, std::int64_t keys, std::
   return room;
 }
 
-std::string options_text(std::span<const Problem> problems) {
-  std::string common;
-  for (std::size_t n = 0; n < problems.size(); ++n) {
-    Plan plan;
-    describe_problem(problems[n], plan);
-    if (n != 0 && plan.options != common) {
-      return "options differ from layer to layer";
+// What was asked for, and no more: not the scale that is there by default, nor an alignment that changes nothing.
+std::string options_text(const Problem& problem) {
+  Plan plan;
+  describe_problem(problem, plan);
+  std::string options;
+  for (std::size_t begin = 0; begin < plan.options.size();) {
+    const std::size_t end = std::min(plan.options.find(", ", begin), plan.options.size());
+    std::string option = plan.options.substr(begin, end - begin);
+    begin = end + 2;
+    const double natural = natural_scale(problem.head_dim);  // models write it as D ** -0.5, some in f32
+    if (option.starts_with("scale ") && std::abs(problem.scale - natural) <= 1e-6 * natural) {
+      continue;
     }
-    common = plan.options;
+    if (option.starts_with("causal ") && problem.query_len == problem.key_len && !problem.valid_lens &&
+        !problem.query_lens) {
+      option = "causal";
+    }
+    options += (options.empty() ? "" : ", ") + option;
   }
-  return common;
+  return options;
 }
 
-// "layer 3, item 0, head 7": what there is only one of is left out.
+std::string options_text(std::span<const Problem> problems) {
+  const std::string first = options_text(problems[0]);
+  const bool alike = std::all_of(problems.begin(), problems.end(),
+                                 [&](const Problem& problem) { return options_text(problem) == first; });
+  return alike ? first : "options differ from layer to layer";
+}
+
+// "layer 3, item 0, head 7", without the parts of which there is only one.
 std::string name_of(std::span<const Problem> problems, std::size_t layer, std::int64_t b, std::int64_t h) {
   std::string name = problems.size() == 1 ? "" : text("layer ", layer, ", ");
   if (problems[layer].batch != 1) {
@@ -186,9 +202,10 @@ Analyzed analyzed(std::span<const ViewLayer> layers, std::span<const Problem> pr
   const std::int64_t heads = heads_in(problems), queries = problems[0].query_len, keys = problems[0].key_len;
   const Room room = room_for(heads, queries, keys, text_bytes(request));
   Analyzed result{.content = {.title = request.title,
-                              .options = options_text(problems),
+                              .options = request.name_options ? options_text(problems) : "",
                               .queries = queries,
                               .keys = keys,
+                              .offset = problems[0].causal == Causal::top_left ? 0 : keys - queries,
                               .key_tokens = request.key_tokens,
                               .layers = static_cast<std::int64_t>(layers.size()),
                               .row_bin = room.row_bin,

@@ -1,4 +1,4 @@
-// From layers of attention to what a page shows of them, as finely as the size limit allows.
+// The data that a page shows of layers of attention, as fine as the size limit allows.
 #pragma once
 
 #include <span>

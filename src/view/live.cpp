@@ -1,4 +1,4 @@
-// What a server of the page answers. The protocol, besides the page's own path:
+// The answers of a server of the page. The protocol, besides the page's own path:
 //   tile?head=..&r0=..&r1=..&k0=..&k1=..  the weights of rows [r0, r1) and keys [k0, k1) of a head, in at most 513
 //       cells along each side: six i32, which are row_begin, key_begin, row_cell, key_cell, rows and columns of the
 //       cells, then rows * columns f32 means, then as many maxima
@@ -58,8 +58,8 @@ void append(std::string& body, const std::vector<T>& numbers) {
   body.append(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(T));
 }
 
-// Whether a request names this machine, through whatever port: that of a tunnel is another one. A page elsewhere that
-// reaches this machine by a name of its own is not among them.
+// Whether a request's host is this machine, with any port, since a tunnel changes the port. A foreign page whose host
+// name resolves to this machine is rejected.
 bool names_this_machine(std::string_view host, std::string_view own_host) {
   if (host == own_host) {
     return true;

@@ -84,12 +84,12 @@ std::string data_text(const Content& content, Source source) {
   const bool same_tokens = !content.query_tokens.empty() && content.query_tokens == content.key_tokens;
   io::JsonObject data;
   data.set("title", content.title).set("options", content.options);
-  data.set("queries", content.queries).set("keys", content.keys);
+  data.set("queries", content.queries).set("keys", content.keys).set("offset", content.offset);
   data.set("rowBin", content.row_bin).set("keyBin", content.key_bin);
   data.set("rowCell", content.row_cell).set("keyCell", content.key_cell);
   data.set("mapRows", content.map_rows).set("mapKeys", content.map_keys).set("top", content.top);
   data.add("keyTokens", tokens_text(content.key_tokens));
-  // "same": the page takes the keys' tokens.
+  // "same": the page uses the keys' tokens.
   data.add("queryTokens", same_tokens ? io::json_text("same") : tokens_text(content.query_tokens));
   data.set("layers", content.layers).set("live", source == Source::server);
   data.add("heads", io::json_array(content.heads, head_text)).add("blobs", blobs_text(content));

@@ -16,7 +16,7 @@ struct Head {
 // Arrays have the heads first, contiguous; an empty one is left out. With `weights` the page needs no maps.
 struct Content {
   std::string title, options;
-  std::int64_t queries = 0, keys = 0;
+  std::int64_t queries = 0, keys = 0, offset = 0;  // query i stands where key i + offset does
   std::vector<std::string> key_tokens = {}, query_tokens = {};
   std::int64_t layers = 1;
   std::vector<Head> heads = {};
@@ -29,7 +29,7 @@ struct Content {
   std::vector<float> top_weights = {}, weights = {};  // as they are
 };
 
-// Whether the page lies in a file, or comes from a server that it may ask for more.
+// Whether the page is in a file, or comes from a server from which it can request more.
 enum class Source : std::uint8_t { file, server };
 
 std::string page_text(const Content& content, Source source);

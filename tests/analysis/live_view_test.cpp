@@ -1,4 +1,4 @@
-// What a server of the page answers: who is refused, and that every part is that of the matrix.
+// The answers of a server of the page: which requests it refuses, and that every part is that of the matrix.
 #include <gtest/gtest.h>
 
 #include <cmath>

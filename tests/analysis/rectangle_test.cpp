@@ -142,5 +142,44 @@ TEST_P(WeightsIn, say_what_is_wrong) {
 
 ON_EVERY_ENGINE(WeightsIn);
 
+// On CUDA they are open: docs/reliability.md.
+class WeightsFromLse : public EngineTest {};
+
+// lse is rounded: exp(s - lse) of scores of 3e14 passes what a float holds.
+TEST_P(WeightsFromLse, of_large_scores_add_up_to_1) {
+  for (DType type : {DType::f32, DType::f64, DType::bf16}) {
+    Inputs inputs = random_inputs({}, type);
+    const double size = type == DType::f64 ? 1e15 : 1e7;
+    for (Tensor* tensor : {&inputs.q, &inputs.k})
+      each_index(tensor->sizes(), [&](const Dims& at) { set(*tensor, at, size); });
+    for (std::int64_t d = 0; d < 8; ++d) set(inputs.q, {1, 2, 3, d}, 0.5 / size);  // one row of ordinary scores
+    for (std::int64_t d = 0; d < 8; ++d) set(inputs.q, {0, 0, 1, d}, NAN);
+    const AttentionOptions options = on_engine();
+    const Tensor lse = run_analyze(inputs.q, inputs.k, options).lse;
+    const auto expect = [&](double found, std::int64_t b, std::int64_t h, std::int64_t i) {
+      if (b == 0 && h == 0 && i == 1)
+        EXPECT_TRUE(std::isnan(found)) << found;
+      else
+        EXPECT_NEAR(found, 1.0 / 7, type == DType::bf16 ? 1e-3 : 1e-5) << b << " " << h << " " << i;
+    };
+    const Tensor part = run_weights_in(inputs.q, inputs.k, {1, 5, 2, 6}, options, lse);
+    each_index(part.sizes(), [&](const Dims& at) { expect(get(part, at), at[0], at[1], at[2] + 1); });
+    Tensor mean({2, 5, 7}, type);
+    run_mean_weights(inputs.q, inputs.k, lse, mean, options);
+    each_index(mean.sizes(), [&](const Dims& at) { expect(get(mean, at), at[0], 0, at[1]); });
+    const TileMap map = run_tile_map(inputs.q, inputs.k, lse, 1, 2, {0, 5, 0, 7}, 1, 2, options);
+    each_index(map.max.sizes(), [&](const Dims& at) { expect(get(map.max, at), 1, 2, at[0]); });
+  }
+}
+
+TEST_P(WeightsFromLse, of_no_heads_have_a_mean_of_0) {
+  const Tensor none({2, 0, 5, 8}), keys({2, 0, 7, 8}), lse({2, 0, 5});
+  Tensor mean = filled({2, 5, 7}, DType::f32, NAN);
+  run_mean_weights(none, keys, lse, mean, on_engine());
+  each_index(mean.sizes(), [&](const Dims& at) { EXPECT_EQ(get(mean, at), 0); });
+}
+
+ON_EVERY_HOST_ENGINE(WeightsFromLse);
+
 }  // namespace
 }  // namespace headway::test

@@ -1,4 +1,4 @@
-// The CUDA engine among others: the caller's stream, graphs that are replayed when the host's memory is gone, and
+// The CUDA engine beside other libraries: the caller's stream, graphs replayed after the host's memory is freed, and
 // errors that other libraries left in the CUDA runtime.
 #include <gtest/gtest.h>
 

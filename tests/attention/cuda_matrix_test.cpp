@@ -1,4 +1,4 @@
-// Masks and biases on the CUDA engine, wherever their rows lie: what they hold decides the result, bit for bit, not the
+// Masks and biases on the CUDA engine: their contents determine the result, bit for bit, not the
 // length of their rows in memory or the element that they begin at.
 #include <gtest/gtest.h>
 

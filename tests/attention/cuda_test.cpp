@@ -1,4 +1,4 @@
-// What is the CUDA engine's own: the CPU engine's dropout masks, the same bits in every run, sizes past 32 bits and
+// Properties of the CUDA engine: the CPU engine's dropout masks, the same bits in every run, sizes past 32 bits and
 // past the grid's limits, streams, graphs, and the caller's current device. The tests of every engine run on it too.
 #include <gtest/gtest.h>
 

@@ -27,6 +27,9 @@ class Reproducible : public EngineTest {
   }
 };
 
+// What the CPU promises on top: bits that depend on no stride.
+class ReproducibleOnHost : public Reproducible {};
+
 // The batch items [begin, end) of a view whose first axis is the batch.
 std::optional<ConstTensorView> items(const std::optional<ConstTensorView>& view, std::int64_t begin, std::int64_t end) {
   if (!view || view->size(0) == 1) return view;
@@ -144,6 +147,56 @@ TEST_P(Reproducible, weights_and_lse_asked_for_or_not_change_nothing) {
       }
 }
 
+// Lengths that end inside a chunk of keys, at its end, and before the first chunk's; one item attends to nothing.
+constexpr std::int64_t padded_lengths[] = {0, 20, 64, 130};
+
+// True, or 0, where row i of item b may attend to key j: a padding mask that all rows share, or one in which every
+// second row ends later.
+Tensor padding(const Shape& shape, DType type, bool rows_differ) {
+  Tensor result({shape.batch, 1, shape.queries, shape.keys}, type);
+  for (std::int64_t b = 0; b < shape.batch; ++b)
+    for (std::int64_t i = 0; i < shape.queries; ++i)
+      for (std::int64_t j = 0; j < shape.keys; ++j) {
+        const bool attends = j < padded_lengths[b] + (rows_differ && i % 2 == 1 ? 70 : 0);
+        if (type == DType::b8)
+          result.at<bool>({b, 0, i, j}) = attends;
+        else
+          result.at<float>({b, 0, i, j}) = attends ? 0.0f : -INFINITY;
+      }
+  return result;
+}
+
+TEST_P(ReproducibleOnHost, a_padding_mask_has_the_same_bits_broadcast_stored_and_as_a_bias) {
+  for (const std::int64_t keys : {70, 230, 600})  // done at once, and block by block
+    for (DType type : {DType::f32, DType::bf16})
+      for (bool rows_differ : {false, true}) {
+        SCOPED_TRACE(std::to_string(keys) + name(type) + (rows_differ ? " rows differ" : ""));
+        const Shape shape{
+            .batch = 4, .heads = 2, .kv_heads = 1, .queries = 40, .keys = keys, .head_dim = 40, .value_dim = 24};
+        Inputs inputs = random_inputs(shape, type);
+        const Tensor mask = padding(shape, DType::b8, rows_differ), bias = padding(shape, DType::f32, rows_differ);
+        std::vector<AttentionOptions> ways{on_engine({.mask = mask}), on_engine({.bias = bias})};
+        if (!rows_differ) {
+          const Dims all = mask.sizes();
+          ways.push_back(on_engine({.mask = mask.view().slice(2, 0, 1).expand(all)}));
+          ways.push_back(on_engine({.bias = bias.view().slice(2, 0, 1).expand(all)}));
+        }
+        const Call first = inputs.call(ways[0]);
+        const Tensor grad_out = grad_out_of(first);
+        const Results results = first.run(true);
+        const GradientTensors gradients = first.gradients(grad_out, results);
+        for (const AttentionOptions& way : ways) {
+          const Call call = inputs.call(way);
+          const Results without_weights = call.run(false);
+          EXPECT_TRUE(same_bits(call.run(true), results));
+          EXPECT_TRUE(same_bits(without_weights.out, results.out) && same_bits(without_weights.lse, results.lse));
+          const GradientTensors others = call.gradients(grad_out, results);
+          EXPECT_TRUE(same_bits(others.dq, gradients.dq) && same_bits(others.dk, gradients.dk) &&
+                      same_bits(others.dv, gradients.dv));
+        }
+      }
+}
+
 TEST_P(Reproducible, a_gradient_is_the_same_whether_the_others_are_asked_for_or_not) {
   const Inputs inputs = random_inputs(large);
   const Call call = inputs.call(on_engine({.causal = Causal::top_left}));
@@ -223,6 +276,7 @@ TEST_P(Reproducible, lower_ranks_have_the_bits_of_rank_four) {
 }
 
 ON_EVERY_ENGINE(Reproducible);
+ON_EVERY_HOST_ENGINE(ReproducibleOnHost);
 
 }  // namespace
 }  // namespace headway::test

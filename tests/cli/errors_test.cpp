@@ -1,4 +1,4 @@
-// What goes wrong is one line on standard error and an exit code: 1 for a failure, 2 for a request that makes no sense.
+// An error is one line on standard error and an exit code: 1 for a failure, 2 for an invalid request.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -116,8 +116,27 @@ TEST_F(Errors, commands_that_are_not_there_have_code_2) {
   expect_failure(run({"veiw"}), 2, "headway", "did you mean view?");
   expect_failure(run({"zzz"}), 2, "headway", "there is no command zzz (see headway --help)");
   expect_failure(run({""}), 2, "headway", "there is no command");
-  expect_failure(run({"--frobnicate"}), 2, "headway", "(see headway --help)");
   expect_failure(run({"attend"}), 2, "headway attend", "required (see headway attend --help)");
+}
+
+TEST_F(Errors, an_option_that_is_not_there_has_code_2_and_a_suggestion) {
+  const std::string see = " (see headway attend --help)";
+  expect_failure(attend({"--casual"}), 2, "headway attend",
+                 "there is no option --casual; did you mean --causal?" + see);
+  expect_failure(attend({"--sed", "4"}), 2, "headway attend", "there is no option --sed; did you mean --seed?" + see);
+  expect_failure(attend({"--valid_lens=3"}), 2, "headway attend",
+                 "there is no option --valid_lens; did you mean --valid-lens?" + see);
+  expect_failure(attend({"-mask"}), 2, "headway attend", "there is no option -mask; did you mean --mask?" + see);
+  expect_failure(attend({"--thread", "2"}), 2, "headway attend",
+                 "there is no option --thread; did you mean --threads?" + see);
+  expect_failure(attend({"--frobnicate"}), 2, "headway attend", "there is no option --frobnicate" + see);
+  expect_failure(attend({"q.npy"}), 2, "headway attend", "expected no further argument, found q.npy" + see);
+  expect_failure(run({"--verson"}), 2, "headway",
+                 "there is no option --verson; did you mean --version? (see headway --help)");
+  expect_failure(run({"--frobnicate"}), 2, "headway", "there is no option --frobnicate (see headway --help)");
+  expect_failure(run({"--threads", "2"}), 2, "headway", "expected a command (see headway --help)");
+  expect_failure(run({"random", "2,3", "-o"}), 2, "headway random",
+                 "--output: expected FILE, found nothing (see headway random --help)");
 }
 
 TEST_F(Errors, a_name_that_a_terminal_would_act_on_is_shown_with_escapes_in_one_line) {

@@ -1,4 +1,4 @@
-// What is written, and what is left alone.
+// Which files are written, and which are left unchanged.
 #include <fstream>
 #include <sstream>
 

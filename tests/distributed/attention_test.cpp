@@ -197,6 +197,40 @@ TEST(DistributedAttention, nan_stays_in_the_rows_that_see_it) {
   }
 }
 
+// A row without keys has the sink as its lse, rounded to float; what its gradient holds does not count.
+TEST(DistributedAttention, sinks_count_once_and_not_for_rows_without_keys) {
+  const Inputs inputs = random_inputs({.batch = 2, .heads = 2, .kv_heads = 2, .queries = 12, .keys = 12});
+  const Tensor lengths = Tensor::of<std::int64_t>({2}, {12, 0});
+  for (const double second : {-0.3, std::numeric_limits<double>::infinity()}) {
+    const Tensor sinks = Tensor::of<double>({2}, {0.1, second});
+    const Call call = inputs.call({.valid_lens = lengths, .sinks = sinks});
+    Random random(9);
+    Tensor grad_out = normal(call.out_sizes(), DType::f32, random);
+    grad_out.at<float>({1, 0, 3, 2}) = std::numeric_limits<float>::infinity();
+    const ConstTensorView view = grad_out;
+    for (const Scheme scheme : schemes) {
+      SCOPED_TRACE(testing::Message() << name(scheme) << ", sink " << second);
+      const int ranks = ranks_for(scheme, 2);
+      expect_split(call, run_split({call, distributed::zigzag(12, 12, ranks), scheme}, ranks, &view), grad_out);
+    }
+  }
+}
+
+// A float near 10^5 has 7 bits of fraction, so a part cannot tell from lse whether it has all keys of a row.
+TEST(DistributedAttention, gradients_of_large_scores_are_those_of_whole_rows) {
+  for (const double size : {1e3, 1e4, 1e5}) {
+    Inputs inputs = random_inputs({.batch = 1, .heads = 4, .kv_heads = 4, .queries = 24, .keys = 24});
+    for (std::int64_t n = 0; n < inputs.q.elements(); ++n) inputs.q.as<float>()[n] *= static_cast<float>(size);
+    for (std::int64_t n = 0; n < inputs.k.elements(); ++n) inputs.k.as<float>()[n] = n % 3 == 0 ? 1 : -1;  // ties
+    const Call call = inputs.call();
+    for (const Scheme scheme : schemes) {
+      SCOPED_TRACE(testing::Message() << name(scheme) << ", queries times " << size);
+      const int ranks = ranks_for(scheme, 3);
+      expect_contract_on_ranks(call, distributed::zigzag(24, 24, ranks), scheme, ranks);
+    }
+  }
+}
+
 // ---- What goes wrong ----
 
 struct Attempt {
@@ -299,6 +333,25 @@ TEST(DistributedErrors, shards_must_be_those_that_the_ranks_bring) {
   expect_on_both(attempt, "distributed::attention: rank 0 brings 4 queries and 4 keys, its shard has 5 and 4");
   attempt.options[0].sharding = attempt.options[1].sharding = distributed::contiguous(9, 9, 3);
   expect_on_both(attempt, "distributed::attention: the sharding is of 3 ranks, expected 2");
+}
+
+// One rank goes on to its next layer while another one goes back: their messages must not be taken for each other's.
+TEST(DistributedErrors, a_rank_that_goes_back_while_another_goes_on_is_named) {
+  ThreadRanks world(2, std::chrono::seconds(5));
+  const Tensor x({1, 2, 4, 8}), lse({1, 2, 4});
+  const auto errors = world.run([&](distributed::Transport& transport) {
+    Tensor out(x.sizes()), dq(x.sizes());
+    if (transport.rank() == 0)
+      distributed::attention_backward(x, x, x, x, x, lse, {.dq = dq.view()}, transport);
+    else
+      distributed::attention(x, x, x, out, transport);
+  });
+  for (const std::size_t rank : {0, 1}) {
+    EXPECT_TRUE(throws<InvalidArgument>(rank == 0 ? "distributed::attention_backward" : "distributed::attention",
+                                        {"the call is distributed::attention_backward on rank 0 and "
+                                         "distributed::attention on rank 1, expected the same on all ranks"},
+                                        [&] { std::rethrow_exception(errors[rank]); }));
+  }
 }
 
 TEST(DistributedErrors, a_rank_that_does_not_come_is_lost) {

@@ -1,4 +1,4 @@
-// Distributed attention over MPI: every rank runs every test, each with the whole call in mind.
+// Distributed attention over MPI: every rank runs every test, and computes the whole call's expected result itself.
 #include "headway/mpi.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,8 @@ constexpr Scheme schemes[] = {Scheme::ring, Scheme::all_gather, Scheme::heads, S
 TEST(DistributedMpi, computes_what_one_process_does) {
   MpiTransport transport(MPI_COMM_WORLD);
   int turn = 0;
-  for (const auto& [queries, keys] : {std::pair<std::int64_t, std::int64_t>{45, 45}, {7, 61}}) {
+  // The last one leaves ranks without queries, and under causal masks without a key that anyone sees.
+  for (const auto& [queries, keys] : {std::pair<std::int64_t, std::int64_t>{45, 45}, {7, 61}, {2, 33}}) {
     const Shape shape{.batch = 2, .heads = 4, .kv_heads = 4, .queries = queries, .keys = keys};
     for (OptionSet& kind : all_kinds(shape)) {
       const bool has_matrix = kind.options.mask || kind.options.bias;

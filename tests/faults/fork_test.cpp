@@ -1,4 +1,4 @@
-// A process that forks in the middle of a call: the child may call the library, the parent notices nothing.
+// A process that forks in the middle of a call: the child may call the library, and the parent's call is unaffected.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-// Threads that cannot start, callers that are pinned, callers that come while another one has the pool.
+// Threads that cannot start, pinned callers, and callers that find the pool in use.
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <sched.h>

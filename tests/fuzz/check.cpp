@@ -47,9 +47,11 @@ bool has_equal_products(const Case& one) {
 }
 
 // Open (docs/reliability.md), as multiples of the bounds' multiple of L: heads of 32 to 63 add up 32 products one by
-// one, wider ones 16 and then the sums of those, where equal ones round alike (up to 9 units of the score); and where
+// one, wider ones 16 and then the sums of those, where equal ones round alike (up to 9 units of the score); bf16 dot
+// products add up to 256 one by one, where integers round alike past 2^24 of them (18 units at head dim 219); and where
 // one product makes most of a score, every product that is added to it later rounds it once more, and n such roundings
-// come to about sqrt(n) units. The bound of lse, unlike that of out and gradients, has what rounds lse itself on top.
+// come to about sqrt(n) units, or to n / 2 where the other products are equal. The bound of lse, unlike that of out and
+// gradients, has what rounds lse itself on top.
 struct OpenGrowth {
   Real of_scores = 1;  // lse and weights
   Real of_sums = 1;    // out and gradients
@@ -65,12 +67,14 @@ OpenGrowth open_growth(const Case& one) {
   });
   OpenGrowth growth;
   if (one.d >= 32 && one.d < 64) growth.of_scores = 1.5L;
-  if (has_equal_products(one)) growth = {2, 2};
-  if (!is_uneven(one.q) && !is_uneven(one.k) && !planted) return growth;
-  const bool half = one.type == DType::bf16 || one.type == DType::f16;
+  const bool half = one.type == DType::bf16 || one.type == DType::f16, equal = has_equal_products(one);
   const auto width = static_cast<Real>(one.d);
+  if (equal) growth = {2, 2};
+  if (equal && one.type == DType::bf16 && one.d > 128)
+    growth.of_scores = std::max<Real>(2, std::min<Real>(width, 256) / 64);
+  if (!is_uneven(one.q) && !is_uneven(one.k) && !planted) return growth;
   const Real roundings = one.type == DType::bf16 ? width : std::min<Real>(width, 16 + width / 16);
-  const Real uneven = 2 * std::sqrt(roundings);
+  const Real uneven = std::max(2 * std::sqrt(roundings), equal ? roundings / 2 : 0);
   return {std::max(growth.of_scores, uneven / (half ? 8 : 4)),
           std::max<Real>(growth.of_sums, std::max<Real>(uneven / 4, 1.25L))};
 }
@@ -211,6 +215,7 @@ Prepared::Prepared(const Case& one) : materials(one) {
   weights =
       expected(forward.weights, Kind::weights, spec.type, [&](const Array& array) { return array.reshaped(sizes); });
   scores = expected_scores(spec, exact_scores, sizes);
+  scores.push_back({Stage::weights, "scores weights", weights});
 }
 
 std::optional<std::string> outside(ConstTensorView actual, const Array& exact, const Array& bound, bool infinities) {

@@ -1,4 +1,4 @@
-// What is checked of a case: against the oracle with the contract's bounds, and bit for bit where it promises that.
+// The checks of a case: against the oracle with the contract's bounds, and bit for bit where the contract promises it.
 #pragma once
 
 #include <memory>
@@ -87,7 +87,7 @@ struct Prepared {
   Expected out, lse, weights;
   // dq, dk, dv, dbias, dsinks; empty where a sum on the way to a gradient comes near the largest f32.
   std::vector<ExpectedGradient> gradients;
-  std::vector<ExpectedScores> scores;  // empty where some are past what f32 holds
+  std::vector<ExpectedScores> scores;  // weights alone where some are past what f32 holds
   std::vector<ExpectedOfLayer> layer;  // empty where the weights are not known well enough to judge by
 };
 

@@ -1,6 +1,9 @@
-// What the contract promises bit for bit: repeats, threads, strides, weights asked for or not, an item of a batch or
-// pack alone, keys in pages, whatever lies in forbidden positions, and -inf in a bias for false in a mask.
+// What the contract promises bit for bit: repeats, threads, calls at the same time, strides, weights and gradients
+// asked for or not, an item of a batch or pack alone, keys in pages, whatever lies in forbidden positions, and -inf in
+// a bias for false in a mask.
 #include <cmath>
+#include <exception>
+#include <thread>
 
 #include "fuzz/check.h"
 #include "headway/threads.h"
@@ -92,7 +95,36 @@ Found check_fewer_outputs(const Contiguous& base) {
   if (Found found = first_difference("without weights", forward_pairs(without_weights, base.results))) return found;
   Tensor out = filled(base.call.out_sizes(), base.call.q.dtype(), NAN);
   base.call.forward(out);
-  return first_difference("without lse", {{"out", out, base.results.out}});
+  if (Found found = first_difference("without lse", {{"out", out, base.results.out}})) return found;
+  if (!base.results.weights) return std::nullopt;
+  Tensor weights = filled(base.call.weights_sizes(), base.call.q.dtype(), NAN);
+  base.call.forward(out, {.lse = {}, .weights = weights});
+  return first_difference("weights without lse",
+                          {{"out", out, base.results.out}, {"weights", weights, *base.results.weights}});
+}
+
+// Some of the gradients, drawn: those that are not asked for change nothing of the others.
+Found check_fewer_gradients(const Prepared& prepared, const Contiguous& base) {
+  Random random = stream(prepared.materials.what, 33);
+  if (random() % 3 != 0) return std::nullopt;
+  std::vector<Tensor> made;
+  made.reserve(5);
+  std::vector<Pair> pairs;
+  AttentionGradients asked;
+  const auto ask = [&](const char* gradient, std::optional<TensorView>& view, const Tensor& expected) {
+    if (random() % 2 != 0) return;
+    view = made.emplace_back(filled(expected.sizes(), expected.dtype(), NAN)).view();
+    pairs.push_back({gradient, *view, expected});
+  };
+  const GradientTensors& all = base.gradients;
+  ask("dq", asked.dq, all.dq);
+  ask("dk", asked.dk, all.dk);
+  ask("dv", asked.dv, all.dv);
+  if (all.dbias) ask("dbias", asked.dbias, *all.dbias);
+  if (all.dsinks) ask("dsinks", asked.dsinks, *all.dsinks);
+  if (pairs.empty()) return std::nullopt;
+  base.call.backward(base.grad_out, base.results.out, base.results.lse, asked);
+  return first_difference("some gradients alone", pairs);
 }
 
 // The same call from other memory; on the CPU with more threads.
@@ -104,6 +136,27 @@ Found check_again(const Contiguous& base, int threads) {
   return compare("again, " + std::to_string(threads) + (threads == 1 ? " thread" : " threads"), again, base);
 }
 
+// The same call from two threads at once: they share the workers, or one does without.
+Found check_at_once(const Prepared& prepared, const Contiguous& base) {
+  if (stream(prepared.materials.what, 34)() % 16 != 0) return std::nullopt;
+  Contiguous first(base.call, base.grad_out), second(base.call, base.grad_out);
+  std::exception_ptr failure;
+  set_threads(3);
+  std::thread other([&] {
+    try {
+      second.run();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  });
+  first.run();
+  other.join();
+  set_threads(1);
+  if (failure) std::rethrow_exception(failure);
+  if (Found found = compare("two at once", first, base)) return found;
+  return compare("two at once", second, base);
+}
+
 // ---- One item alone ----
 
 struct Item {
@@ -111,10 +164,18 @@ struct Item {
 };
 
 // Axes of masks and biases count from the last: key, row, head, item.
+int batch_axis_of(ConstTensorView view, const Call& call) {
+  return view.rank() - (!call.packing && call.q.rank() == 3 ? 3 : 4);
+}
+
+// Whether each item has its own part of a mask or bias.
+bool has_items(ConstTensorView view, const Call& call, std::int64_t batch) {
+  const int axis = batch_axis_of(view, call);
+  return axis >= 0 && view.size(axis) == batch;
+}
+
 ConstTensorView of_item(ConstTensorView view, const Call& call, const Item& item, std::int64_t batch) {
-  const bool three_axes = !call.packing && call.q.rank() == 3;
-  const int batch_axis = view.rank() - (three_axes ? 3 : 4);
-  if (batch_axis >= 0 && view.size(batch_axis) == batch) view = view.slice(batch_axis, item.b, item.b + 1);
+  if (has_items(view, call, batch)) view = view.slice(batch_axis_of(view, call), item.b, item.b + 1);
   if (!call.packing) return view;
   const int last = view.rank() - 1;
   if (view.size(last) != 1) view = view.slice(last, 0, item.k_end - item.k_begin);
@@ -177,6 +238,8 @@ Found check_alone(const Prepared& prepared, const Contiguous& base) {
                           {"dk", part(base.gradients.dk, call, item, true), gradients.dk},
                           {"dv", part(base.gradients.dv, call, item, true), gradients.dv}};
   if (results.weights) pairs.push_back({"weights", part(*base.results.weights, call, item, false), *results.weights});
+  if (gradients.dbias && has_items(*call.options.bias, call, batch))
+    pairs.push_back({"dbias", of_item(*base.gradients.dbias, call, item, batch), *gradients.dbias});
   return first_difference(call.packing ? "a sequence alone" : "an item alone", pairs);
 }
 
@@ -323,8 +386,12 @@ Found check_bits(const Prepared& prepared, const Call& call, Outputs& outputs) {
   if (call.options.engine == Engine::reference && cost(prepared.materials.what) > 1e5) return std::nullopt;
   Contiguous base(call, prepared.materials.grad_out);
   base.run();
-  if (Found found = check_again(base, on_cpu ? 3 : 1)) return found;
+  constexpr int threads[] = {2, 3, 3, 5, 8};
+  const int drawn = threads[prepared.materials.what.seed / 7 % std::size(threads)];
+  if (Found found = check_again(base, on_cpu ? drawn : 1)) return found;
   if (on_cpu) {
+    if (Found found = check_fewer_gradients(prepared, base)) return found;
+    if (Found found = check_at_once(prepared, base)) return found;
     if (Found found = check_strides(outputs, base)) return found;
     if (Found found = check_fewer_outputs(base)) return found;
     if (Found found = check_paged(prepared, base.call, base.results)) return found;

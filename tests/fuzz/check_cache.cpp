@@ -1,7 +1,10 @@
 // A KV cache under random operations, beside a model of it that keeps every token: what it reads back and attends to,
 // alone and in batches, is what attention gives on the model's rows, bit for bit; errors change nothing.
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include "fuzz/check.h"
 #include "headway/cache.h"
@@ -40,7 +43,7 @@ struct Sequence {
 class CacheCase {
  public:
   CacheCase(const Case& one, Engine engine)
-      : one_(one), engine_(engine), random_(stream(one, 40)), cache_(config_of(one)) {
+      : one_(one), engine_(engine), random_(stream(one, 40)), extras_(stream(one, 42)), cache_(config_of(one)) {
     Random random = stream(one, 41);
     if (one.alibi != FloatType::none) slopes_ = normal({one.h}, DType::f32, random, one.alibi_size);
     if (one.sinks != FloatType::none) sinks_ = normal({one.h}, DType::f32, random, one.sinks_size);
@@ -62,6 +65,7 @@ class CacheCase {
         case 7: found = append(); break;
         default: found = attend(); break;
       }
+      if (!found && engine_ != Engine::cuda && extras_() % 32 == 0) save_and_load();
       if (!found) found = check_rows();
       if (found) return found;
     }
@@ -123,6 +127,15 @@ class CacheCase {
     const std::int64_t at = below(std::ssize(sequences_));
     cache_.remove(sequences_[static_cast<std::size_t>(at)].id);
     sequences_.erase(sequences_.begin() + at);
+  }
+
+  // Goes on with what a file kept of the cache.
+  void save_and_load() {
+    const std::filesystem::path path =
+        std::filesystem::temp_directory_path() / ("headway_fuzz_cache_" + std::to_string(getpid()) + ".safetensors");
+    cache_.save(path, true);
+    cache_ = KVCache::load(path);
+    std::filesystem::remove(path);
   }
 
   // The first freed key that a query at `position` sees, or -1. No key behind the sequence's `length` was freed.
@@ -287,8 +300,16 @@ class CacheCase {
     return std::nullopt;
   }
 
+  Causal causal() const { return one_.causal == Causal::square ? Causal::bottom_right : one_.causal; }
+
+  // The position of row 0 of `rows`, of which the first `live` are no padding, for windows and ALiBi.
+  std::int64_t offset(const Sequence& sequence, std::int64_t rows, std::int64_t live) const {
+    if (causal() == Causal::top_left) return 0;
+    return sequence.length - (causal() == Causal::none ? rows : live);
+  }
+
   AttentionOptions options() {
-    AttentionOptions result{.causal = one_.causal == Causal::none ? Causal::none : Causal::bottom_right};
+    AttentionOptions result{.causal = causal()};
     result.engine = engine_;
     if (!std::isnan(one_.scale)) result.scale = one_.scale;
     if (one_.softcap > 0) result.softcap = one_.softcap;
@@ -301,14 +322,20 @@ class CacheCase {
     const std::vector<Sequence*> list = some_sequences();
     if (list.empty()) return std::nullopt;
     const bool packed = below(2) == 0;
-    std::vector<std::int64_t> counts;
-    std::string refusal;  // what must be refused
+    std::vector<std::int64_t> counts, live;  // rows of each sequence, and those that are no padding
+    std::string refusal;                     // what must be refused
+    const bool padded = extras_() % 4 == 0;
     for (std::size_t n = 0; n < list.size(); ++n) {
       counts.push_back(packed || n == 0 ? below(below(2) == 0 ? 3 : one_.sq + 1) : counts[0]);
-      const std::int64_t position = std::max<std::int64_t>(list[n]->length - counts[n], 0);
-      if (counts[n] > 0 && freed_key_seen(*list[n], position, list[n]->length) >= 0)
+      const auto most = static_cast<std::uint64_t>(counts[n]) + 1;
+      live.push_back(padded ? static_cast<std::int64_t>(extras_() % most) : counts[n]);
+      const std::int64_t position = std::max<std::int64_t>(offset(*list[n], counts[n], live[n]), 0);
+      if (live[n] > 0 && freed_key_seen(*list[n], position, list[n]->length) >= 0)
         refusal = "row 0 of sequence " + std::to_string(n) + " sees keys that were freed";
     }
+    AttentionOptions asked = options();
+    const Tensor query_lens = Tensor::of<std::int64_t>({std::ssize(live)}, live);
+    if (padded) asked.query_lens = query_lens.view();
     const Rows queries = draw_rows(counts, packed, one_.h, one_.d, one_.q_layout, one_.q, one_.q_size);
     const Tensor bounds = bounds_of(queries);
     const ConstTensorView query = static_cast<const Strided&>(queries.rows).view();
@@ -320,16 +347,19 @@ class CacheCase {
         filled(packed ? Dims{one_.h, query.size(0)} : Dims{query.size(0), one_.h, query.size(2)}, lse_type, NAN);
     try {
       if (packed)
-        cache_.attend_packed(ids_of(list), query, bounds, out, options(), {.lse = lse});
+        cache_.attend_packed(ids_of(list), query, bounds, out, asked, {.lse = lse});
       else
-        cache_.attend(ids_of(list), query, out, options(), {.lse = lse});
+        cache_.attend(ids_of(list), query, out, asked, {.lse = lse});
     } catch (const InvalidArgument& error) {
       if (refusal.empty()) return failure("attend", error.what());
       return std::nullopt;
     }
     if (!refusal.empty()) return failure("attend", "not refused: " + refusal);
     for (std::size_t n = 0; n < list.size(); ++n) {
-      const Results expected = alone(*list[n], queries.of(n), counts[n]);
+      const std::int64_t* const padding = padded ? &live[n] : nullptr;
+      const Results expected = in_8_bits() && one_.type == DType::bf16 && engine_ == Engine::cpu
+                                   ? in_a_call_of_its_own(*list[n], queries.of(n), counts[n], padding)
+                                   : alone(*list[n], queries.of(n), counts[n], padding);
       const std::int64_t b = static_cast<std::int64_t>(n);
       const ConstTensorView found_out =
           packed ? out.view().slice(0, queries.starts[n], queries.starts[n + 1]).transpose(0, 1).unsqueeze(0)
@@ -343,16 +373,31 @@ class CacheCase {
     return std::nullopt;
   }
 
-  // What attention gives on the model's rows of one sequence.
-  Results alone(const Sequence& sequence, ConstTensorView query, std::int64_t rows) {
-    const std::int64_t length = sequence.length;
+  // What the cache gives for one sequence of a batch: beside bf16 queries 8-bit rows need not give the bits of floats.
+  Results in_a_call_of_its_own(const Sequence& sequence, ConstTensorView query, std::int64_t rows,
+                               const std::int64_t* padded) {
+    Results results{filled({1, one_.h, rows, one_.dv}, one_.type, NAN), filled({1, one_.h, rows}, DType::f32, NAN), {}};
+    AttentionOptions asked = options();
+    const Tensor query_lens = Tensor::of<std::int64_t>({1}, {padded != nullptr ? *padded : rows});
+    if (padded != nullptr) asked.query_lens = query_lens.view();
+    cache_.attend({sequence.id}, query, results.out, asked, {.lse = results.lse});
+    return results;
+  }
+
+  // What attention gives on the model's rows of one sequence. Queries are rotated as the last tokens, whatever the
+  // causal option.
+  Results alone(const Sequence& sequence, ConstTensorView query, std::int64_t rows, const std::int64_t* padded) {
+    const std::int64_t length = sequence.length, live = padded != nullptr ? *padded : rows;
+    const std::int64_t first_position = offset(sequence, rows, live);
     Tensor turned = copied_to(query, {});
-    if (one_.rope != Rope::none) turned = rope(turned, positions_from(length - rows, rows), rope_of(one_.rope, one_.d));
+    if (one_.rope != Rope::none) turned = rope(turned, positions_from(length - live, rows), rope_of(one_.rope, one_.d));
     // Rounded once to the type of the query: the reference engine computes in float64.
     const DType computed = in_8_bits() && engine_ == Engine::reference ? DType::f64 : read_type();
     const Tensor asked = convert(turned, computed), key = convert(sequence.key.view().slice(2, 0, length), computed),
                  value = convert(sequence.value.view().slice(2, 0, length), computed);
     Call call{asked, key, value, options(), {}};
+    const Tensor query_lens = Tensor::of<std::int64_t>({1}, {live});
+    if (padded != nullptr) call.options.query_lens = query_lens.view();
     Tensor spans({1, 1, rows, 2, 2}, DType::i64);
     if (one_.left >= 0 && one_.first == 0) {
       call.options.window = Window{};
@@ -360,12 +405,13 @@ class CacheCase {
       if (one_.right >= 0) call.options.window->right = one_.right;
     } else if (one_.left >= 0) {
       for (std::int64_t i = 0; i < rows; ++i) {
-        const std::int64_t position = length - rows + i;
+        const std::int64_t position = first_position + i;
         const std::int64_t end = one_.right >= 0 && one_.right < length - position
                                      ? std::max<std::int64_t>(position + one_.right + 1, 0)
                                      : length;
         const std::int64_t begin = one_.left > position ? 0 : position - one_.left;
         const std::int64_t entries[] = {0, std::min(one_.first, end), std::min(begin, end), end};
+        if (i >= live) break;
         std::copy(std::begin(entries), std::end(entries), spans.as<std::int64_t>() + i * 4);
       }
       call.options.spans = static_cast<const Tensor&>(spans).view();
@@ -378,7 +424,7 @@ class CacheCase {
 
   const Case& one_;
   Engine engine_;
-  Random random_;
+  Random random_, extras_;  // the latter for what was added later: lines of old findings keep their operations
   KVCache cache_;
   std::vector<Sequence> sequences_;
   std::optional<Tensor> slopes_, sinks_;

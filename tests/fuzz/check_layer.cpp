@@ -27,9 +27,10 @@ struct Precision {
               : type == DType::f16  ? 0x1p-24L
               : type == DType::bf16 ? 0x1p-133L
                                     : 0x1p-149L;
+    sum_quantum = type == DType::f64 ? 0x1p-1074L : 0x1p-149L;
     attention = 64 * sum + (half ? 4 * store : 0);
   }
-  Real sum, store, quantum, attention;
+  Real sum, store, quantum, sum_quantum, attention;
 };
 
 // a [n, m] times b [m, o], or with either of them transposed, plus a vector, rounded to the type once.
@@ -59,9 +60,10 @@ Uncertain product(const Product& of, const Dims& sizes, const Precision& precisi
       }
       const auto n = static_cast<std::size_t>(row * columns + column);
       const Real sums = precision.sum * static_cast<Real>(std::min<std::int64_t>(inner, 256) + 16);
+      // Below the normal numbers each addition rounds by up to half a quantum of the sums' type.
+      const Real quanta = 4 * precision.quantum + static_cast<Real>(inner) / 2 * precision.sum_quantum;
       result.value.values[n] = value;
-      result.error.values[n] =
-          error + sums * size + 2 * precision.store * (std::abs(value) + error) + 4 * precision.quantum;
+      result.error.values[n] = error + sums * size + 2 * precision.store * (std::abs(value) + error) + quanta;
     }
   return result;
 }

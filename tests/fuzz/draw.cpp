@@ -283,7 +283,7 @@ Case Draw::cache() {
   one = legal(one);
   shrink_to_budget(one, false);
   modifiers(one);
-  if (chance(0.7)) one.causal = Causal::bottom_right;
+  one.causal = chance(0.7) ? Causal::bottom_right : chance(0.3) ? Causal::top_left : Causal::none;
   numbers(one);
   one.seed = random_();
   return legal(one);

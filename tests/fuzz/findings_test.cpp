@@ -84,6 +84,32 @@ constexpr Finding findings[] = {
      "k_size=884.3549061452029 seed=2"},
     {"equal_products_of_wide_heads_beside_a_sink",
      "d=128 q_layout=repeated_columns k_layout=repeated_columns scale=-0.69999999999999996 sinks=f32"},
+    // Products that round alike and a large one: 9 units of the score, two more in lse (open, docs/reliability.md).
+    {"equal_products_beside_a_large_one",
+     "b=3 sq=3 d=71 bias=full scale=0.001 q=constant q_size=297.71948080405281 k=constant k_size=297.71948080405281 "
+     "plants=key:large seed=9599619295661894599",
+     open_on_cuda},
+    // bf16 dot products of small multiples of one number: 16 units (open).
+    {"multiples_of_equal_half_products",
+     "type=bf16 d=219 dv=219 sharing=all k=integers k_size=14.80346978246985 seed=15074069161174026157", open_on_cuda},
+    // Ten products below 2^-126, each rounded to a quantum: the judge allowed four quanta for the sum.
+    {"gradients_of_a_layer_below_the_normal_numbers",
+     "subject=layer sq=10 q_layout=repeated_heads grad_layout=repeated_heads sinks=f64 q_size=9.9999999999999995e-21 "
+     "v_size=9.9999999999999995e-21"},
+    {"gradients_of_keys_of_a_layer_below_the_normal_numbers",
+     "subject=layer sk=30 d=7 dv=7 key_dim=4 k_size=9.9999999999999995e-21 v_size=9.9999999999999995e-21 "
+     "seed=14592356839703495335"},
+    // A sink's weight below 2^-1022, times a delta of 5: the judge did not count what rounding the weight loses.
+    {"sinks_that_weigh_less_than_the_normal_numbers",
+     "type=f64 h=6 sq=7 sk=7 d=100 dv=25 v_layout=repeated_rows sinks=f32 sinks_size=300 seed=3361774229169892548"},
+    // exp(s - lse) of a rounded lse was infinite, 7 or 2981 in weights_in and mean_weights, and 0 beside a lse of NaN.
+    {"weights_from_the_lse_of_large_scores",
+     "d=32 q_size=2336037961817.3604 k_size=84097366625424.969 seed=2592782155952709418"},
+    {"weights_from_the_lse_of_negative_scores",
+     "b=2 d=47 dv=47 q_layout=repeated_columns k_layout=repeated_columns v_layout=repeated_columns sharing=all "
+     "scale=-10.845415453837658 k_size=412.27229370877717 seed=2140418860208246813"},
+    {"weights_from_the_lse_of_infinite_slopes", "sq=2 alibi=f16 alibi_size=10000000000"},
+    {"mean_weights_of_no_heads", "h=0"},
     // bf16 dot products take denormals for 0: NaN where infinity times one is infinite, and the softcap of that finite.
     {"infinite_queries_of_denormal_keys",
      "type=bf16 sq=2 d=48 causal=bottom_right softcap=50 k=denormal plants=query:minus_inf seed=13083772813389186048"},

@@ -1,4 +1,4 @@
-// How a case that fails is made smaller.
+// Making a failing case smaller.
 #include <algorithm>
 #include <set>
 

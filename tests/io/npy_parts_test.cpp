@@ -1,5 +1,8 @@
 // Slices of .npy files: what one process wrote whole, and what several wrote together.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <csignal>
 
 #include "files.h"
 #include "foreign_files.h"
@@ -52,6 +55,25 @@ TEST(NpyParts, slices_written_in_any_order_make_the_file_that_one_write_makes) {
   commit_npy(temporary, folder / "parts.npy");
   EXPECT_EQ(content_of(folder / "parts.npy"), content_of(folder / "whole.npy"));
   EXPECT_FALSE(std::filesystem::exists(temporary));
+}
+
+// Other processes may still write into it.
+TEST(NpyParts, a_slice_that_cannot_be_written_leaves_the_file_to_the_program) {
+  const TestFolder folder;
+  const auto temporary = begin_npy(folder / "x.npy", {DType::f32, {1024, 64}});
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{4096, before.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  expect_file_error(
+      [&] {
+        write_npy_slice(temporary, 0, 512, random_bits({512, 64}, DType::f32));
+      },
+      {"write_npy_slice: ", "cannot write"});
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  ::signal(SIGXFSZ, handler);
+  EXPECT_TRUE(std::filesystem::exists(temporary));
 }
 
 TEST(NpyParts, what_does_not_fit_is_refused) {

@@ -1,4 +1,4 @@
-// Texts that came from elsewhere, for a terminal or a log.
+// Untrusted texts, made safe for a terminal or a log.
 #include "headway/printable.h"
 
 #include <gtest/gtest.h>

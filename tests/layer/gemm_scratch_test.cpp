@@ -1,4 +1,4 @@
-// What a matrix product's task asks for is all that it uses: its scratch stands in front of guard bytes here.
+// A matrix product's task uses no more scratch than it requests: guard bytes follow the scratch here.
 #include <gtest/gtest.h>
 
 #include <algorithm>

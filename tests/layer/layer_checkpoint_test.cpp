@@ -1,4 +1,4 @@
-// Saving and loading: what comes back is what was saved, and a file that says something else is refused by name.
+// Saving and loading: a loaded layer is the saved one, and an inconsistent file is refused with the name of the fault.
 #include <unistd.h>
 
 #include <filesystem>

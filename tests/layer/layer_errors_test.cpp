@@ -1,4 +1,4 @@
-// What the layer refuses, and how it says so: the operation, what was expected, what was found.
+// The layer's errors: the operation, what was expected, what was found.
 #include "layer_support.h"
 
 namespace headway::test {

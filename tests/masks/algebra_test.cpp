@@ -1,4 +1,4 @@
-// What a mask allows is what its definition says of every pair, whatever it is made of: random expressions against
+// A mask allows exactly the pairs of its definition, however it is composed: random expressions against
 // bools computed from the definitions.
 #include <gtest/gtest.h>
 

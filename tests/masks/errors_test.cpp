@@ -1,4 +1,4 @@
-// What masks refuse, word for word.
+// The errors of masks, word for word.
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -1,4 +1,4 @@
-"""What the tests of others' bugs share: one call compared with the float64 oracle, forward and backward."""
+"""Common to the tests of others' bugs: one call compared with the float64 oracle, forward and backward."""
 
 from typing import Any
 

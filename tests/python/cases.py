@@ -1,4 +1,4 @@
-"""Random attention calls in which every option meets every other."""
+"""Random attention calls in which every option is combined with every other."""
 
 from __future__ import annotations
 

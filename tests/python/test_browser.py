@@ -1,57 +1,18 @@
-"""The page in a real browser: Debian's Chromium, driven by playwright."""
+"""The page in a real browser: what it shows, and what the pointer, keys and fingers do."""
 
 import re
-import shutil
 import statistics
-import time
 
 import numpy as np
 import pytest
 
 import headway
+from browser_support import browser, colours, cursor, drawn, open_page, point_at, wait_until  # noqa: F401
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-if CHROMIUM is None:
-    pytest.skip("there is no Chromium (Debian: chromium)", allow_module_level=True)
+# ruff: noqa: F811
 
 RANDOM = np.random.default_rng(11)
 WORDS = "the animal didn't cross the street because it was too tired".split()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        # The sandbox needs rights that containers lack; every page here is our own.
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(browser):
-    """Opens an address and waits until the page is drawn; in the end nothing may have been an error."""
-    contexts, errors = [], []
-
-    def opened(address, **how):
-        contexts.append(browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **how}))
-        page = contexts[-1].new_page()
-        # A request that fails is told by the page itself.
-        page.on(
-            "console",
-            lambda message: (
-                errors.append(message.text) if message.type == "error" and "net::ERR_" not in message.text else None
-            ),
-        )
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(str(address))
-        page.wait_for_selector("html[data-ready]", timeout=20_000)
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert errors == []
 
 
 def oracle(q, k, causal=False):
@@ -72,46 +33,8 @@ def sentence(tmp_path_factory):
     return path.as_uri(), oracle(3 * q, k, causal=True)[0]
 
 
-def wait_until(page, condition):
-    """Asks until it is so; playwright's own way evaluates text inside the page, which its policy forbids."""
-    end = time.monotonic() + 20
-    while not page.evaluate(condition):
-        assert time.monotonic() < end, condition
-        page.wait_for_timeout(10)
-
-
-def drawn(page):
-    """Waits for the frame after an input: the page changes its state at once and draws it with the next frame."""
-    wait_until(page, "!waiting")
-
-
-def cursor(page):
-    drawn(page)
-    return page.inner_text("#cursor")
-
-
 def weight_shown(page):
     return float(re.search(r"weight (\S+)$", cursor(page))[1])
-
-
-def point_at(page, i, j):
-    """Moves the mouse over the middle of a cell."""
-    x, y = page.evaluate(f"""(() => {{
-        const box = matrix.getBoundingClientRect(), area = plotArea();
-        return [box.left + xOf(area, {j} + 0.5), box.top + yOf(area, {i} + 0.5)];
-    }})()""")
-    page.mouse.move(x, y)
-    wait_until(page, f"state.cursor.i === {i} && state.cursor.j === {j} && !waiting")
-
-
-def colours(page, canvas):
-    """How many pixels of a canvas are not empty."""
-    drawn(page)
-    return page.evaluate(f"""(() => {{
-        const canvas = document.getElementById("{canvas}");
-        const image = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-        return image.data.reduce((count, value, n) => count + (n % 4 === 3 && value > 0), 0);
-    }})()""")
 
 
 def test_a_file_opens_and_says_what_it_holds(open_page, sentence):
@@ -273,7 +196,7 @@ def test_the_page_opens_on_a_head_and_a_row_with_clear_focus(open_page, tmp_path
     assert page.evaluate("[state.cursor.i, state.cursor.j, state.scale, state.pinned]") == [7, 3, "linear", False]
     assert page.inner_text("#row-keys bdi >> nth=0") == "w3"
     darkest = page.evaluate("""(() => {
-        const {canvas} = headButtons[0], context = canvas.getContext("2d");
+        const canvas = overview.querySelector("canvas"), context = canvas.getContext("2d");
         const image = context.getImageData(0, 0, canvas.width, canvas.height);
         return Math.min(...image.data.filter((_, n) => n % 4 === 0));
     })()""")
@@ -474,7 +397,7 @@ def test_layers_and_heads_have_their_names_in_the_overview(open_page, tmp_path):
     assert weight_shown(page) == pytest.approx(expected, rel=1e-5)
     page.select_option("#sort", "similarity")
     assert page.locator("#overview .name").first.inner_text() == "layer 2, head 3"
-    assert page.locator("#overview .figure").first.inner_text() == "likeness 1.00"
+    assert page.locator("#overview .figure").first.inner_text() == "similarity 1.00"
 
 
 # ---- Long texts ----

@@ -130,6 +130,8 @@ def test_what_does_not_fit_is_named_with_its_numbers():
     ):
         with pytest.raises(ValueError, match="10.*4"):
             call()
+    with pytest.raises(ValueError, match="^MultiHeadAttention: num_hiddens is -8, expected 0 or more$"):
+        headway.MultiHeadAttention(-8, 2)
     with pytest.raises(ValueError, match="multi_head_attention: the number of heads is 0, expected 1 or more"):
         headway.multi_head_attention(X, X, X, 0)
     with pytest.raises(ValueError, match=r"K has shape \(5, 10\)"):

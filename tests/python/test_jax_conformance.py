@@ -185,16 +185,20 @@ def test_what_does_not_fit_is_named():
         call(x, x[:, :, :3], x[:, :, :3])
     with pytest.raises(TypeError, match="dot_product_attention: mask has type"):
         call(x, x, x, mask=jnp.ones((1, 1, 5, 5)))
-    with pytest.raises(ValueError, match="dot_product_attention: window left is -1"):
+    with pytest.raises(ValueError, match="^dot_product_attention: local_window_size left is -1, expected 0 or more"):
         call(x, x, x, local_window_size=(-1, 0))
-    with pytest.raises(ValueError, match="dot_product_attention: window left is -1"):
+    with pytest.raises(ValueError, match="^dot_product_attention: local_window_size left is -1, expected 0 or more"):
         call(x, x[:, :3], x[:, :3], local_window_size=(-1, 0))
-    with pytest.raises(TypeError, match="dot_product_attention: window is 1.5, expected a pair"):
+    with pytest.raises(TypeError, match="^dot_product_attention: local_window_size is 1.5, expected a pair"):
         call(x, x[:, :3], x[:, :3], local_window_size=1.5)
     with pytest.raises(TypeError, match="dot_product_attention: key is a NoneType, expected an array"):
         call(x, None, x)
-    with pytest.raises(TypeError, match="dot_product_attention: valid_lens has type f32"):
+    with pytest.raises(TypeError, match="^dot_product_attention: key_value_seq_lengths has type f32"):
         call(x, x, x, key_value_seq_lengths=jnp.ones(2))
+    with pytest.raises(
+        ValueError, match=r"^dot_product_attention: query_seq_lengths has shape \(3,\), expected \(2,\)"
+    ):
+        call(x, x, x, query_seq_lengths=jnp.ones(3, int))
     with pytest.raises(TypeError, match="did you mean 'is_causal'"):
         call(x, x, x, causal=True)
     with pytest.raises(TypeError, match="did you mean 'local_window_size'"):

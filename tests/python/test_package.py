@@ -259,6 +259,46 @@ layer = headway.keras.MultiHeadAttention(num_heads=2, key_dim=4)
 out = layer(np.ones((1, 3, 8)), np.ones((1, 3, 8)), use_causal_mask=True)
 """,
 }
+MODULE_PROGRAMS = {
+    "masks": """
+import numpy as np
+import headway.masks
+
+ids = np.array([0, 0, 1])
+both: headway.masks.Mask = headway.masks.causal() & headway.masks.window(3, None) & headway.masks.documents(ids)
+any_of = headway.masks.first(2) | headway.masks.prefix([1, 2]) | headway.masks.documents(lengths=[2, 1])
+sparse = headway.masks.blocks(np.ones((2, 2), np.bool_), (64, 32)) & headway.masks.tree([-1, 0, 0])
+arrays = headway.masks.spans(np.zeros((1, 1, 3, 1, 2), np.int32), rows=1) & headway.masks.dense(np.eye(3) > 0)
+found = headway.masks.from_bool(np.eye(3, dtype=np.bool_))
+taken = headway.masks.from_block_mask(object())
+drawn: str = both.draw(3, 3)
+""",
+    "distributed": """
+import numpy as np
+import headway.distributed
+
+sharding: headway.distributed.Sharding = headway.distributed.zigzag(8, ranks=2)
+other = headway.distributed.contiguous(8, ranks=2) or headway.distributed.balanced(8, ranks=2, causal=True)
+plan: headway.distributed.Plan = headway.distributed.explain(sharding, heads=4, causal=True)
+cluster: headway.distributed.Cluster | None = None
+rows = headway.distributed.take(np.arange(8), sharding.queries[0], axis=0)
+whole = headway.distributed.join([rows, rows], sharding.queries, axis=0)
+""",
+    "torch/distributed": """
+import torch
+import headway.torch.distributed
+
+x = torch.ones(1, 2, 4, 8)
+out = headway.torch.distributed.attention(x, x, x, causal="top_left", timeout=5.0)
+layer: torch.nn.Module = headway.torch.distributed.Attention(causal=True)
+mine = headway.torch.distributed.take(x, [(0, 2)])
+whole = headway.torch.distributed.join([x, x], [[(0, 4)], [(4, 8)]])
+try:
+    out = layer(x, x, x)
+except headway.torch.distributed.LostRank:
+    pass
+""",
+}
 CONVERSIONS = """
 import headway.convert
 import numpy as np
@@ -275,7 +315,9 @@ def typed_programs(folder):
     """Writes the programs whose frameworks are here; returns their names."""
     programs = {"program": PROGRAM, "conversions": CONVERSIONS}
     programs |= {
-        f"with_{name}": text for name, text in FRAMEWORK_PROGRAMS.items() if importlib.util.find_spec(name) is not None
+        f"with_{name.replace('/', '_')}": text
+        for name, text in (FRAMEWORK_PROGRAMS | MODULE_PROGRAMS).items()
+        if name in ("masks", "distributed") or importlib.util.find_spec(name.split("/")[0]) is not None
     }
     for name, text in programs.items():
         (folder / f"{name}.py").write_text(text)
@@ -287,6 +329,7 @@ def test_the_typed_programs_use_every_public_name():
     for module, program in {
         "convert": CONVERSIONS,
         **FRAMEWORK_PROGRAMS,
+        **MODULE_PROGRAMS,
         "flax/nnx": FRAMEWORK_PROGRAMS["flax"],
     }.items():
         source = next(
@@ -353,5 +396,26 @@ try:
     headway.tensorflow
 except AttributeError as error:
     assert str(error) == "module 'headway' has no attribute 'tensorflow'"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_help_and_attributes_do_without_the_frameworks():
+    """In NumPy's company alone: members are listed, and an attribute says what is missing."""
+    program = """
+import sys
+for name in ("torch", "jax", "flax", "keras"):
+    sys.modules[name] = None
+import inspect, pydoc, headway
+assert "attention(" in pydoc.render_doc(headway, renderer=pydoc.plaintext)
+assert "attention" in dict(inspect.getmembers(headway)) and not hasattr(headway, "torch")
+try:
+    headway.torch
+except AttributeError as error:
+    assert str(error) == "headway.torch needs PyTorch: pip install torch"
+try:
+    from headway import torch
+except ImportError as error:
+    assert str(error) == "headway.torch needs PyTorch: pip install torch"
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -13,6 +13,7 @@ from pages import programs_of
 pytest.importorskip("torch.distributed")
 
 FOLDER = Path(__file__).parent
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
@@ -38,14 +39,12 @@ def test_one_to_four_ranks_compute_what_one_process_does_name_what_differs_and_n
 
 @pytest.mark.slow  # three imports of torch; the ranks above compute the same gradients
 def test_torchrun_trains_on_a_split_sequence_with_the_losses_of_one_process():
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
-    printed = run(*launcher, str(FOLDER.parents[1] / "examples/python/train_gpt_split.py"), "--steps", "5")
+    printed = run(*TORCHRUN, str(FOLDER.parents[1] / "examples/python/train_gpt_split.py"), "--steps", "5")
     [difference] = re.findall(r"largest difference between the two curves: ([0-9.]+)", printed)
     assert float(difference) <= 1e-4
 
 
-def test_the_programs_of_the_page_run_on_one_rank(tmp_path):
+def test_the_programs_of_the_page_run_under_torchrun(tmp_path):
     program = "\n".join(program for program, _ in programs_of("docs/distributed.md")).replace("16384", "64")
     (tmp_path / "page.py").write_text(program)
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "1")
-    assert "distributed attention" in run(*launcher, str(tmp_path / "page.py"))
+    assert run(*TORCHRUN, str(tmp_path / "page.py")).count("distributed attention") == 2

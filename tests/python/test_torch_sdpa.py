@@ -216,6 +216,8 @@ REFUSED = [
     (TypeError, "value has type torch.float16", {"value": torch.ones(2, 5, 8).half()}),
     (TypeError, "type", {"query": torch.ones(2, 5, 8).int(), "key": torch.ones(2, 5, 8).int(), "value": None}),
     (ValueError, r"query has shape \(8,\), expected \(..., length, width\)", {"query": torch.ones(8)}),
+    (ValueError, r"query has shape \(8,\), expected", {"query": torch.ones(8), "key": torch.ones(8), "value": None}),
+    (ValueError, r"key has shape \(8,\), expected", {"key": torch.ones(8), "value": None}),
     (ValueError, "leading axes do not broadcast", {"key": torch.ones(3, 5, 8)}),
     (ValueError, "head_dim 9", {"key": torch.ones(2, 5, 9)}),
     (ValueError, "length", {"value": torch.ones(2, 6, 8)}),
@@ -325,3 +327,45 @@ def test_what_no_engine_can_run_is_refused_in_the_function_s_own_name(monkeypatc
     x = torch.randn(1, 2, 4, 8)
     with pytest.raises(NotImplementedError, match="^scaled_dot_product_attention: no engine .* not built into"):
         ours(x, x, x)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"dropout_p": 0.3}, {"attn_mask": torch.eye(4) > 0}])
+def test_a_checkpointed_call_may_be_the_last_of_its_region(options):
+    """torch ends the recomputation there, by an exception from the hook that saves tensors."""
+    from torch.utils.checkpoint import checkpoint
+
+    x = torch.randn(2, 3, 4, 8)
+    gradients = []
+    for function in (ours, lambda *inputs, **options: checkpoint(ours, *inputs, use_reentrant=False, **options)):
+        leaf = x.clone().requires_grad_()
+        torch.manual_seed(1)
+        function(leaf, leaf, leaf, **options).square().sum().backward()
+        gradients.append(leaf.grad)
+    assert torch.equal(*gradients)
+
+
+def test_what_a_hook_of_saved_tensors_raises_arrives_as_it_is():
+    def full(_):
+        calls.append(1)
+        raise OSError("the disk is full")
+
+    x = torch.randn(1, 2, 4, 8, requires_grad=True)
+    calls = []
+    with torch.autograd.graph.saved_tensors_hooks(full, full), pytest.raises(OSError, match="^the disk is full$"):
+        ours(x, x, x)
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, full):
+        out = ours(x, x, x)
+    with pytest.raises(OSError, match="^the disk is full$"):
+        out.sum().backward()
+    assert len(calls) == 2  # once each
+
+
+def test_symbolic_traces_hold_it_as_one_call():
+    class Model(torch.nn.Module):
+        def forward(self, query, key, attn_mask):
+            return ours(query, key, key * 2, attn_mask, is_causal=True)
+
+    traced = torch.fx.symbolic_trace(Model())
+    assert [node.target for node in traced.graph.nodes if node.op == "call_function"][1:] == [ours]
+    query, key, attn_mask = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 4, 8), torch.ones(4, 4, dtype=torch.bool)
+    assert torch.equal(traced(query, key, attn_mask), Model()(query, key, attn_mask))

@@ -1,6 +1,7 @@
 """The page of a trace in a real browser."""
 
 import shutil
+from itertools import takewhile
 
 import numpy as np
 import pytest
@@ -150,3 +151,18 @@ def test_tokens_are_shown_and_never_run(open_page):
     page.keyboard.press("n")
     assert page.inner_text("figure.result tbody tr:nth-child(1) th") == hostile
     assert page.inner_text("h1") == "<b>title</b>" and page.locator("img").count() == 0
+
+
+def test_tokens_that_cannot_be_seen_are_named_and_none_turns_the_text_around_it(open_page):
+    page = open_page(small_trace(tokens=["", "\u202eevil", "\u0645\u0631\u062d\u0628\u0627"]))
+    go_to(page, "projected queries")
+    heads = page.locator("figure.result tbody th").all_inner_texts()
+    assert heads == ["(empty)", "\ufffdevil", "\u2068\u0645\u0631\u062d\u0628\u0627\u2069"]
+    page.hover(cell(0, 1))
+    assert page.inner_text("#cell").startswith("Q[(empty), 1] = ")
+
+
+def test_what_is_given_has_its_numbers_as_a_range(open_page):
+    page = open_page(small_trace())
+    given = len(list(takewhile(lambda step: "=" not in str(step).splitlines()[0], small_trace().steps)))
+    assert given > 3 and page.inner_text("#steps button .number >> nth=0") == f"1\u2013{given}"

@@ -43,11 +43,26 @@ def test_a_page_has_the_tokens_the_heads_and_the_options(tmp_path):
     path = headway.view(x, x, tokens=TOKENS, title="Cats", path=tmp_path / "cat.html", causal=True)
     assert path == tmp_path / "cat.html"
     data = page_data(path.read_text())
-    assert data["title"] == "Cats" and "causal" in data["options"]
+    assert data["title"] == "Cats" and data["options"] == "causal"
     assert data["keyTokens"] == TOKENS and data["queryTokens"] == "same"
     assert [head["name"] for head in data["heads"]] == ["head 0", "head 1"]
     entropy = headway.analyze(x, x, causal=True).entropy.mean(-1)
     np.testing.assert_allclose([head["entropy"] for head in data["heads"]], entropy[0], rtol=1e-12)
+
+
+def test_a_page_names_the_options_that_were_asked_for_and_no_others(tmp_path):
+    x = RANDOM.standard_normal((2, 6, 16))
+
+    def named(query, **options):
+        return page_data(headway.view(query, x, path=tmp_path / "a.html", overwrite=True, **options).read_text())[
+            "options"
+        ]
+
+    assert named(x) == "" and named(x, scale=float(np.float32(16**-0.5))) == ""  # the scale that is there anyway
+    assert named(x, scale=0.5, softcap=3.0) == "scale 0.5, softcap 3"
+    assert named(x, causal=True, window=(2, None)) == "causal, window (2, unlimited)"
+    assert named(x[:, :4], causal="top_left") == "causal top_left"
+    assert named(x, causal="bottom_right", valid_lens=[3, 4]) == "causal bottom_right, valid_lens [B]"
 
 
 def test_arrays_of_any_rank_type_and_library_are_shown(tmp_path):
@@ -98,7 +113,7 @@ def test_weights_that_are_already_there_are_shown(tmp_path):
     weights[0, 1, 2] = 0
     page = headway.view(weights=weights, tokens=list("abcdef"), query_tokens=list("wxyz"), path=tmp_path / "a.html")
     data = page_data(page.read_text())
-    assert (data["queries"], data["keys"], data["layers"]) == (4, 6, 1)
+    assert (data["queries"], data["keys"], data["layers"], data["options"]) == (4, 6, 1, "")
     np.testing.assert_allclose(blob(data, "weights", np.float32).reshape(1, 2, 4, 6), weights, rtol=1e-6, atol=1e-9)
     layers = [weights[0], weights[0, :, ::-1].astype(np.float32)]
     data = page_data(headway.view(weights=layers, path=tmp_path / "b.html").read_text())

@@ -1,4 +1,4 @@
-// A cache as a file: what comes back is what was saved, and a file that says something else is refused.
+// A cache as a file: a loaded cache is the saved one, and an inconsistent file is refused.
 #include <unistd.h>
 
 #include <filesystem>

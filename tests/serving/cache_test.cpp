@@ -281,6 +281,10 @@ TEST(KVCache, errors_come_before_anything_changes) {
 
   EXPECT_EQ(error_text<OutOfPages>([&] { append(cache, first, 6, 14); }),
             "KVCache::append: 2 pages of 4 tokens are needed, 1 of 3 are free");
+  append(cache, first, 6, 12);
+  EXPECT_EQ(error_text<OutOfPages>([&] { append(cache, first, 12, 13); }),
+            "KVCache::append: 1 page of 4 tokens is needed, 0 of 3 are free");
+  cache.truncate(first.id, 6);
   EXPECT_EQ(error_text<UnknownSequence>([&] { cache.length(7); }), "KVCache::length: there is no sequence 7");
   const std::int64_t gone = cache.add();
   cache.remove(gone);
@@ -368,6 +372,71 @@ TEST(KVCache, windows_do_not_go_back_past_what_they_freed) {
               cache.attend(0, Tensor({1, 2, 1, 8}), {.window = Window{3, 0}});
             }),
             "KVCache::attend: the cache has a window of its own: expected no other, found one");
+}
+
+// Where row 0 of a call stands decides which keys it sees, and an option that moves it back may not reach keys that
+// were freed: their pages may be another sequence's.
+TEST(KVCache, no_option_shows_freed_keys) {
+  for (const std::int64_t first : {0, 1}) {
+    KVCache cache(
+        {.pages = 60, .page_size = 1, .kv_heads = kv_heads, .head_dim = dim, .window = Window{2, {}}, .first = first});
+    const Sequence other = random_sequence(cache, 1, 1), sequence = random_sequence(cache, 21, 2);
+    append(cache, other, 0, 1);
+    append(cache, sequence, 0, 20);
+    append(cache, sequence, 20, 21);  // frees the keys before 18
+    const Tensor query = random_tensor({1, heads, 4, dim}, DType::f32, 3);
+    const Tensor one_row = Tensor::of<std::int64_t>({1}, {1}), half = Tensor::of<std::int64_t>({1}, {10});
+    const auto text_of = [&](ConstTensorView queries, const AttentionOptions& options) {
+      return error_text<InvalidArgument>([&] { cache.attend(sequence.id, queries, options); });
+    };
+    const std::string begin = "KVCache::attend: the first of 1 queries of sequence 1 is at position ";
+    const std::string end = " on; keys " + std::to_string(first) + " to 17 have been freed";
+    EXPECT_EQ(text_of(query, {.query_lens = one_row}), begin + "17 and sees keys from 15" + end);
+    EXPECT_EQ(text_of(query.view().slice(2, 0, 1), {.causal = Causal::top_left}),
+              begin + "0 and sees keys from " + std::to_string(first) + end);
+    EXPECT_EQ(text_of(query.view().slice(2, 0, 1), {.causal = Causal::bottom_right, .valid_lens = half}),
+              begin + "9 and sees keys from 7" + end);
+    const ConstTensorView elsewhere(half.data(), DType::i64, Dims{1}, Device{DeviceType::cuda, 0});
+    EXPECT_EQ(text_of(query, {.causal = Causal::bottom_right, .valid_lens = elsewhere}),
+              "KVCache::attend: the cache has a window: expected valid_lens in host memory, found cuda:0");
+    const Tensor packed = random_tensor({4, heads, dim}, DType::f32, 3), bounds = Tensor::of<std::int64_t>({2}, {0, 4});
+    Tensor out(packed.sizes());
+    EXPECT_EQ(error_text<InvalidArgument>(
+                  [&] { cache.attend_packed(sequence.id, packed, bounds, out, {.query_lens = one_row}); }),
+              begin + "17 and sees keys from 15" + end);
+  }
+}
+
+TEST(KVCache, rows_stand_where_attention_has_them_under_every_causal_option) {
+  for (const std::int64_t first : {0, 2}) {
+    KVCache cache(
+        {.pages = 60, .page_size = 4, .kv_heads = kv_heads, .head_dim = dim, .window = Window{3, 1}, .first = first});
+    const Sequence sequence = random_sequence(cache, 21, 2);
+    append(cache, sequence, 0, 21);  // frees nothing
+    const Tensor query = random_tensor({1, heads, 5, dim}, DType::f32, 3);
+    for (const Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right}) {
+      for (const std::int64_t rows : {5, 3}) {
+        const Tensor query_lens = Tensor::of<std::int64_t>({1}, {rows});
+        AttentionOptions options{.causal = causal, .query_lens = query_lens};
+        const Tensor found = cache.attend(sequence.id, query, options);
+        const std::int64_t offset = causal == Causal::none ? 21 - 5 : causal == Causal::top_left ? 0 : 21 - rows;
+        Tensor mask({5, 21}, DType::b8);
+        for (std::int64_t i = 0; i < 5; ++i) {
+          for (std::int64_t j = 0; j < 21; ++j) {
+            const std::int64_t p = i + offset;
+            set(mask, {i, j}, j < first ? j <= p + 1 : p - 3 <= j && j <= p + 1);
+          }
+        }
+        options.mask = mask;
+        options.engine = Engine::reference;
+        const Tensor wanted = attention(query, sequence.key, sequence.value, options);
+        for (std::int64_t n = 0; n < found.elements(); ++n) {
+          EXPECT_NEAR(found.as<float>()[n], wanted.as<float>()[n], 1e-5)
+              << static_cast<int>(causal) << ", " << rows << " rows";
+        }
+      }
+    }
+  }
 }
 
 TEST(KVCache, configs_that_cannot_be_are_refused) {

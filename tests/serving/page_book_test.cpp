@@ -1,4 +1,4 @@
-// The cache's bookkeeping against a simple model: random operations, and every error leaves everything as it was.
+// The cache's bookkeeping against a simple model: random operations, and no error changes anything.
 #include "serving/page_book.h"
 
 #include <gtest/gtest.h>

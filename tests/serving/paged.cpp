@@ -79,7 +79,7 @@ void PagedInputs::fill(std::int64_t sequence, std::int64_t token, std::int64_t p
     set(scales, {page, slot, g}, scale);
     for (std::int64_t d = 0; d < pages.size(3); ++d) {
       const double drawn = normal(random);
-      const double stored = shape.type == DType::i8       ? std::clamp(std::round(drawn * 50), -127.0, 127.0)
+      const double stored = shape.type == DType::i8       ? std::clamp(std::round(drawn * 50), -128.0, 127.0)
                             : shape.type == DType::f8e4m3 ? drawn * 40
                                                           : drawn;
       set(pages, {page, slot, g, d}, stored);

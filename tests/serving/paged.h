@@ -1,4 +1,4 @@
-// Keys and values in pages as a hostile server would leave them, beside the same rows gathered.
+// Keys and values in pages with hostile contents in unused places, and the same rows gathered.
 #pragma once
 
 #include <cstdint>

@@ -432,7 +432,7 @@ class Checks {
       std::uint64_t state = 1;
       for (int r = 0; r < 64; ++r) {
         state = state * 6364136223846793005u + 1442695040888963407u;
-        bits[r] = from[r] = state;
+        bits[r] = from[r] = r < S::lanes * S::panel_vectors ? state : 0;
       }
       S::transpose_bits(bits);
       for (int j = 0; j < 64; ++j) {

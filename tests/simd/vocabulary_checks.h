@@ -1,4 +1,4 @@
-// What a test and the files that it has compiled for each instruction set say to each other.
+// The interface between a test and its files that are compiled for each instruction set.
 #pragma once
 
 namespace headway::cpu {

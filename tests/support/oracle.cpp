@@ -403,7 +403,10 @@ void Work<Arithmetic>::add_row_gradients(const Row<Number>& one, std::int64_t b,
                      lost_ * one.keep[n]);
   }
   to.reach(2 * largest_dp);
-  if (to.dsinks) to.dsinks->add(at(h), -one.sink * delta, one.sink * delta_size, one.grown, largest_dp);
+  if (!to.dsinks) return;
+  // The sink's weight and its product may lie below the normal numbers, where each rounds by up to half a quantum.
+  const Number lost_of_sink = (*spec_.sinks)(h) == -infinity ? Number{0} : lost_ * (delta_size + 1);
+  to.dsinks->add(at(h), -one.sink * delta, one.sink * delta_size + lost_of_sink, one.grown, largest_dp);
 }
 
 template <class Arithmetic>

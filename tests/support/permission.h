@@ -1,4 +1,4 @@
-// Which keys a row may see, with what all of its keys share found once.
+// Which keys a row may see; values that all keys of a row share are computed once.
 #pragma once
 
 #include <limits>

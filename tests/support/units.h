@@ -1,4 +1,4 @@
-// What errors of the element types are counted in.
+// The units in which errors of the element types are counted.
 #pragma once
 
 #include "headway/dtype.h"

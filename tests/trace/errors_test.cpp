@@ -1,4 +1,4 @@
-// What a trace refuses, and with which words.
+// The errors of traces, word for word.
 #include <gtest/gtest.h>
 
 #include "headway/headway.h"

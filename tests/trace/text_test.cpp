@@ -90,6 +90,19 @@ TEST(TraceText, tokens_stay_on_their_line) {
   EXPECT_EQ(text.find('\x1b'), std::string::npos);
 }
 
+// The characters below take two columns each, but for the accent, which takes none.
+TEST(TraceText, columns_are_aligned_below_wide_and_empty_tokens) {
+  TraceRequest request;
+  request.key_tokens = {"\u6771\u4eac", ""};
+  const std::string text = to_string(small({}, request));
+  EXPECT_NE(text.find("\n      \u6771\u4eac     "), std::string::npos) << text;
+  EXPECT_NE(text.find("\n      (empty)  "), std::string::npos) << text;
+  request.key_tokens = {"e\u0301t\u00e9", "\U0001f642\U0001f642\U0001f642\U0001f642\U0001f642\U0001f642\U0001f642"};
+  const std::string cut = to_string(small({}, request));
+  EXPECT_NE(cut.find("\n      e\u0301t\u00e9          "), std::string::npos) << cut;
+  EXPECT_NE(cut.find("\n      \U0001f642\U0001f642\U0001f642\U0001f642\U0001f642~   "), std::string::npos) << cut;
+}
+
 TEST(TraceText, large_and_small_numbers_keep_their_digits) {
   const Tensor big = Tensor::of<double>({1, 1}, {1e9}), tiny = Tensor::of<double>({1, 1}, {1e-9});
   const std::string text = to_string(trace(big, tiny, tiny));

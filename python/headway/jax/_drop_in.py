@@ -9,10 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from headway._suggest import suggests_keywords
+from headway.functions import renamed
 from headway.jax._attention import as_arrays, attend_positions_first, check_matrix
 from headway.jax._call import Array
 
 IMPLEMENTATIONS = (None, "xla", "cudnn")
+
+# What attention's options are called here.
+_NAMES = {
+    "query_lens": "query_seq_lengths",
+    "valid_lens": "key_value_seq_lengths",
+    "window": "local_window_size",
+}
 
 
 @suggests_keywords
@@ -73,9 +81,12 @@ def dot_product_attention(
     rows = q.shape[1]
     if options["window"] is not None and not is_causal and rows != k.shape[1]:
         q, k, v, options = _with_aligned_window(q, k, v, options)
-    out, lse = attend_positions_first(
-        "dot_product_attention", q, k, v, causal="top_left" if is_causal else False, scale=scale, **options
-    )
+    try:
+        out, lse = attend_positions_first(
+            "attention", q, k, v, causal="top_left" if is_causal else False, scale=scale, **options
+        )
+    except Exception as error:
+        raise renamed(error, "dot_product_attention", **_NAMES) from None
     missing = rows - out.shape[1]  # queries that were left out
     if missing > 0:
         out = jnp.pad(out, ((0, 0), (0, missing), (0, 0), (0, 0)))

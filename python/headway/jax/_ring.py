@@ -151,7 +151,7 @@ def _ring(static: Static, axis_name: str, query: Array, key: Array, value: Array
 
 
 def _merged(out: Array, lse: Any, more: Array, more_lse: Array) -> tuple[Array, Array]:
-    """Two parts of the keys of a row as one."""
+    """Merges the results of two parts of the keys."""
     top = jnp.maximum(lse, more_lse)
     safe = jnp.where(jnp.isneginf(top), 0, top)
     first, second = jnp.exp(lse - safe), jnp.exp(more_lse - safe)

@@ -1,4 +1,4 @@
-"""Calls of the compiled part with torch tensors: what the operators and the eager paths share."""
+"""Calls of the compiled part with torch tensors, for the operators and the eager paths."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def lse_shape(query: Tensor, packed: bool) -> tuple[int, ...]:
 
 
 def empty_in_order(like: Tensor, width: int) -> Tensor | None:
-    """An empty (B, H, S, width) whose axes lie in memory as those of like (B, H, S, D); None where that is as usual.
+    """An empty (B, H, S, width) whose axes have the memory order of like (B, H, S, D); None if that is the usual order.
 
     A query that is a (B, Sq, H, D) projection seen as (B, H, Sq, D) gets an out whose heads are joined without a copy,
     and a gradient that goes back into the projection without one.
@@ -125,14 +125,14 @@ def empty_in_order(like: Tensor, width: int) -> Tensor | None:
 
 
 def out_like(query: Tensor, value: Tensor) -> Tensor | None:
-    """An empty out (B, H, Sq, Dv) whose axes lie in memory as the query's do; None where that is the usual order."""
+    """An empty out (B, H, Sq, Dv) whose axes have the memory order of the query's; None if that is the usual order."""
     return empty_in_order(query, value.shape[-1]) if value.dim() == 4 else None
 
 
 def forward(
     query: Tensor, key: Tensor, value: Tensor, options: Options, return_weights: bool, return_lse: bool = True
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Out, and lse and the weights if asked for. Nothing is recorded here."""
+    """Out, and lse and the weights if requested. Autograd records nothing here."""
     place = None
     if not query.is_contiguous() and options.cu_seqlens_q is None:
         place = out_like(query, value)
@@ -143,7 +143,7 @@ def forward(
 
 
 def gradient_places(query: Tensor, key: Tensor, value: Tensor, may_share: bool) -> list[Tensor | None]:
-    """Where to write the gradients: as their tensors lie, so that what split them joins them again without a copy."""
+    """Outputs for the gradients, in the memory layout of their tensors, so that a split is undone without a copy."""
     step = key.shape[1] * key.shape[-1] * key.element_size() if may_share and key.dim() == 4 else 0
     if step > 0 and value.data_ptr() - key.data_ptr() == step:  # not the rule, and quick to see
         all_three = empty_like_parts((query, key, value))

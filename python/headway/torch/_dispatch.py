@@ -1,4 +1,4 @@
-"""Which way a call takes: straight into the compiled part, through an autograd node, or through the operators."""
+"""Chooses the path of a call: directly into the compiled part, through an autograd node, or through the operators."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _Attention(torch.autograd.Function):
 
 
 def is_eager(*grads: Tensor | None) -> bool:
-    """Whether the compiled part may find the gradients that follow from these: nothing records or watches it."""
+    """Whether the compiled part may compute the gradients: nothing records or intercepts the call."""
     return not is_grad_enabled() and not is_watched() and all(x is None or _is_plain_gradient(x) for x in grads)
 
 
@@ -92,7 +92,7 @@ _record: Any = super(torch.autograd.Function, _Attention).apply  # pyright: igno
 
 
 def is_watched() -> bool:
-    """Whether something else than eager torch runs the call: a compiler, a tracer, torch.func, a dispatch mode."""
+    """Whether something other than eager torch runs the call: a compiler, a tracer, torch.func, a dispatch mode."""
     return (
         is_compiling()
         or transforms_active()
@@ -103,7 +103,7 @@ def is_watched() -> bool:
 
 
 def is_plain(query: Tensor, key: Tensor, value: Tensor, options: Options) -> bool:
-    """Whether eager torch runs a call of tensors that are no more than that."""
+    """Whether eager torch runs a call of plain tensors."""
     if type(query) not in _PLAIN or type(key) not in _PLAIN or type(value) not in _PLAIN or query.is_meta:
         return False
     if options is not NO_OPTIONS:
@@ -121,7 +121,7 @@ def attend(
     return_weights: bool = False,
     return_lse: bool = False,
 ) -> Results:
-    """(out, lse, weights) of attention under autograd, autocast and everything that may watch a call.
+    """(out, lse, weights) of attention under autograd, autocast and everything that may intercept a call.
 
     What is not asked for may be None.
     """
@@ -154,7 +154,7 @@ def attend(
 
 
 def _attend_dtensors(query: Tensor, key: Tensor, value: Tensor, options: Options, return_weights: bool) -> Results:
-    """Where they lie: batch and heads need nothing of other ranks, a sharded sequence runs the schedule."""
+    """DTensors, in place: a sharded batch or head axis needs no other rank, a sharded sequence runs the schedule."""
     from headway.torch import distributed
 
     if return_weights:
@@ -164,7 +164,7 @@ def _attend_dtensors(query: Tensor, key: Tensor, value: Tensor, options: Options
 
 
 def autocast(query: Tensor, key: Tensor, value: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor, Options]:
-    """Where autocast is on: what torch's own attention casts, in the type that it is cast to."""
+    """With autocast on: the tensors that torch's own attention casts, in the type to which it casts them."""
     device = query.device.type
     if not torch.is_autocast_enabled(device):
         return query, key, value, options

@@ -1,4 +1,4 @@
-"""Attention's weights and gradients once more in plain torch, for what the compiled part does not differentiate.
+"""Attention's weights and gradients in plain torch, for derivatives that the compiled part does not compute.
 
 Derivatives of gradients, in either mode, are torch's own of this code, so that they nest as deep as torch.func does.
 Unlike everything else here it stores (Sq, Sk) matrices, about ten for each head; it runs only where a second or a
@@ -83,7 +83,7 @@ def gradients(
 
 
 def _allowed(query: Tensor, key: Tensor, options: Options) -> tuple[Tensor, Tensor]:
-    """Which pairs are allowed (.., Sq, Sk), and what is added to their scores beside the bias."""
+    """The allowed pairs (.., Sq, Sk), and the terms that are added to their scores besides the bias."""
     terms = fixed_terms(_without_width(query), _without_width(key), *options._replace(bias=None, sinks=None))
     allowed = terms != -math.inf
     if options.bias is not None:
@@ -120,7 +120,7 @@ def _zero_where_forbidden(terms: Tensor) -> Tensor:
 
 
 def _without_width(x: Tensor) -> Tensor:
-    """x (.., S, D) reduced to its shape: what follows from positions alone has no derivative."""
+    """x (.., S, D) reduced to its shape: terms that depend on positions only have no derivative."""
     return torch.empty(*x.shape[:-1], 0, dtype=x.dtype, device=x.device)
 
 
@@ -134,7 +134,7 @@ def _padding(query: Tensor, query_lens: Tensor) -> Tensor:
     "headway::fixed_terms", mutates_args=(), schema=f"(Tensor query, Tensor key, {SCHEMA}) -> Tensor"
 )
 def fixed_terms(query: Tensor, key: Tensor, *options: Any) -> Tensor:
-    """What is added to the scores (B, H, Sq, Sk) of queries and keys of width 0: ALiBi, and -inf where forbidden."""
+    """The terms added to the scores (B, H, Sq, Sk) of queries and keys of width 0: ALiBi, and -inf where forbidden."""
     return _headway.attention_scores(query, key, stage="biased", **Options(*options).keywords())
 
 

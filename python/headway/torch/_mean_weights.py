@@ -1,4 +1,4 @@
-"""Attention and the mean of its weights over the heads, without the heads' own matrices where they lie on a GPU."""
+"""Attention and the mean of its weights over the heads; on a GPU without the matrices of single heads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def attend_for_mean(query: Tensor, key: Tensor, value: Tensor, options: Options)
 
 
 class _MeanWeights(torch.autograd.Function):
-    """The mean; its gradients, for which the matrices are computed after all."""
+    """The mean, and its gradients, which need the matrices of single heads."""
 
     @staticmethod
     def forward(

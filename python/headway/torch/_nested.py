@@ -1,4 +1,4 @@
-"""Nested tensors: sequences of their own lengths as one tensor, which packed attention takes without padding."""
+"""Nested tensors: sequences of different lengths in one tensor, which packed attention takes without padding."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class LostRank(RuntimeError):
 
 
 class Call(NamedTuple):
-    """What is the same on every rank, beside the tensors."""
+    """The arguments besides tensors, which are the same on every rank."""
 
     group: dist.ProcessGroup
     timeout: float
@@ -43,7 +43,7 @@ class Call(NamedTuple):
 
 
 def make_call(group: dist.ProcessGroup, timeout: float, keywords: dict[str, Any]) -> Call:
-    """NotImplementedError for what only host memory has so far."""
+    """NotImplementedError for options that are only supported in host memory so far."""
     given = {name: x for name, x in keywords.items() if x is not None}
     sharding, cluster, scheme = given.pop("sharding", None), given.pop("cluster", None), given.pop("scheme")
     for name, default in (("causal", False), ("dropout", 0.0), ("span_rows", 1)):
@@ -78,7 +78,7 @@ def _gathered(call: Call, device: torch.device, mine: bytes) -> list[bytes]:
 
 
 def _finish(call: Call, work: Any) -> None:
-    """Waits on the host, so that a rank that does not come is an error here and not a stream that never ends."""
+    """Waits on the host, so that a rank that does not join is an error here and not a stream that never ends."""
     end = time.monotonic() + call.timeout
     while not work.is_completed():
         if time.monotonic() > end:
@@ -96,7 +96,7 @@ def _plain(x: Any) -> Any:
 
 
 def _agreed(call: Call, operation: str, query: Tensor, key: Tensor, value: Tensor) -> tuple[Sharding, tuple[int, ...]]:
-    """The shards and the sizes of the whole; the same error on every rank where arguments differ or one is wrong."""
+    """The shards and the sizes of the whole; the same error on every rank if arguments differ or one is wrong."""
     error = _own_error(query, key, value)
     facts: dict[str, Any] = {} if error else {
         "the type": str(query.dtype), "batch": query.shape[0], "the number of heads": query.shape[1],
@@ -161,7 +161,7 @@ class _Store:
         self.pieces.sort(key=lambda piece: piece[0])
 
     def parts(self, rows: Rows) -> list[tuple[Rows, Tensor]]:
-        """Views of the rows that are here, piece by piece."""
+        """Views of the rows on this rank, piece by piece."""
         found = []
         for begin, end, memory in self.pieces:
             first, last = max(begin, rows[0]), min(end, rows[1])
@@ -180,7 +180,7 @@ def _shard_store(shard: Iterable[Rows], tensor: Tensor) -> _Store:
 
 
 def _joined(stores: Iterable[_Store], rows: Rows) -> Tensor:
-    """Rows that lie in several pieces as one tensor."""
+    """Rows from several pieces as one tensor."""
     parts = sorted((part for store in stores for part in store.parts(rows)), key=lambda part: part[0])
     assert sum(end - begin for (begin, end), _ in parts) == rows[1] - rows[0]
     return parts[0][1] if len(parts) == 1 else torch.cat([memory for _, memory in parts], dim=2)
@@ -232,7 +232,7 @@ class _Run:
         return options
 
     def offset(self, queries: Rows, keys: Rows) -> int:
-        """Where query 0 of a part stands among its keys."""
+        """The position of query 0 of a part among its keys."""
         at_start = self.call.options.get("causal") in (True, "square", "top_left")
         return queries[0] - keys[0] + (0 if at_start else self.sizes[4] - self.sizes[3])
 
@@ -246,7 +246,7 @@ class _Run:
         raise AssertionError(rows)
 
     def keys_of(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """K and V of rows that are here: this rank's own, or this step's."""
+        """K and V of rows on this rank: its own, or those of this step."""
         width = self.key.shape[3]
         key, value = _Store(), _Store()
         for begin, end, memory in self.arrived.pieces:
@@ -304,7 +304,7 @@ def _wide_type(x: Tensor) -> torch.dtype:
 
 
 def _merged(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Two parts of the keys of a row as one."""
+    """Merges the results of two parts of the keys."""
     total = torch.logaddexp(lse, more_lse)  # -inf where neither part has a key
     safe = torch.where(total.isneginf(), 0, total)
     return out * (lse - safe).exp().unsqueeze(-1) + more * (more_lse - safe).exp().unsqueeze(-1), total

@@ -173,7 +173,7 @@ attention_backward.register_autograd(_double_backward, setup_context=_save_for_d
 
 
 def _one_by_one(operator: Any) -> Any:
-    """A vmap rule: every item on its own, the results stacked."""
+    """A vmap rule: each item separately, the results stacked."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         items = [
@@ -189,7 +189,7 @@ def _one_by_one(operator: Any) -> Any:
 
 
 def _function(operator: Any, save: Any, gradients: Any, tangents: Any = None) -> Any:
-    """The operator as torch.func and forward mode want it, which its own autograd formula does not serve."""
+    """The operator for torch.func and forward mode, which do not use its autograd formula."""
     parts = {
         "forward": staticmethod(lambda *inputs: operator(*inputs)),
         "setup_context": staticmethod(save),

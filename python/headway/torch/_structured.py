@@ -1,4 +1,4 @@
-"""Structured masks as tensors: what the operators take, made once for each mask and sizes."""
+"""Structured masks as tensors for the operators, made once for each mask and sizes."""
 
 from __future__ import annotations
 

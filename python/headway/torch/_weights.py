@@ -19,7 +19,7 @@ def gradients_through_weights(
     weights: Tensor,
     options: Options,
 ) -> dict[int, Tensor]:
-    """What sum(grad_weights * weights) + sum(grad_lse * lse) adds to some gradients.
+    """The contribution of sum(grad_weights * weights) + sum(grad_lse * lse) to some gradients.
 
     Those are of query (0), key (1), bias (3) and sinks (4). grad_weights and weights (B, H, Sq, Sk), the sinks' share
     of each row (B, H, Sq), the others as in attention; all without heads or batch too.
@@ -48,7 +48,7 @@ def gradients_through_weights(
 
 
 def sink_share(lse: Tensor, sinks: Tensor | None) -> Tensor | None:
-    """How much of each row goes to its sink: lse (B, H, Sq), or without heads or batch; 0 for padding."""
+    """The share of each row that its sink takes: lse (B, H, Sq), or without heads or batch; 0 for padding."""
     if sinks is None:
         return None
     return torch.exp(per_head(sinks, lse) - lse.masked_fill(lse == -math.inf, math.inf))

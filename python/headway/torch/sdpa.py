@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from headway.functions import renamed
 from headway.torch._core import NO_OPTIONS, Options
@@ -55,6 +56,22 @@ def scaled_dot_product_attention(
         found = torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if found is not None:
             return found
+    if not isinstance(query, Tensor) and has_torch_function((query, key, value, attn_mask)):  # a proxy of torch.fx
+        return cast(
+            "Tensor",
+            handle_torch_function(
+                scaled_dot_product_attention,
+                (query, key, value, attn_mask),
+                query,
+                key,
+                value,
+                attn_mask=attn_mask,
+                dropout_p=dropout_p,
+                is_causal=is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
+            ),
+        )
     if isinstance(query, Tensor) and query.is_nested:
         return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     leading = None
@@ -167,8 +184,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.is_nested:
             raise NotImplementedError(f"{_NAME}: {name} is nested, and query is not: expected all three alike")
-        if x.dim() < 2:
-            raise ValueError(f"{_NAME}: {name} has shape {tuple(x.shape)}, expected (..., length, width)")
+    _check_axes(query, key, value)
+    for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dtype != query.dtype:
             raise TypeError(f"{_NAME}: {name} has type {x.dtype}, query has {query.dtype}")
         if x.device != query.device:
@@ -179,8 +196,15 @@ def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
         raise TypeError(f"{_NAME}: attn_mask has type {attn_mask.dtype}, expected bool (True = attend) or floating")
 
 
+def _check_axes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if x.dim() < 2:
+            raise ValueError(f"{_NAME}: {name} has shape {tuple(x.shape)}, expected (..., length, width)")
+
+
 def _broadcast(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool, options: Options) -> _Call:
     """Attention of what has other leading axes than (B, H), or leading axes that differ."""
+    _check_axes(query, key, value)
     if enable_gqa:
         key, value = _same_heads(query, key, value)
     heads = _leading(query, key, value, enable_gqa)

@@ -70,7 +70,7 @@ DropoutRule dropout_of(const Problem& problem, std::int64_t b, std::int64_t h) {
   return rule;
 }
 
-// What changes scores and weights of a head. What the problem lacks, no head has.
+// The modifiers of a head's scores and weights; those that the problem lacks stay unset.
 template <class Args>
 void set_options(const Problem& problem, std::int64_t b, std::int64_t h, Args& args) {
   if (problem.softcap || problem.bias || problem.mask || problem.alibi_slopes) {
@@ -170,6 +170,7 @@ BackwardArgs backward_args(const BackwardProblem& problem, const Sequence& seque
     args.span_planes = problem.spans->stride(1) == 0 ? 1 : group;
   }
   args.scale = problem.scale;
+  args.of_longer_rows = problem.of_longer_rows;
   return args;
 }
 
@@ -202,8 +203,8 @@ void set_head(const BackwardProblem& problem, const Sequence& sequence, std::int
   }
   set_options(problem, b, h, head);
   if (problem.softcap) {
-    // The compute type must hold it. The kernels divide by it in double and hold what comes of that as two factors;
-    // less than the least is as good as the least, since any score but 0 is far above both.
+    // The compute type must represent the cap. The kernels divide by it in double and store the quotient as two
+    // factors. A smaller cap acts like the smallest one, since any score but 0 is far above both.
     const bool wide = problem.dtype() == DType::f64;
     head.modifiers.softcap = std::clamp(*problem.softcap, wide ? 0x1p-1022 : 0x1p-500, wide ? 0x1p1022 : 0x1p126);
   }

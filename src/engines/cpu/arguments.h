@@ -11,16 +11,15 @@ namespace headway::cpu {
 Storage storage_of(DType dtype);
 ScaledAs scaled_as(DType dtype);
 
-// What a kernel is told about keys or values before it is told where they are: their strides, and whether they are in
-// pages.
+// The properties of keys or values without their addresses: their strides, and whether they are in pages.
 RowSource source_layout(const Problem& problem, const ConstTensorView& rows);
 
 // The ranges of a sequence's rows, and the spans of one of its heads.
 RangeRule range_rule(const Problem& problem, const Sequence& sequence, std::int64_t b);
 SpanLists span_lists(const Problem& problem, const Sequence& sequence, std::int64_t b, std::int64_t h);
 
-// Where row `row` of head h of batch item b lies, in a view of elements of `bytes` each: small heads are done in a
-// microsecond, so the size is looked up once for many.
+// The address of row `row` of head h of batch item b in a view of elements of `bytes` each. Small heads take a
+// microsecond, so the caller looks the size up once for many.
 inline const void* row_address(const ConstTensorView& view, std::int64_t bytes, std::int64_t b, std::int64_t h,
                                std::int64_t row) {
   const auto* data = static_cast<const char*>(view.data());
@@ -30,8 +29,8 @@ inline const void* row_address(const ConstTensorView& view, std::int64_t bytes, 
 // The [rows, columns] matrix at (b, h) of a [B,H,rows,columns] view.
 WritableMatrix writable_matrix(const TensorView& view, std::int64_t b, std::int64_t h);
 
-// A sequence, without its heads and chunks; one of its kv heads; and a query head, without the places of what is
-// prepared. A dbias that is summed over axes is not the head's to write.
+// A sequence, without its heads and chunks; one of its kv heads; and a query head, without the addresses of prepared
+// data. A dbias that is summed over axes is not written per head.
 BackwardArgs backward_args(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b);
 void set_kv_head(const BackwardProblem& problem, const Sequence& sequence, std::int64_t b, std::int64_t g,
                  BackwardArgs& args);

@@ -1,4 +1,4 @@
-// A machine without a vocabulary of its own.
+// A machine without vector operations of its own.
 #include "engines/cpu/kernels.h"
 
 namespace headway::cpu {

@@ -20,8 +20,8 @@ bool is_intel() {
          d == signature_INTEL_edx;
 }
 
-// Tiles are 8 KB of registers more for each thread, which Linux grants a process that asks for them. Asking again is
-// allowed; refused are old kernels, other systems, and processes with a signal stack too small to save tiles on.
+// Tiles are 8 KB of additional registers for each thread, which a process must request from Linux. The request may be
+// repeated. It fails on old kernels, on other systems, and if a signal stack is too small to save tiles on.
 bool amx_is_permitted() {
 #ifdef SYS_arch_prctl
   constexpr int request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM
@@ -48,7 +48,7 @@ std::vector<const Kernels*> available_kernels() {
   const bool avx512 = avx2 && avx512_is_built() && __builtin_cpu_supports("avx512f") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
-  const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
   if (avx512_bf16 && has_amx()) {
     result.push_back(&amx_kernels());
   }

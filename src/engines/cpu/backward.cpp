@@ -1,7 +1,7 @@
 // The CPU engine's backward pass. kernel/backward_args.h says which tasks there are and what each may read; here they
-// are numbered and run. A sequence whose keys make one chunk is done by one task a kv head, start to end, in the
-// thread's own scratch; longer ones go through all threads phase by phase, with their rows' lse and delta and their dQ
-// partials in memory of the call. A sequence's bits are the same either way.
+// are numbered and run. If the keys of a sequence make one chunk, one task does a whole kv head in the thread's own
+// scratch. Longer sequences run phase by phase on all threads, with the lse, delta and dQ partials of their rows in
+// memory of the call. A sequence's bits are the same either way.
 #include "engines/cpu/backward.h"
 
 #include <algorithm>
@@ -72,7 +72,7 @@ class BackwardRun {
   }
 
  private:
-  // One batch item or packed sequence, and where its rows lie in the call's memory.
+  // One batch item or packed sequence, and the offsets of its rows in the call's memory.
   struct Place {
     Sequence sequence;
     std::int64_t sink_parts;  // first of its partial sums, by (head, block of rows)
@@ -124,8 +124,8 @@ class BackwardRun {
       }
       places_.push_back(place);
     }
-    // The longest first, so that threads end at the same time; whole sequences stay in their order. A thread of its own
-    // goes head by head, as the chunks of a head read the same queries.
+    // The longest first, so that threads end at the same time; whole sequences stay in their order. A single thread
+    // works head by head, since the chunks of a head read the same queries.
     if (threads_ > 1) {
       std::stable_sort(chunks_.begin(), chunks_.end(),
                        [](const Chunk& a, const Chunk& b) { return a.pairs > b.pairs; });
@@ -159,7 +159,7 @@ class BackwardRun {
     std::int64_t b = -1, g = 0;
   };
 
-  // From one kv head of a sequence to another only addresses and the heads' own options change.
+  // Between kv heads of a sequence only addresses and per-head options change.
   void fill(Args& args, std::int64_t b, std::int64_t g, char* own) {
     const Place& place = places_[static_cast<std::size_t>(b)];
     const std::int64_t rows = place.sequence.query_count;
@@ -247,7 +247,7 @@ class BackwardRun {
     });
   }
 
-  // `next` is what the thread does afterwards, if that is known.
+  // `next` is the thread's next task, if known.
   void differentiate(Args& args, TaskScratch& scratch, const Chunk& chunk, const Chunk* next) {
     const Place& place = places_[static_cast<std::size_t>(chunk.b)];
     if (chunk.chunk >= 0) {
@@ -274,7 +274,7 @@ class BackwardRun {
     }
   }
 
-  // Tells a sequence where the one after it reads.
+  // Gives a sequence the addresses that the next one reads.
   void announce(BackwardArgs& args, const Chunk* next) const {
     if (next == nullptr || next->chunk >= 0) {
       args.next_key = args.next_value = args.next_query = args.next_grad_out = args.next_out = nullptr;
@@ -297,7 +297,7 @@ class BackwardRun {
     return units_in_task(static_cast<std::int64_t>(chunks_.size()), flops, threads_);
   }
 
-  // Zeros where no task writes: behind the end of a shorter sequence, or everywhere when there is nothing to sum.
+  // Writes zeros where no task writes: after the end of a shorter sequence, or everywhere if there is nothing to sum.
   static void clear(const std::optional<TensorView>& target) {
     const float zero = 0;
     if (target) {

@@ -1,5 +1,5 @@
 // The CPU engine's decode pass. A unit is one chunk of keys of one kv head; a task is some consecutive units, enough to
-// be worth handing out. When all are done, each kv head's chunks are merged in a fixed order.
+// pay off. When all are done, each kv head's chunks are merged in a fixed order.
 #include "engines/cpu/decode.h"
 
 #include <algorithm>
@@ -16,12 +16,11 @@
 namespace headway::cpu {
 namespace {
 
-// From here on the decode kernel was measured faster than the panel kernel, by up to 5 times.
+// From this number of keys on the decode kernel was measured to be faster than the panel kernel, by up to 5 times.
 constexpr std::int64_t least_keys = 32;
 
-// How the keys of a sequence are cut: for long ones chunks that memory streams well to, for shorter ones smaller
-// chunks, so that a single head still occupies several threads; and never more than most_chunks, which bounds the
-// partials.
+// The chunks of a sequence's keys: for long sequences large enough to stream from memory, for shorter ones smaller, so
+// that a single head still occupies several threads; never more than most_chunks, which bounds the partials.
 constexpr std::int64_t usual_chunk = 2048;
 constexpr std::int64_t least_chunk = 512;
 constexpr std::int64_t wanted_chunks = 4;
@@ -47,8 +46,9 @@ const DecodeKernel& decode_kernel_for(const Problem& problem) {
   return kernels.decode[storage];
 }
 
-// Kv heads and their chunks in a fixed numbering: sequence by sequence, head by head, chunk by chunk. Also what they
-// need: partials, one kv head's after the other's, and scratch of a thread.
+// Kv heads and their chunks in a fixed numbering: sequence by sequence, chunk by chunk, head by head, since the heads'
+// rows of a token often lie side by side, so that they share pages of memory. Also what they need: partials, one kv
+// head's after the other's, and scratch of a thread.
 class Heads {
  public:
   Heads(const Problem& problem, const DecodeKernel& kernel) : problem_(problem) {
@@ -74,7 +74,8 @@ class Heads {
                                         [](std::int64_t unit, const Item& item) { return unit < item.first_unit; });
     const Item& item = *(after - 1);
     const std::int64_t inside = index - item.first_unit;
-    return {(after - 1 - items_.begin()) * problem_.kv_heads + inside / item.args.chunks, inside % item.args.chunks};
+    const std::int64_t g = inside % problem_.kv_heads;
+    return {(after - 1 - items_.begin()) * problem_.kv_heads + g, inside / problem_.kv_heads};
   }
 
   // A kv head with its query heads' arguments, which take the front of a thread's scratch.
@@ -133,7 +134,7 @@ class Heads {
   std::int64_t kernel_scratch_ = 0;
 };
 
-// Bytes of keys and values, or what takes as long.
+// The work in bytes of keys and values, or the equivalent in time.
 double work_of(const Problem& problem) {
   const double group = static_cast<double>(problem.heads) / static_cast<double>(problem.kv_heads);
   const double elements = static_cast<double>(problem.head_dim + problem.value_dim);

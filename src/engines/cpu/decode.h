@@ -8,9 +8,9 @@
 
 namespace headway::cpu {
 
-// Whether a sequence of these lengths is decoded. The kernels round differently, so this asks about nothing but the
-// sequence's own lengths, its type and the kind of call: not about the batch, strides, threads or outputs. Sequences of
-// a pack choose one by one, so that a sequence has the same bits in any pack and alone.
+// Whether the decode kernel takes a sequence of these lengths. The kernels round differently, so this depends only on
+// the sequence's own lengths, its type and the kind of call, not on the batch, strides, threads or outputs. For a pack
+// it is decided for each sequence, so that a sequence has the same bits in any pack and alone.
 bool is_decoded(const Problem& problem, std::int64_t queries, std::int64_t keys);
 
 // Whether any sequence is, and whether all are.
@@ -21,7 +21,7 @@ Decoded decoded_sequences(const Problem& problem);
 
 void describe_decode(const Problem& problem, Plan& plan);
 
-// The sequences that are decoded; others are left alone.
+// Runs the sequences that the decode kernel takes, and skips the others.
 void decode(const ForwardProblem& problem);
 
 }  // namespace headway::cpu

@@ -1,6 +1,5 @@
 // The CPU engine's forward pass. A unit is one block of query rows of one head; a task is some consecutive units,
-// enough to be worth handing out. No row's bits depend on how rows are grouped, so the grouping may follow the thread
-// count.
+// enough to pay off. No row's bits depend on how rows are grouped, so the grouping may depend on the thread count.
 #include "engines/cpu/forward.h"
 
 #include <algorithm>
@@ -30,7 +29,8 @@ const ForwardKernel& forward_kernel_for(const Problem& problem) {
 // Whether a panel's scores are kept until all its keys are done.
 bool keeps_matrix(const Problem& problem) { return problem.wants_weights || problem.pass == Pass::scores; }
 
-// How many panels a unit has: as many as share a key block with profit, but enough units for the threads.
+// The panels of a unit: as many as profit from sharing a key block, but few enough that there are units for all
+// threads.
 std::int64_t panels_of_unit(const Problem& problem, const ForwardKernel& kernel, int threads) {
   if (keeps_matrix(problem)) {
     return 1;
@@ -49,7 +49,7 @@ std::int64_t panels_of_unit(const Problem& problem, const ForwardKernel& kernel,
   return panels;
 }
 
-// Units in a fixed numbering, of what is not decoded: head by head, and inside a head the last rows first, which reach
+// Units in a fixed numbering, without decoded sequences: head by head, and inside a head the last rows first, which see
 // the most keys when causal.
 class Units {
  public:
@@ -148,7 +148,7 @@ class UnitArgs {
   UnitArgs(const ForwardProblem& problem, const Units& units)
       : problem_(problem), units_(units), bytes_(static_cast<std::int64_t>(size_of(problem.dtype()))) {}
 
-  // Those of unit `index`; `next` is the one that the thread does afterwards, or -1.
+  // Those of unit `index`; `next` is the thread's next unit, or -1.
   const ForwardArgs& at(std::int64_t index, std::int64_t next) {
     const Units::Unit unit = units_.unit(index);
     if (unit.b != b_) {

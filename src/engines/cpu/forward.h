@@ -9,8 +9,8 @@ namespace headway::cpu {
 void describe_forward(const Problem& problem, Plan& plan);
 void forward(const ForwardProblem& problem, const Plan& plan);
 
-// attention_scores runs as a forward whose values have no width: the weights are the last stage, earlier stages come
-// out before the softmax.
+// attention_scores runs as a forward with values of width 0: the weights are the last stage, earlier stages are stored
+// before the softmax.
 void scores(const ScoresProblem& problem, const Plan& plan);
 
 }  // namespace headway::cpu

@@ -1,4 +1,4 @@
-// Which instruction sets this machine has, and which one is used.
+// The instruction sets of this machine, and the choice among them.
 #include "engines/cpu/kernels.h"
 
 #include <atomic>

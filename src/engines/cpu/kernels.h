@@ -68,8 +68,8 @@ struct Kernels {
   DecodeKernel decode[4];
   BackwardKernel backward[4];
   GemmKernel gemm[4];
-  // Of queries of each Storage but f64 beside 8-bit rows, which are multiplied as floats, whatever is fastest for the
-  // queries' own type.
+  // For queries of each Storage except f64 with 8-bit rows. These are multiplied as floats, even if another type is
+  // fastest for the queries' own type.
   ForwardKernel scaled_forward[4];
   DecodeKernel scaled_decode[2][4];  // by ScaledAs, of those that are scaled, and Storage
 };
@@ -81,7 +81,7 @@ struct DoubleKernels {
   GemmKernel gemm;
 };
 
-// Each defined in isa/, where the build's machine has it.
+// Each is defined in isa/, if the target architecture has it.
 const Kernels& scalar_kernels();
 const Kernels& neon_kernels();
 const Kernels& avx2_kernels();
@@ -91,19 +91,19 @@ const Kernels& avx512_bf16_kernels();
 const Kernels& amx_kernels();
 const Kernels* emulated_amx_kernels();  // null where it is not built
 
-// Their part for f64.
+// The f64 kernels of each instruction set.
 DoubleKernels scalar_f64_kernels();
 DoubleKernels neon_f64_kernels();
 DoubleKernels avx2_f64_kernels();
 DoubleKernels avx512_f64_kernels();
 
-// The instruction sets that this build has and this CPU runs, the fastest first, what is emulated for tests last.
+// The instruction sets that this build has and this CPU runs, the fastest first, those emulated for tests last.
 std::vector<const Kernels*> available_kernels();
 
 // The fastest, or the one that HEADWAY_ISA names; InvalidArgument when this machine does not have that one.
 const Kernels& chosen_kernels();
 
-// For tests: calls that begin from now on run on these instead.
+// For tests: later calls run on these instead.
 void choose_kernels(const Kernels& kernels);
 
 }  // namespace headway::cpu

@@ -18,8 +18,8 @@
 namespace headway::cpu {
 namespace {
 
-// A task that copies its part of `left` has few rows, so that the copy fits the cache, and many columns to use it for;
-// one that reads it in place has many rows, so that packing a panel is worth little.
+// A task that copies its part of `left` has few rows, so that the copy fits the cache, and many columns, which reuse
+// it; a task that reads `left` in place has many rows, so that packing a panel costs little in comparison.
 constexpr std::int64_t rows_of_copies = 128, columns_of_copies = 1024;
 constexpr std::int64_t rows_in_place = 256;
 constexpr std::int64_t deep = 1024, columns_of_deep = 256;  // sums of several chunks wait in the cache

@@ -1,7 +1,7 @@
 // The CPU engine's linear map: the packed matrix product on all cores. See core/linear.h for what is computed.
 //
 // Sums are taken in f32 (f64 for f64), in chains of 64 products (of pairs for bf16 dot products), and rounded once to
-// the tensors' type. A row of y and of dx depends on nothing but its own row of x or dy: neither the rest of the batch
+// the tensors' type. A row of y and of dx depends only on its own row of x or dy: neither the rest of the batch
 // nor the number of threads changes a bit.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Scratch memory, and what threads keep of it.
+// Scratch memory, and the part of it that threads keep.
 #include "engines/cpu/scratch.h"
 
 #include <algorithm>
@@ -9,15 +9,15 @@
 namespace headway::cpu {
 namespace {
 
-// What a thread keeps at most, by owner: as many threads have a task as there are workers, few make calls.
+// The most memory that a thread keeps, by owner: every worker runs tasks, but few threads make calls.
 constexpr std::int64_t most_kept[] = {std::int64_t{8} << 20, std::int64_t{64} << 20};
 
-// Kernels walk through all of their scratch all the time. More than this on small pages does not fit the first-level
-// TLB, and one huge page is as good for little as for much.
+// Kernels access all of their scratch continuously. More than this on small pages does not fit the first-level TLB, so
+// larger scratch uses huge pages.
 constexpr std::int64_t small_pages_bytes = std::int64_t{256} << 10;
 constexpr std::int64_t huge_page_bytes = std::int64_t{2} << 20;
 
-// For a few instructions. A thread that finds it taken goes without, so that a fork in between blocks nobody.
+// Held for a few instructions. A thread that finds it taken does not wait, so a fork while it is held blocks no thread.
 class TryLock {
  public:
   explicit TryLock(std::atomic<bool>& taken) noexcept
@@ -38,7 +38,7 @@ class TryLock {
 
 }  // namespace
 
-// What a thread keeps for one kind of owner; release() may empty it from another thread.
+// The memory that a thread keeps for one kind of owner; release() may free it from another thread.
 struct KeptMemory::Block {
   std::atomic<bool> taken{false};
   Memory memory;
@@ -61,8 +61,8 @@ struct KeptMemory::Thread {
   Thread* next = nullptr;
 };
 
-// Room for as many threads as nearly every process has, and a list of those beyond. It is never destroyed: threads may
-// outlive it.
+// Entries for as many threads as nearly every process has, and a list of further ones. Never destroyed, since threads
+// may outlive static objects.
 struct KeptMemory::Threads {
   static constexpr int most_early = 512;
   union {
@@ -109,7 +109,7 @@ KeptMemory::Thread* KeptMemory::thread() noexcept {
   return found;
 }
 
-// Null when the thread has destroyed what it kept: static destructors and other thread_locals may still make calls.
+// Null after the thread has destroyed its entry: static destructors and other thread_locals may still make calls.
 KeptMemory::Block* KeptMemory::kept(Owner owner) noexcept {
   constinit static thread_local bool ended = false;  // without a destructor, so there to the end
   struct Entry {

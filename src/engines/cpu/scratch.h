@@ -7,18 +7,18 @@
 
 namespace headway::cpu {
 
-// Memory of one task or of one call. What its thread kept goes to the first user, so a user inside another one (a call
-// that a progress callback makes) gets memory of its own; so does a call when the thread has ended its thread_locals.
+// Memory of one task or of one call. The first user gets the memory that its thread keeps. A user inside another one (a
+// call from a progress callback) gets separate memory, and so does a call after the thread's thread_locals have ended.
 class KeptMemory {
  public:
   KeptMemory(const KeptMemory&) = delete;
   KeptMemory& operator=(const KeptMemory&) = delete;
 
-  // At least `bytes`, 64-byte aligned, with any contents; forgets what was there. Throws std::bad_alloc.
+  // At least `bytes`, 64-byte aligned, uninitialised; invalidates the previous contents. Throws std::bad_alloc.
   void* at_least(std::int64_t bytes);
   void* data() const { return memory_.get(); }
 
-  // Frees what threads keep and nobody uses; how many bytes.
+  // Frees the unused memory that threads keep; returns its bytes.
   static std::int64_t release() noexcept;
 
  protected:

@@ -1,4 +1,4 @@
-// What the passes share when they cut work into tasks.
+// Common to the passes: cutting work into tasks.
 #pragma once
 
 #include <algorithm>
@@ -8,11 +8,11 @@
 
 namespace headway::cpu {
 
-// The least that is worth handing to another thread: about 20 microseconds of one core.
+// The least work for which another thread pays off: about 20 microseconds of one core.
 constexpr double task_flops = 2e6;
 
-// How many of `units` equal pieces of work make a task: enough to be worth handing out, and where there are many small
-// ones some more, since a thread can fetch ahead only what it knows to be its own.
+// How many of `units` equal pieces of work make a task: enough to pay off, and more if there are many small pieces,
+// since a thread can prefetch only inside its own task.
 inline std::int64_t units_in_task(std::int64_t units, double unit_flops, int threads) {
   constexpr double most_flops = 20 * task_flops;
   constexpr std::int64_t tasks_of_a_thread = 32;

@@ -1,4 +1,4 @@
-// The reference engine: the contract in plain float64 loops. Textbook, oracle and last resort; it takes every problem.
+// The reference engine: the contract in plain float64 loops. The last engine of the list; it takes every problem.
 #include "core/engine.h"
 #include "engines/reference/head.h"
 #include "engines/reference/passes.h"

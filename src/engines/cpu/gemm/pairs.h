@@ -36,7 +36,7 @@ HEADWAY_NOINLINE bool rows_suit_pairs(const ItemRows<const void>& matrix, std::i
   return true;
 }
 
-// Each row goes its own way, so that it has the same bits in any batch.
+// The choice is made for each row, so that it has the same bits in any batch.
 template <class Pairs, class Plain>
 void run_gemm_pairs(const GemmArgs& args, void* scratch) {
   const auto pairs = [&](std::int64_t row) {

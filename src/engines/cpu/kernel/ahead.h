@@ -9,7 +9,7 @@
 namespace headway::cpu {
 namespace {
 
-// Rows of a matrix of pairs lie far apart, and those of another head anywhere: no hardware sees them coming.
+// Rows of a matrix of pairs are far apart, and those of another head anywhere: no hardware prefetcher predicts them.
 struct Ahead {
   const char* first = nullptr;
   std::int64_t row_bytes = 0;  // from one row to the next
@@ -29,9 +29,9 @@ struct Ahead {
 
 constexpr Ahead nothing_ahead;
 
-// Where a tile with NB broadcasts wants what it fetches. Tiles with many of them are those of small heads, whose
-// matrices often lie at the same place of their pages: the next head's rows would push this one's out of the
-// first-level cache, and a line on its way there takes one of few places until it comes.
+// The cache level into which a tile with NB broadcasts fetches. Tiles with many broadcasts belong to small heads, whose
+// matrices often have the same page offsets: the next head's rows would evict this head's from the first-level cache,
+// and each fetch into that cache occupies one of few line-fill buffers until the data arrives.
 template <int NB>
 constexpr int fetched_locality() {
   return NB > 4 ? 2 : 3;

@@ -1,5 +1,5 @@
-// What a kernel is told: bare pointers, strides in elements and numbers, for one head of one batch item. The host side
-// fills these in from a Problem; no type in here has code of its own, so every instruction set may share it.
+// The arguments of a kernel: bare pointers, strides in elements and numbers, for one head of one batch item. The host
+// sets them from a Problem; no type here has code, so all instruction sets may share them.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@ struct Matrix {
   std::int64_t column_stride = 0;
 };
 
-// What 8-bit rows hold; other rows hold the storage type of the call.
+// The type of 8-bit rows; other rows have the storage type of the call.
 enum class ScaledAs : std::uint8_t { nothing, int8, float8 };
 
-// Where the [rows, columns] of one head's K or V come from; kernel/row_source.h reads them. Rows lie one behind the
-// other, or in pages: row j in slot j % page_size of page table[j / page_size].
+// The source of the [rows, columns] of one head's K or V; kernel/row_source.h reads them. Rows are at a constant stride
+// or in pages: row j is in slot j % page_size of page table[j / page_size].
 struct RowSource {
   Matrix rows;                  // in pages: those of page 0
   const void* table = nullptr;  // integers; null: no pages

@@ -134,7 +134,7 @@ class Backward : public BackwardState<S, In, fold> {
 
   // Returns whether the tile has forbidden pairs.
   bool visit_panel(int p) {
-    if (!this->reaches(keys_of(p))) {
+    if (is_out_of_reach(p)) {
       skip_panel(p);
       return false;
     }
@@ -147,6 +147,12 @@ class Backward : public BackwardState<S, In, fold> {
     }
     this->sums_filled(p);
     return forbids;
+  }
+
+  // Whether no row of the block sees a key of the panel, as behind the end of a padded sequence.
+  bool is_out_of_reach(int p) const {
+    return !this->reaches(keys_of(p)) ||
+           forbid_all<S>(head_->modifiers, {rows().begin, rows().count, group_.begin + p * width, panel_keys(p)});
   }
 
   Range keys_of(int p) const { return {group_.begin + p * width, group_.begin + p * width + panel_keys(p)}; }

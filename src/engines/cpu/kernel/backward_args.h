@@ -1,4 +1,4 @@
-// What the backward kernels are told, beside args.h. A BackwardArgs is one kv head of one batch item (or packed
+// The arguments of the backward kernels, besides args.h. A BackwardArgs is one kv head of one batch item (or packed
 // sequence) with the query heads that share it. Its work is four kinds of tasks; a kind begins when the ones it reads
 // are done:
 //   prepare    a head's rows, in multiples of query_block  references, lse and delta, from grad_out, out and lse
@@ -57,6 +57,7 @@ struct BackwardArgs {
   std::int64_t span_planes =
       0;  // different spans of the group's heads: 0 without spans, 1 if they share them, or a head each
   double scale = 1;
+  bool of_longer_rows = false;  // as in BackwardProblem
   KeyChunks chunks;
   // The first rows of the kv head, and of the first of its query heads, that this thread does next, to be fetched;
   // null: not known.

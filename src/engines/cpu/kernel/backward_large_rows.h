@@ -4,8 +4,8 @@
 // dP and the sink's share follow. Scores near the reference are subtracted from it exactly, so the weights add up to 1
 // as in any other row.
 //
-// A row decides by its own lse, and everything comes from its own allowed pairs. It costs two of the five products once
-// more for blocks of queries that hold such a row, and nothing for others.
+// This depends on a row's own lse and its own allowed pairs only. It repeats two of the five products for blocks of
+// queries with such a row, and costs nothing for other blocks.
 #pragma once
 
 #include <cstdint>
@@ -199,8 +199,8 @@ class LargeRows {
                     : __builtin_log2(row.sum + __builtin_exp2(sink));
   }
 
-  // An lse that is higher than the row's scores explain is that of a row with more keys, of which this call has a part:
-  // it stays, and so does the delta of such a row's out.
+  // The lse of a row with more keys, of which this call has a part, stays, and so does the delta of such a row's out. A
+  // caller that does not say so is recognised where that lse is higher than the row's scores explain.
   void finish(std::int64_t row, const Row& sums) {
     if (sums.highest == -infinity) {
       return;
@@ -211,7 +211,7 @@ class LargeRows {
     const double size = static_cast<double>(sums.score_size) * (to_log2_ < 0 ? -to_log2_ : to_log2_) +
                         (highest < 0 ? -highest : highest);
     constexpr double tolerance = sizeof(Scalar) == 4 ? 0x1p-17 : 0x1p-46;  // of the scores' and lse's roundings
-    const bool has_more_keys = given > own + tolerance * size + 0x1p-6;
+    const bool has_more_keys = args_.of_longer_rows || given > own + tolerance * size + 0x1p-6;
     const double lse = has_more_keys ? given : own;
     static_cast<Scalar*>(head_.references)[row] = sums.highest * sign_;
     static_cast<Scalar*>(head_.prepared_lse)[row] =

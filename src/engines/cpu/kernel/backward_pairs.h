@@ -5,11 +5,11 @@
 //   dQ      pairs of keys: dS as it leaves the tile, K interleaved once per group
 // P and dS are rounded to bf16 there; sums stay in float. The dot products bound it, at half the FMAs' time.
 //
-// The instruction takes denormals for 0, in and out, and a 0 that stands for a forbidden pair must not meet NaN or
-// infinity. So pairs of a query and a key go this way only if the numbers of both are of ordinary size and the row has
-// no reference (backward_large_rows.h). The others of a block and a group of keys come behind, through the float
-// kernel, where all pairs that are done already count as forbidden. Each pair's own numbers decide, so what a row may
-// not see changes none of its bits; numbers that are not ordinary are 0 where another pair's 0 would meet them.
+// The instruction treats denormals as 0, in and out, and the 0 of a forbidden pair must not be multiplied by NaN or
+// infinity. So a pair of a query and a key is computed here only if the numbers of both are of ordinary size and the
+// row has no reference (backward_large_rows.h). The float kernel then computes the other pairs of the block and group
+// of keys, with all finished pairs forbidden. Each pair is decided by its own numbers, so keys that a row may not see
+// change none of its bits; numbers that are not ordinary are replaced by 0 where they would meet another pair's 0.
 #pragma once
 
 #include <cstdint>

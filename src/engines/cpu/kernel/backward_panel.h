@@ -1,4 +1,4 @@
-// Tiles that are computed once more, one at a time: a panel of keys packed on its own, against a block of queries.
+// Tiles that are recomputed, one at a time: a separately packed panel of keys against a block of queries.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What the backward pass wants to know about each row before it starts: lse in the units of the scores, and
+// The data of each row that the backward pass needs before it starts: lse in the units of the scores, and
 // delta = <grad_out, out>, the mean of dP under P. grad_out, out and lse are read once; memory bounds it.
 #pragma once
 
@@ -20,7 +20,7 @@ HEADWAY_INLINE bool has_keys(const RangeRule& rule, std::int64_t i) {
   return range.begin < range.end;
 }
 
-// lse times `units`, which is 1 or log2 e: with what rounding the factor would lose, which may be 0. Infinities stay.
+// lse times `units`, which is 1 or log2 e, corrected for the rounding of the factor. Infinities are unchanged.
 template <class S>
 HEADWAY_INLINE typename S::Vector in_units(typename S::Vector lse, double units) {
   using Scalar = typename S::Scalar;
@@ -96,7 +96,7 @@ HEADWAY_NOINLINE bool attends(const BackwardHead& head, std::int64_t i, Scalar l
 // exp(exponent), at most 1: beside a large sink lse is rounded, and the difference may come out above 0.
 HEADWAY_INLINE double weight_of(double exponent) { return __builtin_exp(exponent > 0 ? 0 : exponent); }
 
-// What a row adds to the sink's gradient: - exp(sink - lse) delta.
+// A row's contribution to the sink's gradient: - exp(sink - lse) delta.
 template <class S>
 HEADWAY_INLINE double sink_gradient(const BackwardArgs& args, const BackwardHead& head, std::int64_t row) {
   using Scalar = typename S::Scalar;

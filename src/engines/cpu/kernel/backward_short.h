@@ -5,8 +5,8 @@
 // in memory but those of dK and dV over the query heads that share a kv head. P and dS come from the tiles of
 // backward_tile.h, keys in lanes, with K^T and V^T packed once. Q, K, V, O and dO are read once and three gradients are
 // written: 32 S D bytes for 10 S^2 D operations, so at S = 16 memory bounds it and at S = 128 the FMA units do. The
-// next head's rows are fetched on the way, a few at a time: memory answers only so many requests at once, and a burst
-// of them holds up the products that follow.
+// next head's rows are prefetched meanwhile, a few at a time: memory serves a limited number of requests at once, and a
+// burst of them would delay the following products.
 #pragma once
 
 #include <cstdint>
@@ -116,10 +116,10 @@ class ShortBackward : Backward<S, In> {
         this->query_ahead_ = rows_ahead(next_query, head_->query, args_.head_dim, p);
         this->grad_out_ahead_ = rows_ahead(next_grad_out, head_->grad_out, args_.value_dim, p);
         this->look_ahead_at_pairs(p);
-        if (this->reaches(this->keys_of(p))) {
-          forbids_ |= this->compute_tile(p);
-        } else {
+        if (this->is_out_of_reach(p)) {
           this->skip_panel(p);
+        } else {
+          forbids_ |= this->compute_tile(p);
         }
       }
     }

@@ -1,4 +1,4 @@
-// What a backward task holds: where everything lies in its scratch, and the group of keys at hand with its sums.
+// The state of a backward task: its scratch layout, and the current group of keys with its sums.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int blocks_in_sum = 32;  // query blocks whose parts of dK and dV are added up before they go to the totals
 
-// fold: how many numbers are packed together for the products.
+// fold: the number of values that are packed together for the products.
 template <class S, class In, int fold>
 class BackwardState {
  public:

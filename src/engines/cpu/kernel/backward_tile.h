@@ -118,7 +118,11 @@ class TileGradients {
   static constexpr bool hides = LooksUpPowers<S>;
   using Operand = typename Operands<S>::Scalar;
   using OperandVector = typename Operands<S>::Vector;
-  enum class Product { scores, weights, raw_gradients, gradients };
+  // Natural weights are those of scores that nothing but a mask changes.
+  enum class Product { scores, weights, natural_weights, raw_gradients, gradients };
+  static constexpr bool is_of_scores(Product product) {
+    return product == Product::scores || product == Product::weights || product == Product::natural_weights;
+  }
 
   int vectors() const { return permission_.vectors(); }
 
@@ -177,7 +181,9 @@ class TileGradients {
       multiply<Product::raw_gradients>(patch);
       return;
     }
-    if (change_scores(modifiers_)) {
+    if (fold == 1 && only_masks_scores()) {
+      multiply<Product::natural_weights>(patch);
+    } else if (change_scores(modifiers_)) {
       compute_scores(patch);
       exponentiate(patch);
     } else if (tile_.references != nullptr || factor_.power != 1) {
@@ -210,14 +216,21 @@ class TileGradients {
     }
   }
 
+  bool only_masks_scores() const {
+    return change_scores(modifiers_) && modifiers_.softcap == 0 && !modifiers_.has_alibi &&
+           modifiers_.bias.data == nullptr;
+  }
+
   Vector reference(int row) const { return tile_.references == nullptr ? S::zero() : S::set(tile_.references[row]); }
 
   void exponentiate(const Patch& patch) {
-    const Vector to_log2 = S::set(static_cast<Scalar>(log2e));
     each_vector(patch, [&](int r, int at, int) HEADWAY_LAMBDA {
-      const Vector x = (S::load(tile_.weights + at) - reference(r)) - S::set(tile_.lse[r]);
-      S::store(tile_.weights + at, exp2<S, raised>(not_above_0(x) * to_log2));
+      S::store(tile_.weights + at, natural_weight(S::load(tile_.weights + at), r));
     });
+  }
+  HEADWAY_INLINE Vector natural_weight(Vector score, int row) const {
+    const Vector x = (score - reference(row)) - S::set(tile_.lse[row]);
+    return exp2<S, raised>(not_above_0(x) * S::set(static_cast<Scalar>(log2e)));
   }
 
   // Weights from products, for rows with references and factors beyond the type's range; any other row gets the bits
@@ -277,7 +290,7 @@ class TileGradients {
   // behind the other.
   template <int NV, Product product>
   HEADWAY_NOINLINE void multiply_by_tiles(const Patch& patch) {
-    constexpr bool of_scores = product == Product::scores || product == Product::weights;
+    constexpr bool of_scores = is_of_scores(product);
     constexpr int at_once = 2 * tile_side;
     const OperandRows<S>& rows = of_scores ? tile_.query : tile_.grad_out;
     const Operand* vectors = (of_scores ? tile_.key_panel : tile_.value_panel) + patch.vector_begin * lanes;
@@ -417,7 +430,7 @@ class TileGradients {
   // NB rows from row r on against NV vectors of keys from vector `first` on.
   template <int NV, int NB, Product product>
   HEADWAY_INLINE void multiply_strip(int r, int first) {
-    constexpr bool of_scores = product == Product::scores || product == Product::weights;
+    constexpr bool of_scores = is_of_scores(product);
     const OperandRows<S>& rows = of_scores ? tile_.query : tile_.grad_out;
     Accumulators<S, NV, NB> acc;
     const auto fetch = [&](int c, int count) HEADWAY_LAMBDA {
@@ -442,7 +455,7 @@ class TileGradients {
   // What follows from a strip's products.
   template <int NV, int NB, Product product>
   HEADWAY_INLINE void finish_strip(Accumulators<S, NV, NB>& acc, int r, int first) {
-    constexpr bool of_scores = product == Product::scores || product == Product::weights;
+    constexpr bool of_scores = is_of_scores(product);
     auto witness = Near::no_witness();
     OperandVector halves[2][(S::panel_vectors + 1) / 2];
     HEADWAY_UNROLL
@@ -455,6 +468,8 @@ class TileGradients {
         if constexpr (product == Product::scores) {
           S::store(weight,
                    change_scores(modifiers_) ? acc[c][v] * S::set(factor_.power) * S::set(factor_.rest) : acc[c][v]);
+        } else if constexpr (product == Product::natural_weights) {
+          S::store(weight, natural_weight(acc[c][v] * S::set(factor_.power) * S::set(factor_.rest), r + c));
         } else if constexpr (product == Product::weights) {
           acc[c][v] = exponent(acc[c][v], r + c);
           row[v] = hides ? Near::of(acc[c][v], witness) : exp2<S>(acc[c][v]);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int edge_rows = 16;  // rows that are cut together where ranges end inside a tile
 
-// What a vocabulary of pairs multiplies next: P and dS rounded, in pairs of queries and, dS alone, in pairs of keys.
+// The next operands of bf16 dot products: P and dS rounded, in pairs of queries, and dS also in pairs of keys.
 template <class S>
 struct TilePairs {
   typename Operands<S>::Scalar *weights, *gradients;  // [rows / 2][width]

@@ -3,9 +3,9 @@
 // A task is one chunk of the keys of one kv head, for all query rows that share them: the query heads of its group,
 // times their queries. In blocks of up to 2048 keys
 //   s [rows][keys] = Q K^T      p = 2^(s - reference)      o [rows][Dv] = p V
-// K streams by, then V: each of their bytes comes from memory once for all rows, and that bounds it as long as rows are
-// few (one multiply-add per row and element, against 7 cycles that a cache line takes to come). Scores and sums stay in
-// the second-level cache. What a chunk leaves of a row is a partial softmax; decode_finish.h merges those of all
+// K is streamed, then V: each byte is read from memory once for all rows, and memory bounds it as long as rows are few
+// (one multiply-add per row and element, against 7 cycles for a cache line to arrive). Scores and sums stay in the
+// second-level cache. The result of a chunk is a partial softmax for each row; decode_finish.h merges those of all
 // chunks.
 //
 // Sums over keys are taken in steps, 16 keys, 16 such, then the block, so that long rows keep their accuracy: plain
@@ -13,8 +13,10 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "engines/cpu/kernel/decode_block.h"
+#include "engines/cpu/kernel/decode_bytes.h"
 #include "engines/cpu/kernel/decode_partials.h"
 #include "engines/cpu/kernel/decode_scores.h"
 #include "engines/cpu/kernel/decode_softmax.h"
@@ -94,11 +96,15 @@ class Decode {
   }
 
   const DecodeArgs& args_;
-  DecodeTask<S> task_;                         // what is asked for, and the rows
-  DecodeBlock<S> block_{task_};                // the keys at hand
-  DecodeScores<S, In> scores_{task_, block_};  // s = Q K^T
-  DecodeSoftmax<S> softmax_{task_, block_};    // modified scores, p, sums
-  DecodeValues<S, In> values_{task_, block_};  // o = p V
+  static constexpr bool in_pairs = is_scaled<In> && pairs_bytes<S>;
+  using Scores = std::conditional_t<in_pairs, ByteScores<S, In>, DecodeScores<S, In>>;
+  using Values = std::conditional_t<in_pairs, ByteValues<S, In>, DecodeValues<S, In>>;
+
+  DecodeTask<S> task_;                       // what is asked for, and the rows
+  DecodeBlock<S> block_{task_};              // the keys at hand
+  Scores scores_{task_, block_};             // s = Q K^T
+  DecodeSoftmax<S> softmax_{task_, block_};  // modified scores, p, sums
+  Values values_{task_, block_};             // o = p V
 };
 
 }  // namespace

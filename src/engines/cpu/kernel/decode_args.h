@@ -1,5 +1,6 @@
-// What the decode kernel is told: the few query rows that share one kv head, and how its keys are cut. A chunk is what
-// one task does; inside it keys stream in blocks. The numbers of a row come from its own problem's lengths alone.
+// The arguments of the decode kernel: the few query rows that share one kv head, and the cut of its keys. A chunk is
+// the work of one task; inside it keys are streamed in blocks. The cut depends on the lengths of the row's own problem
+// only.
 #pragma once
 
 #include <cstdint>

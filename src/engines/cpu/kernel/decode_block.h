@@ -1,4 +1,4 @@
-// The block of keys at hand in a decode task: which of its keys the rows reach, and its rows of K and V, in place or
+// The current block of keys in a decode task: which of its keys the rows see, and its rows of K and V, in place or
 // copied.
 #pragma once
 

@@ -1,5 +1,5 @@
 // Decode with scores by bf16 dot products, for the rows whose queries they are exact enough for (forward_pairs.h says
-// which); the weighted sums of values are in float either way.
+// which). The weighted sums of bf16 values are in float either way; those of 8-bit values are dot products too.
 #pragma once
 
 #include "engines/cpu/kernel/decode.h"
@@ -38,11 +38,11 @@ HEADWAY_INLINE void split_rows(const DecodeArgs& args, const RunPairs& pairs, co
   }
 }
 
-template <class Pairs, class Plain>
+template <class Pairs, class Plain, class Row>
 void run_decode_pairs(const DecodeArgs& args, std::int64_t chunk, void* scratch) {
   split_rows<Pairs>(
-      args, [&](const DecodeArgs& rows) { Decode<Pairs, bfloat16>(rows, scratch).run(chunk); },
-      [&](const DecodeArgs& rows) { Decode<Plain, bfloat16>(rows, scratch).run(chunk); });
+      args, [&](const DecodeArgs& rows) { Decode<Pairs, Row>(rows, scratch).run(chunk); },
+      [&](const DecodeArgs& rows) { Decode<Plain, Row>(rows, scratch).run(chunk); });
 }
 
 template <class Pairs, class Plain>
@@ -52,18 +52,19 @@ void run_decode_weights_pairs(const DecodeArgs& args, std::int64_t chunk, void* 
       [&](const DecodeArgs& rows) { Decode<Plain, bfloat16>(rows, scratch).run_weights(chunk); });
 }
 
-template <class Pairs, class Plain>
+template <class Pairs, class Plain, class Row>
 std::int64_t decode_scratch_pairs(const DecodeArgs& args) {
-  return larger(Decode<Pairs, bfloat16>::scratch_bytes(args), Decode<Plain, bfloat16>::scratch_bytes(args));
+  return larger(Decode<Pairs, Row>::scratch_bytes(args), Decode<Plain, Row>::scratch_bytes(args));
 }
 
-template <class Pairs, class Plain>
+// Row is what rows of K and V hold: bf16, or 8-bit numbers, which bf16 holds exactly; queries are bf16 beside both.
+template <class Pairs, class Plain, class Row>
 DecodeKernel decode_pairs_kernel(const DecodeKernel& plain) {
   static_assert(Pairs::lanes == Plain::lanes);  // partials of both look alike
   DecodeKernel kernel = plain;
-  kernel.run = run_decode_pairs<Pairs, Plain>;
-  kernel.run_weights = run_decode_weights_pairs<Pairs, Plain>;
-  kernel.scratch_bytes = decode_scratch_pairs<Pairs, Plain>;
+  kernel.run = run_decode_pairs<Pairs, Plain, Row>;
+  kernel.run_weights = is_scaled<Row> ? nullptr : run_decode_weights_pairs<Pairs, Plain>;
+  kernel.scratch_bytes = decode_scratch_pairs<Pairs, Plain, Row>;
   return kernel;
 }
 

@@ -1,5 +1,5 @@
-// What a decode task knows: what is asked for, the units of its scores, and the rows that pass over the keys together,
-// with their queries and key ranges; and where all of it lies in the scratch.
+// The state of a decode task: its arguments, the units of its scores, the rows that share its keys, with their queries
+// and key ranges, and its scratch layout.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,12 @@ struct StoredType {
 template <class In>
 constexpr StoredType stored_type{sizeof(In), is_scaled<In>};
 
-// Nothing of it changes while a task runs: parts whose inner loops read it hold a copy, which costs one load less than
-// a reference.
+// Whether 8-bit rows become pairs, which decode_bytes.h multiplies.
+template <class S>
+constexpr bool pairs_bytes = Operands<S>::fold == 2;
+constexpr std::int64_t pair_bytes = 64;  // of a row that are converted at once
+
+// Constant while a task runs: parts whose inner loops read it hold a copy, which costs one load less than a reference.
 template <class S>
 struct DecodeLayout {
   using Scalar = typename S::Scalar;
@@ -51,16 +55,26 @@ struct DecodeLayout {
   bool* forbids;                   // whether the row may not attend to some of the block's hull
   void* copy;                      // of keys or values that cannot be read in place
   float* scale_copy;               // and of their scales
+  // Where bytes become pairs:
+  const void** rows_at;         // where the rows of a few keys lie
+  char* zeros;                  // a row
+  std::uint16_t* weight_pairs;  // [rows][keys of the block]: weights times scales, as bf16
+  float* scales;                // of the block's rows
+  bool* suits;                  // whether the row's weights are that precise
 
   DecodeLayout(const DecodeArgs& args, const StoredType& stored, void* memory) {
     const ForwardArgs& head = args.heads[0];
     const std::int64_t rows = smaller(args.rows(), decode_rows);
     const std::int64_t tiles = (smaller(args.chunk_keys, stream_keys) + tile - 1) / tile;
     Scratch<char> scratch{static_cast<char*>(memory)};
-    query_ld = padded<S>(folded<S>(head.head_dim));
+    const bool bytes_in_pairs = stored.scaled && pairs_bytes<S>;
+    const auto in_bytes = [&](std::int64_t dim) {
+      return bytes_in_pairs ? (dim + pair_bytes - 1) / pair_bytes * pair_bytes : dim;
+    };
+    query_ld = padded<S>(folded<S>(in_bytes(head.head_dim)));
     score_ld = (tiles + 1) * tile;  // whole vectors of scores may be stored past the last key
     word_ld = tiles;
-    output_ld = padded<S>(head.value_dim);
+    output_ld = padded<S>(in_bytes(head.value_dim));
     queries = scratch.take<Operand>(rows * query_ld);
     scores = scratch.take<Scalar>(rows * padded<S>(score_ld));
     outputs = scratch.take<Scalar>(rows * output_ld);
@@ -74,6 +88,11 @@ struct DecodeLayout {
     forbids = scratch.take<bool>(rows);
     copy = scratch.take<char>(packed_keys * larger(head.head_dim, head.value_dim) * stored.size);
     scale_copy = scratch.take<float>(stored.scaled ? packed_keys : 0);
+    rows_at = scratch.take<const void*>(bytes_in_pairs ? summed : 0);
+    zeros = scratch.take<char>(bytes_in_pairs ? larger(in_bytes(head.head_dim), in_bytes(head.value_dim)) : 0);
+    weight_pairs = scratch.take<std::uint16_t>(bytes_in_pairs ? rows * score_ld : 0);
+    scales = scratch.take<float>(bytes_in_pairs ? score_ld : 0);
+    suits = scratch.take<bool>(bytes_in_pairs ? rows : 0);
     bytes = scratch.used;
   }
 
@@ -92,7 +111,8 @@ struct DecodeTask {
   DecodeTask(const DecodeArgs& arguments, const StoredType& stored, void* scratch)
       : args(arguments), head(args.heads[0]), to_log2(decode_units(head)), at(args, stored, scratch) {
     const double factor = head.scale * (log2e / to_log2);
-    query_factor = query_power<Scalar>(factor);
+    // Beside bytes, which have their scales apart, sums of products must stay normal numbers.
+    query_factor = stored.scaled && pairs_bytes<S> ? 1 : query_power<Scalar>(factor);
     product_scaling = Scaling<S>(query_factor == 0 ? 1 : factor / query_factor);
   }
 
@@ -136,7 +156,9 @@ struct DecodeTask {
   // In is what rows of K and V hold; queries hold the same, except beside 8-bit rows.
   template <class In>
   void pack_query(const Matrix& query, std::int64_t i, Operand* packed) const {
-    if constexpr (is_scaled<In>) {
+    if constexpr (is_scaled<In> && pairs_bytes<S>) {
+      pack_for_bytes<In>(query, i, reinterpret_cast<bfloat16*>(packed));
+    } else if constexpr (is_scaled<In>) {
       with_storage(args.query_storage, [&]<class Query>(Query*) { pack_scalars<Query>(query, i, packed); });
     } else if constexpr (fold == 1) {
       pack_scalars<In>(query, i, packed);
@@ -148,6 +170,21 @@ struct DecodeTask {
       }
       for (std::int64_t d = 0; d < at.query_ld; d += lanes) {
         Operands<S>::store(packed + d, Operands<S>::times_power(Operands<S>::load(packed + d), query_factor));
+      }
+    }
+  }
+
+  // A bf16 query in the order that bytes are converted to.
+  template <class Byte>
+  void pack_for_bytes(const Matrix& query, std::int64_t i, bfloat16* packed) const {
+    using Bytes = typename Operands<S>::template Bytes<Byte>;
+    const auto* row = static_cast<const bfloat16*>(query.data) + i * query.row_stride;
+    const auto element = [&](std::int64_t d) { return d < head.head_dim ? row[d * query.column_stride] : bfloat16{}; };
+    constexpr int half = pair_bytes / 2;
+    for (std::int64_t d = 0; d < fold * at.query_ld; d += pair_bytes) {
+      for (int n = 0; n < half; ++n) {
+        packed[d + n] = element(d + Bytes::place(n));
+        packed[d + half + n] = element(d + Bytes::place(n) + 8);
       }
     }
   }

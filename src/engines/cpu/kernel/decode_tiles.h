@@ -17,9 +17,9 @@
 namespace headway::cpu {
 namespace {
 
-// How many keys pass together and how many vectors of each at once. Memory streams best to whole rows one after the
-// other: two rows of floats at a time halved its speed. Keys of shorter types, whose rows are shorter, may come four at
-// a time, which saves most loads of queries.
+// How many keys are processed together, and how many vectors of each at once. Memory streams best in whole rows, one
+// after the other: two rows of floats at a time halved its speed. Keys of shorter types, whose rows are shorter, may be
+// processed four at a time, which saves most loads of queries.
 template <class S, class In, int NR>
 struct KeyTile {
   static constexpr int wanted = NR > 1 && sizeof(In) <= 2 ? 4 : 1;
@@ -27,7 +27,7 @@ struct KeyTile {
   static constexpr int vectors = together == 1 ? 8 : 1;
 };
 
-// How wide a head may be for a lane to add up all its products one by one.
+// The widest head for which a lane adds up all its products one by one.
 template <class S, class In>
 constexpr std::int64_t longest_dot_chain = 16 * DotOperand<S, In>::size;
 
@@ -132,7 +132,7 @@ HEADWAY_INLINE void dot_tile(const typename Operands<S>::Scalar* queries, std::i
   }
 }
 
-// Where a tile of sums goes: the first of a part replaces what is there.
+// The destination of a tile of sums: the first tile of a part overwrites it.
 enum class Sum : bool { starts, continues };
 
 // acc[r][v] += sum over k of weights[r][k] * values[k][d], for NR rows and NV vectors of d, of which `count`

@@ -42,11 +42,12 @@ class Forward {
   static constexpr int lanes = S::lanes, fold = Sizes::fold, width = Sizes::width, key_block = Sizes::key_block;
 
  public:
-  Forward(const ForwardArgs& args, void* scratch) : args_(args), task_(args, keys_in_place(args), scratch) {}
+  Forward(const ForwardArgs& args, void* scratch)
+      : args_(args), task_(args, reads_keys_in_place<S, In>(args), scratch) {}
 
   // Bytes of scratch for a task of `panels` panels.
   static std::int64_t scratch_bytes(const ForwardArgs& args, std::int64_t panels) {
-    return ForwardLayout<S>(args, panels, keys_in_place(args), nullptr).bytes;
+    return ForwardLayout<S>(args, panels, reads_keys_in_place<S, In>(args), nullptr).bytes;
   }
 
   HEADWAY_NOINLINE void run() {
@@ -84,8 +85,6 @@ class Forward {
   }
 
  private:
-  static bool keys_in_place(const ForwardArgs& args) { return Packing<S, In>::keys_in_place(args.key, args.head_dim); }
-
   // ---- Parts of a block ----
 
   Range inside_block(const Range& range) const {
@@ -111,8 +110,12 @@ class Forward {
   }
 
   template <int NV>
-  void core_piece_of(std::int64_t p, const Range& core) {
+  void core_piece_of(std::int64_t p, const Range& whole) {
     constexpr bool full = NV == S::panel_vectors;
+    const Range core = scores_.template without_forbidden_end<NV>(p, 0, whole);
+    if (core.begin == core.end) {
+      return;
+    }
     if (!S::fused_softmax || (task_.modified && !(full && fused_.fuses_modified()))) {
       softmax_.template two_pass<NV>(p, 0, core, false);
       return;
@@ -191,7 +194,8 @@ class Forward {
     block_.watch_values(piece);
     for (int v = 0; v < task_.panel_vectors(p); ++v) {
       const Range& hull = task_.at.panel_ranges[p].vector_hull[v];
-      const Range reached{larger(hull.begin, piece.begin), smaller(hull.end, piece.end)};
+      const Range reached = scores_.template without_forbidden_end<1>(
+          p, v, {larger(hull.begin, piece.begin), smaller(hull.end, piece.end)});
       if (reached.begin < reached.end) {
         softmax_.template two_pass<1>(p, v, reached, true);
       }

@@ -1,4 +1,4 @@
-// The block of keys and values at hand in a forward task: read in place, or copied where products want another form.
+// The current block of keys and values in a forward task: read in place, or copied if products need another layout.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,12 @@
 
 namespace headway::cpu {
 namespace {
+
+// Whether a block of keys never needs a copy.
+template <class S, class In>
+bool reads_keys_in_place(const ForwardArgs& args) {
+  return Packing<S, In>::keys_in_place(args.key, args.head_dim) && !rows_collide<In>(args.key, args.head_dim);
+}
 
 template <class S>
 class ForwardBlock {
@@ -45,12 +51,18 @@ class ForwardBlock {
       return;
     }
     const std::int64_t count = end - begin;
-    keys = Packing<S, In>::keys(args_.key, begin, count, args_.head_dim, task_.at.key_copy);
+    const bool copies = task_.panels >= copying_panels;
+    keys = copies && rows_collide<In>(args_.key, args_.head_dim)
+               ? Packing<S, In>::copied_keys(run_at<In>(args_.key, begin), 0, count, args_.head_dim, task_.at.key_copy)
+               : Packing<S, In>::keys(args_.key, begin, count, args_.head_dim, task_.at.key_copy);
     seen_ = {};
     if constexpr (HasTiles<S>) {
       values = {task_.at.value_copy, transposed_ld(Sizes::key_block)};
       transpose_values<S, In>(args_.value, begin, count, args_.value_dim, task_.at.value_copy, values.ld, seen_,
                               task_.at.value_rows);
+    } else if (fold == 1 && copies && rows_collide<In>(args_.value, args_.value_dim)) {
+      values =
+          Packing<S, In>::copied_keys(run_at<In>(args_.value, begin), 0, count, args_.value_dim, task_.at.value_copy);
     } else {
       values = Packing<S, In>::values(args_.value, begin, count, args_.value_dim, task_.at.value_copy, args_.value_dim,
                                       seen_, task_.at.value_rows);

@@ -1,4 +1,4 @@
-// The sizes of a forward task, what it keeps about its panels of queries, and where all of it lies in the scratch.
+// The sizes of a forward task, the data of its panels of queries, and its scratch layout.
 #pragma once
 
 #include <cstdint>

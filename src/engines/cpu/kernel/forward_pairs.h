@@ -1,7 +1,6 @@
-// Forward through bf16 dot products, where they are exact enough. The instruction takes denormal inputs for 0, so rows
-// with queries that are tiny or huge, and all rows where the scale is, go through the float kernel instead. Only a
-// row's own query decides: what keys hold must not choose the kernel, since a masked key may hold anything, nor what
-// else is in the row's panel.
+// Forward through bf16 dot products, where they are exact enough. The instruction treats denormal inputs as 0, so rows
+// with tiny or huge queries, and all rows if the scale is tiny or huge, use the float kernel instead. Only a row's own
+// query decides: neither keys, since a masked key may hold anything, nor other rows of its panel may choose the kernel.
 #pragma once
 
 #include "engines/cpu/kernel/forward.h"

@@ -1,4 +1,4 @@
-// Which rows of a forward panel may see which keys, where spans leave holes.
+// Which rows of a forward panel may see which keys, if spans leave gaps.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The scores of a forward task: products of queries and keys, what modifies them, and -inf where a row may not look.
+// The scores of a forward task: products of queries and keys, their modifiers, and -inf for forbidden pairs.
 #pragma once
 
 #include <cstdint>
@@ -81,8 +81,29 @@ class ForwardScores {
                             });
   }
 
+  // A piece without the chunks at its end that the mask or the bias forbids to every row, as behind the end of a padded
+  // sequence. Their weights of 0 would add nothing to any sum; as an output they are wanted.
+  template <int NV>
+  HEADWAY_NOINLINE Range without_forbidden_end(std::int64_t p, int v, const Range& piece) const {
+    if ((args_.modifiers.mask.data == nullptr && args_.modifiers.bias.data == nullptr) ||
+        args_.weights.data != nullptr) {
+      return piece;
+    }
+    const std::int64_t row = task_.panel_row(p) + v * lanes;
+    const int rows = at_most(args_.row_end - row, NV * lanes);
+    std::int64_t end = piece.end;
+    while (end > piece.begin) {
+      const std::int64_t chunk = piece.begin + (end - piece.begin - 1) / chunk_keys * chunk_keys;
+      if (!forbid_all<S>(args_.modifiers, {row, rows, chunk, static_cast<int>(end - chunk)})) {
+        break;
+      }
+      end = chunk;
+    }
+    return {piece.begin, end};
+  }
+
   HEADWAY_NOINLINE void modify(std::int64_t p, int v, int vectors, const Range& piece) {
-    std::uint64_t bits[chunk_keys];
+    MaskBits bits;
     const std::int64_t row = task_.panel_row(p) + v * lanes;
     const int rows = at_most(args_.row_end - row, vectors * lanes);
     for (std::int64_t key = piece.begin; key < piece.end; key += chunk_keys) {

@@ -1,12 +1,12 @@
-// Attention forward for few keys: a row's scores are all there before its softmax, and its output leaves at once.
+// Attention forward for few keys: all scores of a row are computed before its softmax, and its output is written once.
 //
 // A panel of queries gives S^T [keys][queries] = K Q^T as in forward.h; each row's maximum, exponentials and sum follow
 // in the cache, and then
 //   O [queries][Dv] = P V
 // with rows of V as vectors and P as broadcasts: O is neither kept in scratch nor transposed nor visited twice. Q, K
 // and V are read once a head and O is written once: 16 S D bytes for 4 S^2 D operations, so at S = 16 memory bounds it
-// and at S = 128 the FMA units do. Cold misses are what small heads wait for, so the next head's rows are fetched
-// on the way, a few at a time.
+// and at S = 128 the FMA units do. Small heads mostly wait for cold misses, so the next head's rows are prefetched
+// meanwhile, a few at a time.
 #pragma once
 
 #include <cstdint>
@@ -147,7 +147,7 @@ class ShortForward {
 
  public:
   ShortForward(const ForwardArgs& args, void* scratch)
-      : args_(args), task_(args, Packing<S, In>::keys_in_place(args.key, args.head_dim), scratch) {}
+      : args_(args), task_(args, reads_keys_in_place<S, In>(args), scratch) {}
 
   // A matter of the sequence's own length, so that no row's bits depend on what else is asked for.
   static bool suits(const ForwardArgs& args) { return Operands<S>::fold == 1 && args.ranges.keys <= short_keys; }
@@ -194,7 +194,8 @@ class ShortForward {
   }
 
   template <int NV>
-  HEADWAY_NOINLINE void attend_vectors(std::int64_t p, int v, const Range& piece, bool edge, Scalar* factors) {
+  HEADWAY_NOINLINE void attend_vectors(std::int64_t p, int v, const Range& whole, bool edge, Scalar* factors) {
+    const Range piece = scores_.template without_forbidden_end<NV>(p, v, whole);
     short_.template run<NV>(p, v, piece, edge);
     const Scalar* weights = args_.dropout.active ? values_.dropped(p, v, NV, piece) : block_.scores_at(piece.begin, v);
     task_.remember(p, v, NV, piece);

@@ -1,5 +1,5 @@
-// The softmax of a forward task, each row against its reference, in two passes: scores first, then exponentials against
-// references that no score passes by far.
+// The softmax of a forward task, each row relative to its reference, in two passes: scores first, then exponentials
+// relative to references that no score exceeds by much.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What a forward task knows: what is asked for, in which units its scores are, and its panels: their queries, the key
-// range of each row, and the softmax so far, which is a reference, a sum and an output for each row.
+// The state of a forward task: its arguments, the units of its scores, and its panels: their queries, the key range of
+// each row, and the softmax so far, which is a reference, a sum and an output for each row.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,8 @@
 // run between the products of the next 32.
 //
 // Two vectors of queries go together: 2 x 2 tiles of sums. Their weights for `weighed_keys` keys, 16 KB, stay in the
-// first-level cache until they meet V; K and V stream by from the second-level cache, O is visited once for them.
+// first-level cache until they are multiplied by V; K and V are streamed from the second-level cache, O is visited
+// once.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +22,8 @@ namespace {
 
 constexpr std::int64_t weighed_keys = 256;
 
-// The next head's rows, a row of each matrix beside each product. Long sequences stay with their head for so long that
-// it does not matter.
+// Prefetches the next head's rows, a row of each matrix with each product. For long sequences, which spend long on each
+// head, it does not matter.
 struct HeadAhead {
   static constexpr std::int64_t most_keys = 512;
   Ahead query, key, value;

@@ -1,6 +1,6 @@
-// Outputs that dot products of bf16 pairs lose. The instruction flushes denormals, so an output all of whose terms are
-// tiny comes out as 0, or short of some. Such outputs are rare: they are found when a panel is done and computed again
-// in float.
+// Outputs that are lost in dot products of bf16 pairs. The instruction flushes denormals, so an output whose terms are
+// all tiny becomes 0 or lacks some of them. Such outputs are rare: they are detected when a panel is done and
+// recomputed in float.
 #pragma once
 
 #include <cstdint>

@@ -74,14 +74,14 @@ std::int64_t decode_partials(const DecodeArgs& args) {
   return PartialSoftmaxes<S>(args).bytes;
 }
 
-// A panel fills lanes with queries, so it is measured to win once about half of a vector's lanes have one.
+// A panel fills lanes with queries; by measurement it is faster once about half of a vector's lanes have one.
 template <class S, class In>
 constexpr DecodeKernel decode_kernel() {
   return {run_decode<S, In>,     finish_decode<S, In>, run_decode_weights<S, In>,
           decode_scratch<S, In>, decode_partials<S>,   S::lanes > 4 ? S::lanes / 2 : 2};
 }
 
-// 8-bit rows beside queries of type In: no weights, which rows in pages do not have.
+// 8-bit rows with queries of type In; without weights, since calls over pages return none.
 template <class Row, class In>
 constexpr DecodeKernel scaled_decode_kernel() {
   DecodeKernel kernel = decode_kernel<F32, In>();

@@ -52,7 +52,8 @@ HEADWAY_INLINE std::uint64_t mask_word(const std::uint8_t* bytes, std::int64_t s
   return word;
 }
 
-// Bit j of word r becomes bit r of word j. Without instructions for it, by swapping ever smaller off-diagonal squares.
+// Bit j of word r becomes bit r of word j; words behind a panel's rows are 0. Without instructions for it, by swapping
+// ever smaller off-diagonal squares.
 template <class S>
 HEADWAY_INLINE void transpose_bits(std::uint64_t (&bits)[64]) {
   if constexpr (TransposesBits<S>) {
@@ -69,15 +70,37 @@ HEADWAY_INLINE void transpose_bits(std::uint64_t (&bits)[64]) {
   }
 }
 
-// bits[j] bit r = whether row r may attend to key j, for up to 64 rows.
+// What a mask leaves of some rows and up to 64 keys. Rows that agree, as all do in a padding mask, need no
+// transposition, whether the mask stores one row for all or repeats it.
+struct MaskBits {
+  bool rows_agree;
+  std::uint64_t keys;              // where rows agree: a bit a key
+  std::uint64_t rows[chunk_keys];  // else of each key, a bit a row
+};
+
 template <class S>
-HEADWAY_NOINLINE void load_mask_bits(const Matrix& mask, const ChunkPlace& place, std::uint64_t (&bits)[chunk_keys]) {
+HEADWAY_INLINE std::uint64_t mask_word_of_row(const Matrix& mask, std::int64_t row, std::int64_t key, int keys) {
   const auto* bytes = static_cast<const std::uint8_t*>(mask.data);
-  for (int r = 0; r < 64; ++r) {
-    const std::uint8_t* row = bytes + (place.row_begin + r) * mask.row_stride + place.key_begin * mask.column_stride;
-    bits[r] = r < place.rows ? mask_word<S>(row, mask.column_stride, place.keys) : 0;
+  return mask_word<S>(bytes + row * mask.row_stride + key * mask.column_stride, mask.column_stride, keys);
+}
+
+template <class S>
+HEADWAY_NOINLINE void load_mask_bits(const Matrix& mask, const ChunkPlace& place, MaskBits& bits) {
+  std::uint64_t every = mask_word_of_row<S>(mask, place.row_begin, place.key_begin, place.keys), some = every;
+  bits.rows[0] = every;
+  for (int r = 1; mask.row_stride != 0 && r < place.rows; ++r) {
+    bits.rows[r] = mask_word_of_row<S>(mask, place.row_begin + r, place.key_begin, place.keys);
+    every &= bits.rows[r];
+    some |= bits.rows[r];
   }
-  transpose_bits<S>(bits);
+  bits.keys = every;
+  bits.rows_agree = every == some;
+  if (!bits.rows_agree) {
+    for (int r = place.rows; r < chunk_keys; ++r) {
+      bits.rows[r] = 0;
+    }
+    transpose_bits<S>(bits.rows);
+  }
 }
 
 // score + term where that is finite; else what the definition says: a term of -inf forbids, another infinite or NaN
@@ -158,10 +181,10 @@ class ScoreModifier {
 
   ScoreModifier(const Modifiers& modifiers, const RangeRule& ranges) : modifiers_(modifiers), ranges_(ranges) {}
 
-  // Modifies scores[key][lane] of one vector of queries; mask_bits are the panel's, with this vector's lanes from bit
+  // Modifies scores[key][lane] of one vector of queries; `mask_bits` are the panel's, with this vector's lanes from bit
   // `mask_shift` on.
-  HEADWAY_NOINLINE void apply(Scalar* scores, std::int64_t width, const ChunkPlace& place,
-                              const std::uint64_t (&mask_bits)[chunk_keys], int mask_shift) const {
+  HEADWAY_NOINLINE void apply(Scalar* scores, std::int64_t width, const ChunkPlace& place, const MaskBits& mask_bits,
+                              int mask_shift) const {
     if (modifiers_.softcap != 0) {
       cap(scores, width, place.keys);
     }
@@ -177,15 +200,25 @@ class ScoreModifier {
       }
     }
     if (modifiers_.mask.data != nullptr) {
-      for (int j = 0; j < place.keys; ++j) {
-        const auto allowed = S::mask_from_bits(mask_bits[j] >> mask_shift);
-        S::store(scores + j * width, S::select(allowed, S::load(scores + j * width), forbidden()));
-      }
+      apply_mask(scores, width, place.keys, mask_bits, mask_shift);
     }
   }
 
  private:
   static HEADWAY_INLINE Vector forbidden() { return S::set(-static_cast<Scalar>(__builtin_inff())); }
+
+  static void apply_mask(Scalar* scores, std::int64_t width, int keys, const MaskBits& bits, int shift) {
+    if (bits.rows_agree) {
+      for (std::uint64_t left = ~bits.keys & low_bits(keys); left != 0; left &= left - 1) {
+        S::store(scores + __builtin_ctzll(left) * width, forbidden());
+      }
+      return;
+    }
+    for (int j = 0; j < keys; ++j) {
+      const auto allowed = S::mask_from_bits(bits.rows[j] >> shift);
+      S::store(scores + j * width, S::select(allowed, S::load(scores + j * width), forbidden()));
+    }
+  }
 
   void cap(Scalar* scores, std::int64_t width, int keys) const {
     const SoftCap<S> soft_cap(modifiers_.softcap);
@@ -201,12 +234,20 @@ class ScoreModifier {
     for (int j = 0; j < place.keys; j += S::lanes) {
       const int count = at_most(place.keys - j, S::lanes);
       Vector block[S::lanes];
-      for (int r = 0; r < S::lanes; ++r) {
-        block[r] = r < place.rows
-                       ? load_row<S>(first + r * bias.row_stride, bias.column_stride, place.key_begin + j, count)
-                       : S::zero();
+      if (bias.row_stride == 0) {
+        alignas(64) Scalar terms[S::lanes];
+        S::store(terms, load_row<S>(first, bias.column_stride, place.key_begin + j, count));
+        for (int c = 0; c < S::lanes; ++c) {
+          block[c] = S::set(terms[c]);
+        }
+      } else {
+        for (int r = 0; r < S::lanes; ++r) {
+          block[r] = r < place.rows
+                         ? load_row<S>(first + r * bias.row_stride, bias.column_stride, place.key_begin + j, count)
+                         : S::zero();
+        }
+        S::transpose(block);
       }
-      S::transpose(block);
       add_terms(
           scores + j * width, width, count, [&](int c, Vector score) HEADWAY_LAMBDA { return block[c] + score; },
           [&](int c) HEADWAY_LAMBDA { return block[c]; });
@@ -234,7 +275,7 @@ class ScoreModifier {
   }
 
   // score = sum(c, score) for c < count, up to a vector's lanes, settled with the term behind it where a sum is not
-  // finite: one test serves several.
+  // finite: one test serves several. Terms of -inf are common in masks, and what they give needs no settling.
   template <class Sum, class Term>
   HEADWAY_INLINE static void add_terms(Scalar* scores, std::int64_t width, int count, const Sum& sum,
                                        const Term& term) {
@@ -248,6 +289,15 @@ class ScoreModifier {
         for (int c = 0; c < group; ++c) {
           sums[c] = sum(first + c, S::load(scores + (first + c) * width));
           zeros = S::fma(sums[c], S::zero(), zeros);
+        }
+        if (S::any(S::not_less_equal(zeros, S::zero()))) {
+          zeros = S::zero();
+          HEADWAY_UNROLL
+          for (int c = 0; c < group; ++c) {
+            const auto forbids = S::equal(term(first + c), forbidden());
+            zeros = S::fma(S::select(forbids, S::zero(), sums[c]), S::zero(), zeros);
+            sums[c] = S::select(forbids, forbidden(), sums[c]);
+          }
         }
         if (!S::any(S::not_less_equal(zeros, S::zero()))) {
           HEADWAY_UNROLL
@@ -292,6 +342,43 @@ HEADWAY_INLINE bool is_allowed(const RangeRule& rule, const Modifiers& modifiers
     return false;
   }
   return modifiers.bias.data == nullptr || !is_minus_infinity(modifiers.bias, modifiers.bias_storage, row, key);
+}
+
+template <class S, class In>
+HEADWAY_INLINE bool are_minus_infinity(const In* first, std::int64_t stride, int keys) {
+  const auto lowest = S::set(-static_cast<typename S::Scalar>(__builtin_inff()));
+  for (int j = 0; j < keys; j += S::lanes) {
+    const int begin = j + S::lanes <= keys || keys < S::lanes ? j : keys - S::lanes;
+    const auto terms = load_row<S>(first, stride, begin, at_most(keys - begin, S::lanes));
+    const auto counts = S::mask_from_bits(low_bits(keys - begin));
+    if (S::any(S::both(counts, S::not_less_equal(terms, lowest)))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Whether the mask alone or the bias alone forbids all of these pairs. The first one that it allows ends the search.
+template <class S>
+HEADWAY_NOINLINE bool forbid_all(const Modifiers& modifiers, const ChunkPlace& place) {
+  const Matrix &mask = modifiers.mask, &bias = modifiers.bias;
+  bool forbids = mask.data != nullptr;
+  for (int r = 0; forbids && r < (mask.row_stride == 0 ? 1 : place.rows); ++r) {
+    forbids = mask_word_of_row<S>(mask, place.row_begin + r, place.key_begin, place.keys) == 0;
+  }
+  if (forbids || bias.data == nullptr ||
+      !is_minus_infinity(bias, modifiers.bias_storage, place.row_begin, place.key_begin)) {
+    return forbids;
+  }
+  forbids = true;
+  with_storage(modifiers.bias_storage, [&]<class In>(In*) {
+    const In* first =
+        static_cast<const In*>(bias.data) + place.row_begin * bias.row_stride + place.key_begin * bias.column_stride;
+    for (int r = 0; forbids && r < (bias.row_stride == 0 ? 1 : place.rows); ++r) {
+      forbids = are_minus_infinity<S>(first + r * bias.row_stride, bias.column_stride, place.keys);
+    }
+  });
+  return forbids;
 }
 
 // Scores outside the rows' key ranges become -inf: one vector of queries, keys key_begin on.

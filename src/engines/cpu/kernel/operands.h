@@ -49,6 +49,11 @@ struct Packing {
                                Scalar* copy, std::int64_t, typename Operands<S>::Magnitudes&, const void**) {
     return keys(source, begin, count, dim, copy);
   }
+  static OperandRows<S> copied_keys(const Matrix& matrix, std::int64_t begin, std::int64_t count, std::int64_t dim,
+                                    Scalar* copy) {
+    copy_rows<S, In>(matrix, begin, count, dim, copy, dim);
+    return {copy, dim};
+  }
   // Whether keys never need a copy.
   static bool keys_in_place(const RowSource& source, std::int64_t) {
     return is_one_run(source) && readable_in_place<S, In>(source.rows);

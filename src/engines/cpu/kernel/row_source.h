@@ -2,7 +2,7 @@
 // whatever type they have. A kernel asks here and computes no address itself, so a new kind of source (pages and 8-bit
 // rows are two) is a field or two in RowSource and a case in this file.
 //
-// Rows that lie evenly one behind the other are a run: all rows of a strided source, those of one page of a paged one.
+// Rows at a constant stride are a run: all rows of a strided source, those of one page of a paged one.
 // A run is a Matrix, which kernels read in place where its type and layout allow; what spans several runs is gathered
 // into the block's copy in scratch. The operands are the same numbers either way, so no result depends on where rows
 // lie.
@@ -78,6 +78,16 @@ HEADWAY_INLINE float scale_of(const RowSource& source, std::int64_t row) {
 HEADWAY_INLINE bool is_one_run(const RowSource& source) {
   return source.table == nullptr && source.scaled == ScaledAs::nothing;
 }
+
+// Whether rows lie whole pages apart, as those of a head in [B,S,H,D] often do. They share few sets of the first-level
+// cache then, so that reading them again from a copy is faster, where many queries pay for it.
+template <class In>
+HEADWAY_INLINE bool rows_collide(const RowSource& source, std::int64_t columns) {
+  constexpr std::int64_t page = 4096 / sizeof(In);  // in elements
+  const std::int64_t stride = source.rows.row_stride;
+  return is_one_run(source) && stride != 0 && stride % page == 0 && columns % page != 0;
+}
+constexpr std::int64_t copying_panels = 4;  // of queries, which pay for a copy
 
 // ---- Rows as numbers of the compute type ----
 

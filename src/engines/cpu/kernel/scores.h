@@ -16,7 +16,7 @@ class Scores {
 
  public:
   Scores(const ForwardArgs& args, void* scratch)
-      : args_(args), task_(args, Packing<S, In>::keys_in_place(args.key, args.head_dim), scratch) {}
+      : args_(args), task_(args, reads_keys_in_place<S, In>(args), scratch) {}
 
   HEADWAY_NOINLINE void run() {
     for (std::int64_t p = 0; p < task_.panels; ++p) {

@@ -88,7 +88,7 @@ HEADWAY_INLINE void accumulate(Accumulators<S, NV, NB>& acc, const typename Oper
 }
 
 // The same, with fetch(first, count) on the way for some of NB rows at a time. Memory answers only so many requests at
-// once, and the products wait behind one that found no place: a tile of many rows asks for them bit by bit.
+// once, and products wait while no line-fill buffer is free: a tile of many rows prefetches them bit by bit.
 template <class S, int NV, int NB, Scalars layout, class Fetch>
 HEADWAY_INLINE void accumulate_fetching(Accumulators<S, NV, NB>& acc, const typename Operands<S>::Scalar* vectors,
                                         std::ptrdiff_t width, const typename Operands<S>::Scalar* scalars,

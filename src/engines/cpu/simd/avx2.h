@@ -35,6 +35,24 @@ struct Wide {
     return static_cast<std::uint64_t>(~_mm256_movemask_pd(_mm256_castsi256_pd(below)) & 0xf);
   }
 
+  // Bit l: whether byte l is not 0, for up to 64 bytes.
+  HEADWAY_INLINE static std::uint64_t nonzero_bytes(const std::uint8_t* p, int n) {
+    std::uint64_t zeros = 0;
+    int l = 0;
+    for (; l + 32 <= n; l += 32) {
+      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + l));
+      const __m256i is_zero = _mm256_cmpeq_epi8(bytes, _mm256_setzero_si256());
+      zeros |= static_cast<std::uint64_t>(static_cast<std::uint32_t>(_mm256_movemask_epi8(is_zero))) << l;
+    }
+    for (; l < n; l += 8) {
+      const __m128i is_zero = _mm_cmpeq_epi8(load_bytes(p + l, n - l < 8 ? n - l : 8), _mm_setzero_si128());
+      zeros |= static_cast<std::uint64_t>(_mm_movemask_epi8(is_zero) & 0xff) << l;
+    }
+    return ~zeros & (n >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << n) - 1);
+  }
+  // Of 32 words, which hold a panel. Their bytes are transposed first; then the highest bits of 32 bytes are a word.
+  HEADWAY_INLINE static void transpose_bits(std::uint64_t (&bits)[64]);
+
  protected:
   HEADWAY_INLINE static __m256i first_words(int n) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(ones_then_zeros + 8 - n));
@@ -62,6 +80,46 @@ struct Wide {
     return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row.elements));
   }
 };
+
+HEADWAY_INLINE void Wide::transpose_bits(std::uint64_t (&bits)[64]) {
+  // Vector i: words 2i and 2i + 1 in its first 128 bits, 16 words further in its second, byte beside byte.
+  const __m256i beside =
+      _mm256_broadcastsi128_si256(_mm_set_epi8(15, 7, 14, 6, 13, 5, 12, 4, 11, 3, 10, 2, 9, 1, 8, 0));
+  __m256i r[8], t[8];
+  HEADWAY_UNROLL
+  for (int i = 0; i < 8; ++i) {
+    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bits + 2 * i));
+    const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bits + 16 + 2 * i));
+    r[i] = _mm256_shuffle_epi8(_mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1), beside);
+  }
+  // An 8 x 8 transposition of pairs of bytes in each half.
+  HEADWAY_UNROLL
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_epi16(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_epi16(r[i], r[i + 1]);
+  }
+  HEADWAY_UNROLL
+  for (int i = 0; i < 8; i += 4) {
+    HEADWAY_UNROLL
+    for (int c = 0; c < 2; ++c) {
+      r[i + 2 * c] = _mm256_unpacklo_epi32(t[i + c], t[i + 2 + c]);
+      r[i + 2 * c + 1] = _mm256_unpackhi_epi32(t[i + c], t[i + 2 + c]);
+    }
+  }
+  HEADWAY_UNROLL
+  for (int c = 0; c < 4; ++c) {
+    t[2 * c] = _mm256_unpacklo_epi64(r[c], r[4 + c]);
+    t[2 * c + 1] = _mm256_unpackhi_epi64(r[c], r[4 + c]);
+  }
+  for (int c = 0; c < 8; ++c) {
+    __m256i bytes = t[c];
+    HEADWAY_UNROLL
+    for (int b = 7; b >= 0; --b) {
+      bits[8 * c + b] = static_cast<std::uint32_t>(_mm256_movemask_epi8(bytes));
+      bytes = _mm256_add_epi8(bytes, bytes);
+    }
+  }
+}
 
 struct F32 : Wide {
   using Scalar = float;

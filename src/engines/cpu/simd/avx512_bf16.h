@@ -1,5 +1,7 @@
-// AVX-512 with the bf16 dot product: floats as in avx512.h, but products of pairs of bf16, two at a time.
+// AVX-512 with the bf16 dot product, and VBMI: floats as in avx512.h, but products of pairs of bf16, two at a time.
 #pragma once
+
+#include <type_traits>
 
 #include "engines/cpu/kernel/tile.h"
 #include "engines/cpu/simd/avx512.h"
@@ -11,6 +13,32 @@ struct BF16 : F32 {};
 
 // A pair of bf16, the first in the low half. It is read wherever a bf16 may lie.
 typedef std::uint32_t Pair __attribute__((aligned(2), may_alias));
+
+// The bytes of the bf16s that have the magnitudes of 8-bit numbers.
+struct MagnitudeBytes {
+  alignas(64) std::uint8_t low[128], high[128];
+};
+template <class Byte>
+constexpr MagnitudeBytes magnitude_bytes() {
+  MagnitudeBytes result{};
+  for (unsigned n = 0; n < 128; ++n) {
+    float magnitude = static_cast<float>(n);
+    if (std::is_same_v<Byte, float8>) {  // e4m3: 2^-9 units below 2^-6
+      const unsigned exponent = n >> 3;
+      magnitude = static_cast<float>(exponent == 0 ? n : 8 + n % 8) / 512;
+      for (unsigned e = 1; e < exponent; ++e) {
+        magnitude *= 2;
+      }
+    }
+    const auto bits =
+        std::is_same_v<Byte, float8> && n == 127 ? 0x7fc00000 : __builtin_bit_cast(std::uint32_t, magnitude);
+    result.low[n] = static_cast<std::uint8_t>(bits >> 16);
+    result.high[n] = static_cast<std::uint8_t>(bits >> 24);
+  }
+  return result;
+}
+template <class Byte>
+constexpr MagnitudeBytes magnitudes = magnitude_bytes<Byte>();
 
 template <>
 struct Operands<BF16> {
@@ -66,6 +94,58 @@ struct Operands<BF16> {
     const __m512i scaled = _mm512_mask_add_epi16(x, number, x, _mm512_set1_epi16(static_cast<short>(exponent * 128)));
     return power < 0 ? _mm512_xor_si512(scaled, _mm512_set1_epi16(static_cast<short>(0x8000))) : scaled;
   }
+
+  // 8-bit numbers as bf16, which holds each of them: two tables of 128 bytes give the halves of a magnitude.
+  template <class Byte>
+  class Bytes {
+   public:
+    static constexpr int count = 64;  // that are converted at once
+    HEADWAY_INLINE Bytes() {
+      HEADWAY_UNROLL
+      for (int part = 0; part < 2; ++part) {
+        low_[part] = _mm512_load_si512(magnitudes<Byte>.low + part * count);
+        high_[part] = _mm512_load_si512(magnitudes<Byte>.high + part * count);
+      }
+    }
+    // The first n bytes of a row, n from 0 to 64; the rest is 0 and not read.
+    HEADWAY_INLINE static Vector load_first(const Byte* p, int n) {
+      return _mm512_maskz_loadu_epi8(n >= count ? ~std::uint64_t{0} : (std::uint64_t{1} << n) - 1, p);
+    }
+    HEADWAY_INLINE static Vector load(const Byte* p) { return _mm512_loadu_si512(p); }
+    // Which byte number n of the front's is, n from 0 to 31: eight neighbours of each sixteen. The back's are the
+    // eight behind them.
+    static constexpr int place(int n) { return n / 8 * 16 + n % 8; }
+    HEADWAY_INLINE void convert(Vector bytes, Vector& front, Vector& back) const {
+      const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+      const bool is_signed = std::is_same_v<Byte, int8>;
+      const __m512i magnitude = is_signed ? _mm512_abs_epi8(bytes) : bytes;  // the tables take the low seven bits
+      const __m512i low = _mm512_permutex2var_epi8(low_[0], magnitude, low_[1]);
+      __m512i high = _mm512_permutex2var_epi8(high_[0], magnitude, high_[1]);
+      if (is_signed) {  // -128 alone has a magnitude of eight bits
+        high = _mm512_mask_blend_epi8(_mm512_movepi8_mask(magnitude), high, _mm512_set1_epi8(0x43));
+      }
+      high = _mm512_ternarylogic_epi32(high, bytes, sign, 0xf8);  // high | (bytes & sign)
+      front = _mm512_unpacklo_epi8(low, high);
+      back = _mm512_unpackhi_epi8(low, high);
+    }
+    // Pairs (a, b) of two rows' bytes: four vectors, of which lane l of number v is byte 16 (l / 4) + 4 v + l % 4.
+    HEADWAY_INLINE void convert_pairs(Vector a, Vector b, Vector (&pairs)[4]) const {
+      convert(_mm512_unpacklo_epi8(a, b), pairs[0], pairs[1]);
+      convert(_mm512_unpackhi_epi8(a, b), pairs[2], pairs[3]);
+    }
+    // Sums in the order of those pairs, in the order of the bytes.
+    HEADWAY_INLINE static void sort(__m512 (&sums)[4]) {
+      const __m512 a = _mm512_shuffle_f32x4(sums[0], sums[1], 0x44), b = _mm512_shuffle_f32x4(sums[0], sums[1], 0xee);
+      const __m512 c = _mm512_shuffle_f32x4(sums[2], sums[3], 0x44), d = _mm512_shuffle_f32x4(sums[2], sums[3], 0xee);
+      sums[0] = _mm512_shuffle_f32x4(a, c, 0x88);
+      sums[1] = _mm512_shuffle_f32x4(a, c, 0xdd);
+      sums[2] = _mm512_shuffle_f32x4(b, d, 0x88);
+      sums[3] = _mm512_shuffle_f32x4(b, d, 0xdd);
+    }
+
+   private:
+    __m512i low_[2], high_[2];
+  };
 
   // The least and the greatest magnitude among bf16s, as bits; zeros do not count.
   struct Magnitudes {

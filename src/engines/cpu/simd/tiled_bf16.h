@@ -10,7 +10,7 @@ template <class TileSet>
 struct TiledBF16 : BF16 {
   using Tiles = TileSet;
 
-  // As F32 does, in one instruction where it may: the machine's own rounding takes denormals for 0.
+  // As F32 does, in one instruction if that is correct: the machine's own rounding treats denormals as 0.
   using BF16::store_first;
   HEADWAY_INLINE static void store_first(bfloat16* p, int n, Vector x) {
     constexpr int denormal = 0x20;

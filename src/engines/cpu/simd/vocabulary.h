@@ -111,6 +111,9 @@ concept PairOperands = Operand::fold == 2 &&
   { seen.any_from(std::uint16_t{}) } -> std::same_as<bool>;
 };
 
+// Pairs may also offer Bytes<int8> and Bytes<float8>, which convert 8-bit numbers for kernel/decode_bytes.h:
+// decode_pairs_kernel asks for them.
+
 // ---- What tile registers must offer ----
 
 template <class Tiles>
@@ -142,7 +145,7 @@ concept FindsNonzeroBytes = requires(const std::uint8_t* bytes, int n) {
 };
 template <class S>
 concept TransposesBits = requires(std::uint64_t (&bits)[64]) {
-  S::transpose_bits(bits);  // bit j of word r becomes bit r of word j
+  S::transpose_bits(bits);  // bit j of word r becomes bit r of word j; words behind a panel's rows are 0
 };
 template <class S>
 concept ComparesTwoWords = requires(typename S::Words a, std::uint64_t limit) {
