@@ -133,7 +133,11 @@ class CacheCase {
   void save_and_load() {
     const std::filesystem::path path =
         std::filesystem::temp_directory_path() / ("headway_fuzz_cache_" + std::to_string(getpid()) + ".safetensors");
-    cache_.save(path, true);
+    try {
+      cache_.save(path, true);
+    } catch (const Unsupported&) {  // a build without .safetensors
+      return;
+    }
     cache_ = KVCache::load(path);
     std::filesystem::remove(path);
   }
