@@ -106,6 +106,9 @@ struct BackwardProblem : Problem {
   std::optional<TensorView> dq, dk, dv;  // like query, key, value
   std::optional<TensorView> dbias;       // [B,H,Sq,Sk], or 1 for the axes to sum over
   std::optional<TensorView> dsinks;      // [H]
+  // out and lse are of rows that have more keys (or a sink) than this call: lse says what the row's weights add up to,
+  // and not the scores of this call.
+  bool of_longer_rows = false;
 };
 
 struct ScoresProblem : Problem {

@@ -53,6 +53,7 @@ void attention_part_backward(ConstTensorView grad_out, ConstTensorView query, Co
       backward_problem({.operation = operation, .query = query, .key = key, .value = value, .options = used}, grad_out,
                        out, lse, gradients);
   problem.offset = offset;
+  problem.of_longer_rows = true;
   run(problem, &EngineBase::backward);
 } catch (...) {
   throw_own_error("distributed::attention_part_backward");

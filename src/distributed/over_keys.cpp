@@ -229,8 +229,9 @@ class Backward {
       return view.slice(2, segment.first, segment.first + segment.rows.count());
     };
     const KeyTraffic::Views keys = traffic_.rows(tile.keys, true);
-    const Part part{tile.queries, tile.keys, segment.first, rows(query_), keys.key, keys.value};
     const bool alone = segment.tiles == 1;
+    const bool of_longer_rows = !alone || run_.whole.problem.sinks;
+    const Part part{tile.queries, tile.keys, segment.first, rows(query_), keys.key, keys.value, of_longer_rows};
     const bool received = gradients_.holds(tile.keys);
     const bool in_place = !received && !key_sums_.holds(tile.keys);  // some keys are lone_keys()
     const std::int64_t begin = local_row(run_.keys(), tile.keys);

@@ -301,6 +301,7 @@ void backward_part(const Whole& whole, const Part& part, ConstTensorView grad_ou
     BackwardProblem problem;
     static_cast<Problem&>(problem) = of_piece.problem;
     problem.pass = Pass::backward;
+    problem.of_longer_rows = part.of_longer_rows;
     const Rows queries = of_piece.query_rows(), keys = of_piece.key_rows();
     problem.grad_out = of_piece.rows_of(grad_out, queries);
     problem.out = of_piece.rows_of(out, queries);

@@ -28,6 +28,7 @@ struct Part {
   Rows queries, keys;          // of the whole
   std::int64_t first_row = 0;  // of the queries among this rank's, for mask and bias
   ConstTensorView query, key, value;
+  bool of_longer_rows = false;  // backward: as in BackwardProblem
 };
 
 // out [B,H,n,Dv], lse [B,H,n]: for these keys only. Rows that see none of them are 0 and -inf.

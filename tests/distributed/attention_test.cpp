@@ -216,6 +216,21 @@ TEST(DistributedAttention, sinks_count_once_and_not_for_rows_without_keys) {
   }
 }
 
+// A float near 10^5 has 7 bits of fraction, so a part cannot tell from lse whether it has all keys of a row.
+TEST(DistributedAttention, gradients_of_large_scores_are_those_of_whole_rows) {
+  for (const double size : {1e3, 1e4, 1e5}) {
+    Inputs inputs = random_inputs({.batch = 1, .heads = 4, .kv_heads = 4, .queries = 24, .keys = 24});
+    for (std::int64_t n = 0; n < inputs.q.elements(); ++n) inputs.q.as<float>()[n] *= static_cast<float>(size);
+    for (std::int64_t n = 0; n < inputs.k.elements(); ++n) inputs.k.as<float>()[n] = n % 3 == 0 ? 1 : -1;  // ties
+    const Call call = inputs.call();
+    for (const Scheme scheme : schemes) {
+      SCOPED_TRACE(testing::Message() << name(scheme) << ", queries times " << size);
+      const int ranks = ranks_for(scheme, 3);
+      expect_contract_on_ranks(call, distributed::zigzag(24, 24, ranks), scheme, ranks);
+    }
+  }
+}
+
 // ---- What goes wrong ----
 
 struct Attempt {

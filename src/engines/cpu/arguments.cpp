@@ -170,6 +170,7 @@ BackwardArgs backward_args(const BackwardProblem& problem, const Sequence& seque
     args.span_planes = problem.spans->stride(1) == 0 ? 1 : group;
   }
   args.scale = problem.scale;
+  args.of_longer_rows = problem.of_longer_rows;
   return args;
 }
 

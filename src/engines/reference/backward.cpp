@@ -124,15 +124,17 @@ class Backward {
     return std::fabs(lse) > (problem_.lse.dtype() == DType::f64 ? 0x1p41 : 0x1p12) && lse != -infinity;
   }
 
-  // From the row's own scores. An lse that is higher than these explain belongs to a row with more keys, of which this
-  // call has only a part: then it is kept, and so is the delta of such a row's out.
+  // From the row's own scores. The lse of a row with more keys, of which this call has only a part, is kept, and so is
+  // the delta of such a row's out. A caller that does not say so is recognised where that lse is higher than the scores
+  // explain.
   void take_again(const Head<T>& head, std::int64_t i, const Vector<T>& dout, RowSoftmax& saved) const {
     const Softmax own(row_, head.sink());
     const double given = saved.lse - own.highest;
     saved.reference = own.highest;
     saved.lse = given;
     const double roundings = problem_.lse.dtype() == DType::f64 ? 0x1p-46 : 0x1p-17;
-    if (given > std::log(own.total) + roundings * (score_size(head, i) + std::fabs(own.highest)) + 0x1p-6) {
+    if (problem_.of_longer_rows ||
+        given > std::log(own.total) + roundings * (score_size(head, i) + std::fabs(own.highest)) + 0x1p-6) {
       return;
     }
     saved.lse = std::log(own.total);

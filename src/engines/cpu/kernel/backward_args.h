@@ -57,6 +57,7 @@ struct BackwardArgs {
   std::int64_t span_planes =
       0;  // different spans of the group's heads: 0 without spans, 1 if they share them, or a head each
   double scale = 1;
+  bool of_longer_rows = false;  // as in BackwardProblem
   KeyChunks chunks;
   // The first rows of the kv head, and of the first of its query heads, that this thread does next, to be fetched;
   // null: not known.

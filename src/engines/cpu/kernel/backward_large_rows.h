@@ -199,8 +199,8 @@ class LargeRows {
                     : __builtin_log2(row.sum + __builtin_exp2(sink));
   }
 
-  // An lse that is higher than the row's scores explain is that of a row with more keys, of which this call has a part:
-  // it stays, and so does the delta of such a row's out.
+  // The lse of a row with more keys, of which this call has a part, stays, and so does the delta of such a row's out. A
+  // caller that does not say so is recognised where that lse is higher than the row's scores explain.
   void finish(std::int64_t row, const Row& sums) {
     if (sums.highest == -infinity) {
       return;
@@ -211,7 +211,7 @@ class LargeRows {
     const double size = static_cast<double>(sums.score_size) * (to_log2_ < 0 ? -to_log2_ : to_log2_) +
                         (highest < 0 ? -highest : highest);
     constexpr double tolerance = sizeof(Scalar) == 4 ? 0x1p-17 : 0x1p-46;  // of the scores' and lse's roundings
-    const bool has_more_keys = given > own + tolerance * size + 0x1p-6;
+    const bool has_more_keys = args_.of_longer_rows || given > own + tolerance * size + 0x1p-6;
     const double lse = has_more_keys ? given : own;
     static_cast<Scalar*>(head_.references)[row] = sums.highest * sign_;
     static_cast<Scalar*>(head_.prepared_lse)[row] =
