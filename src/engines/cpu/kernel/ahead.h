@@ -27,8 +27,6 @@ struct Ahead {
   }
 };
 
-constexpr Ahead nothing_ahead;
-
 // The cache level into which a tile with NB broadcasts fetches. Tiles with many broadcasts belong to small heads, whose
 // matrices often have the same page offsets: the next head's rows would evict this head's from the first-level cache,
 // and each fetch into that cache occupies one of few line-fill buffers until the data arrives.

@@ -10,6 +10,7 @@
 
 #include "engines/cpu/kernel/backward_args.h"
 #include "engines/cpu/kernel/backward_panel.h"
+#include "engines/cpu/kernel/backward_tile.h"
 #include "engines/cpu/kernel/store_as.h"
 
 namespace headway::cpu {

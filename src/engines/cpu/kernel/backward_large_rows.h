@@ -12,6 +12,7 @@
 
 #include "engines/cpu/kernel/backward_args.h"
 #include "engines/cpu/kernel/backward_panel.h"
+#include "engines/cpu/kernel/backward_tile.h"
 #include "engines/cpu/kernel/exp2.h"
 #include "engines/cpu/kernel/key_lanes.h"
 #include "engines/cpu/kernel/lane_sums.h"
@@ -37,7 +38,7 @@ class LargeRows {
   static std::int64_t scratch_size(const BackwardArgs& args) { return Layout(args, nullptr).tiles.scratch.used; }
 
   LargeRows(const BackwardArgs& args, const BackwardHead& head, Scalar* scratch)
-      : args_(args), head_(head), at_(args, scratch), factor_(TileGradients<S>::factor_of(args.scale, head.modifiers)) {
+      : args_(args), head_(head), at_(args, scratch), factor_(tile_factor<S>(args.scale, head.modifiers)) {
     if (change_scores(head.modifiers)) {
       factor_ = {factor_.packed, 1, static_cast<Scalar>(log2e)};
     }

@@ -1,10 +1,10 @@
-// Tiles that are recomputed, one at a time: a separately packed panel of keys against a block of queries.
+// A panel of keys as tiles read it, and tiles that are recomputed: one at a time, against a block of queries.
 #pragma once
 
 #include <cstdint>
 
 #include "engines/cpu/kernel/backward_args.h"
-#include "engines/cpu/kernel/backward_tile.h"
+#include "engines/cpu/kernel/backward_tile_data.h"
 #include "engines/cpu/kernel/pack.h"
 #include "engines/cpu/kernel/row_blocks.h"
 #include "engines/cpu/kernel/scratch.h"
@@ -12,22 +12,23 @@
 namespace headway::cpu {
 namespace {
 
-// The rows' references where there are any, else null.
-template <class S>
-HEADWAY_INLINE const typename S::Scalar* references_of(const BackwardHead& head, std::int64_t row, int rows) {
-  const auto* references = static_cast<const typename S::Scalar*>(head.references) + row;
-  bool any = false;
-  for (int r = 0; r < rows; ++r) {
-    any |= references[r] != 0;
+// K^T [D][width] with what it takes in of the scores' factor, and V^T [Dv][width], of up to `width` keys.
+template <class S, class In>
+void pack_panel(const BackwardArgs& args, const ScoreFactor<typename S::Scalar>& factor, const Range& keys,
+                typename S::Scalar* key_panel, typename S::Scalar* value_panel) {
+  constexpr int lanes = S::lanes, width = S::lanes * S::panel_vectors;
+  for (std::int64_t key = keys.begin; key < keys.end; key += lanes) {
+    const int rows = at_most(keys.end - key, lanes);
+    const std::int64_t lane = key - keys.begin;
+    pack_scaled<S, In>(args.key, key, rows, args.head_dim, factor.packed, key_panel + lane, width);
+    pack_transposed<S, In>(args.value, key, rows, args.value_dim, 1, value_panel + lane, width);
   }
-  return any ? references : nullptr;
 }
 
 template <class S, class In>
 class PanelTiles {
  public:
   using Scalar = typename S::Scalar;
-  static constexpr int lanes = S::lanes;
   static constexpr int width = S::lanes * S::panel_vectors;
 
   PanelTiles(const BackwardArgs& shape, Scalar* base) : scratch{base} {
@@ -44,30 +45,23 @@ class PanelTiles {
   }
 
   void load(const BackwardArgs& args, const BackwardHead& head, const Range& keys) {
-    const Scalar packed = TileGradients<S>::factor_of(args.scale, head.modifiers).packed;
-    for (std::int64_t key = keys.begin; key < keys.end; key += lanes) {
-      const int rows = at_most(keys.end - key, lanes);
-      pack_scaled<S, In>(args.key, key, rows, args.head_dim, packed, key_panel + (key - keys.begin), width);
-      pack_transposed<S, In>(args.value, key, rows, args.value_dim, 1, value_panel + (key - keys.begin), width);
-    }
+    pack_panel<S, In>(args, tile_factor<S>(args.scale, head.modifiers), keys, key_panel, value_panel);
   }
 
   // The loaded keys against a block of queries.
   Tile<S> tile(const BackwardArgs& args, const BackwardHead& head, const RowBlock& block, const Range& keys) {
-    return {{block.begin, block.count, keys.begin, static_cast<int>(keys.end - keys.begin)},
-            Packing<S, In>::keys(head.query, block.begin, block.count, args.head_dim, query_copy),
-            Packing<S, In>::keys(head.grad_out, block.begin, block.count, args.value_dim, grad_out_copy),
-            references_of<S>(head, block.begin, block.count),
-            static_cast<const Scalar*>(head.prepared_lse) + block.begin,
-            static_cast<const Scalar*>(head.delta) + block.begin,
-            key_panel,
-            value_panel,
-            weights,
-            gradients,
-            slopes,
-            allowed,
-            kept,
-            spans};
+    return {.place = {block.begin, block.count, keys.begin, static_cast<int>(keys.end - keys.begin)},
+            .query = Packing<S, In>::keys(head.query, block.begin, block.count, args.head_dim, query_copy),
+            .grad_out = Packing<S, In>::keys(head.grad_out, block.begin, block.count, args.value_dim, grad_out_copy),
+            .numbers = row_numbers<S>(head, block.begin, block.count),
+            .key_panel = key_panel,
+            .value_panel = value_panel,
+            .weights = weights,
+            .gradients = gradients,
+            .slopes = slopes,
+            .allowed = allowed,
+            .kept = kept,
+            .spans = spans};
   }
 
   static bool has_edge(const RowBlock& block, const Range& keys) {

@@ -113,7 +113,7 @@ HEADWAY_INLINE double sink_gradient(const BackwardArgs& args, const BackwardHead
     return -weight_of(head.sink - static_cast<double>(lse)) * static_cast<double>(delta);
   }
   // Counted from the reference, as the row's lse is.
-  const auto factor = TileGradients<S>::factor_of(args.scale, head.modifiers);
+  const auto factor = tile_factor<S>(args.scale, head.modifiers);
   const double units = change_scores(head.modifiers) ? 1 : 1 / log2e;
   const double natural = change_scores(head.modifiers)
                              ? reference

@@ -26,9 +26,6 @@ class TilePermission {
     return modifiers_.mask.data != nullptr || modifiers_.bias.data != nullptr || tile_.wanted != nullptr;
   }
 
-  // That hold keys.
-  int vectors() const { return (tile_.place.keys + lanes - 1) / lanes; }
-
   // Every row sees the whole panel, but for masks.
   void take_all(const Patch& all) const {
     for (int group = 0; group * edge_rows < tile_.place.rows; ++group) {

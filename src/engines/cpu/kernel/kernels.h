@@ -101,14 +101,14 @@ void run_gradients(const BackwardArgs& args, int chunk, void* scratch) {
   if (ShortBackward<S, In>::suits(args)) {
     ShortBackward<S, In>(args, static_cast<typename S::Scalar*>(scratch)).run();
   } else {
-    Backward<S, In>(args, chunk, static_cast<typename S::Scalar*>(scratch)).run();
+    Backward<FloatBlocks<S, In>>(args, chunk, static_cast<typename S::Scalar*>(scratch)).run();
   }
 }
 
 template <class S, class In>
 std::int64_t gradients_scratch(const BackwardArgs& args) {
   const std::int64_t scalars = ShortBackward<S, In>::suits(args) ? ShortBackward<S, In>::scratch_size(args)
-                                                                 : Backward<S, In>::scratch_size(args);
+                                                                 : Backward<FloatBlocks<S, In>>::scratch_size(args);
   return scalars * static_cast<std::int64_t>(sizeof(typename S::Scalar));
 }
 
