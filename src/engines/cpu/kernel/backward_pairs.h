@@ -229,7 +229,7 @@ class PairBlocks {
   }
 
   void add_panel(int p) {
-    if (!task_.reaches(task_.keys_of(p))) {
+    if (tiles_.is_out_of_reach(p)) {
       tiles_.skip(p);
       return;
     }

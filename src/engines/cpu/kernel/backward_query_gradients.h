@@ -61,11 +61,8 @@ class QueryGradients {
         }
       }
     } else {
-      for (int v = 0; v < column_vectors; v += S::panel_vectors) {
-        with_vectors<S::panel_vectors>(at_most(column_vectors - v, S::panel_vectors), [&](auto strip) HEADWAY_LAMBDA {
-          add_columns<T, strip.size>(v, gradients, key_rows);
-        });
-      }
+      in_panels<S>(column_vectors, [&](auto strip, std::int64_t v)
+                                       HEADWAY_LAMBDA { add_columns<T, strip.size>(v, gradients, key_rows); });
     }
   }
 
@@ -99,7 +96,7 @@ class QueryGradients {
 
   // 16 rows at a time, each with the keys that they reach.
   template <class T, int NV>
-  HEADWAY_NOINLINE void add_columns(int v, const OperandOf<T>* gradients, const OperandOf<T>* key_rows) const {
+  HEADWAY_NOINLINE void add_columns(std::int64_t v, const OperandOf<T>* gradients, const OperandOf<T>* key_rows) const {
     constexpr int keys_at_once = Operands<T>::fold;
     constexpr int row_operands = width / keys_at_once;
     for (int row = 0; row < task_.rows().count; row += edge_rows) {

@@ -29,16 +29,6 @@ namespace {
 constexpr std::int64_t short_sequence = 128;  // the most queries, and the most keys, of one
 constexpr std::int64_t most_heads = 32;       // that share its keys: so many sums are added up one by one
 
-// body(Strip<NV>, first column) for `columns` in vectors of up to a panel.
-template <class S, class Body>
-HEADWAY_INLINE void in_column_vectors(std::int64_t columns, const Body& body) {
-  const std::int64_t vectors = padded<S>(columns) / S::lanes;
-  for (std::int64_t v = 0; v < vectors; v += S::panel_vectors) {
-    with_vectors<S::panel_vectors>(at_most(vectors - v, S::panel_vectors),
-                                   [&](auto strip) HEADWAY_LAMBDA { body(strip, v * S::lanes); });
-  }
-}
-
 // One number of a gradient, times its factor.
 template <class S, class In>
 void store_number(const WritableMatrix& target, std::int64_t row, std::int64_t column, typename S::Scalar sum,
@@ -83,8 +73,8 @@ class ShortKeyGradients {
       add_pair_by_pair(product);
       return;
     }
-    in_column_vectors<S>(product.columns,
-                         [&](auto strip, std::int64_t d) HEADWAY_LAMBDA { add_columns<strip.size>(product, d); });
+    in_panels<S>(padded<S>(product.columns) / lanes,
+                 [&](auto strip, std::int64_t v) HEADWAY_LAMBDA { add_columns<strip.size>(product, v * lanes); });
   }
 
  private:
@@ -210,8 +200,8 @@ class ShortQueryGradients {
       store_pair_by_pair(keys);
       return;
     }
-    in_column_vectors<S>(args_.head_dim, [&](auto strip, std::int64_t d) HEADWAY_LAMBDA {
-      store_columns<strip.size>(keys, d, d == 0 ? next_out : Ahead{});
+    in_panels<S>(padded<S>(args_.head_dim) / lanes, [&](auto strip, std::int64_t v) HEADWAY_LAMBDA {
+      store_columns<strip.size>(keys, v * lanes, v == 0 ? next_out : Ahead{});
     });
   }
 

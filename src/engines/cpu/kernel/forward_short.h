@@ -214,12 +214,9 @@ class ShortForward {
   // out(row + r) = factors[r] * sum over the piece's keys of weights[key][r] * V(key)
   void add_values(std::int64_t row, int rows, const Range& piece, const Scalar* weights, const Scalar* factors) {
     const int count = at_most(args_.row_end - row, rows);
-    const std::int64_t vectors = (args_.value_dim + lanes - 1) / lanes;
-    for (std::int64_t v = 0; v < vectors; v += S::panel_vectors) {
-      with_vectors<S::panel_vectors>(at_most(vectors - v, S::panel_vectors), [&](auto strip) HEADWAY_LAMBDA {
-        store_columns<strip.size>(row, count, piece, weights, factors, v * lanes);
-      });
-    }
+    in_panels<S>((args_.value_dim + lanes - 1) / lanes, [&](auto strip, std::int64_t v) HEADWAY_LAMBDA {
+      store_columns<strip.size>(row, count, piece, weights, factors, v * lanes);
+    });
   }
 
   template <int NV>

@@ -53,5 +53,14 @@ HEADWAY_INLINE void with_vectors(int vectors, const Body& body) {
   body(Strip<NV>{});
 }
 
+// body(Strip<NV>, first) for vectors in panels, of which the last may have fewer.
+template <class S, class Body>
+HEADWAY_INLINE void in_panels(std::int64_t vectors, const Body& body) {
+  for (std::int64_t v = 0; v < vectors; v += S::panel_vectors) {
+    const std::int64_t some = vectors - v < S::panel_vectors ? vectors - v : S::panel_vectors;
+    with_vectors<S::panel_vectors>(static_cast<int>(some), [&](auto strip) HEADWAY_LAMBDA { body(strip, v); });
+  }
+}
+
 }  // namespace
 }  // namespace headway::cpu
