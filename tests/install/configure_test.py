@@ -1,6 +1,6 @@
 """What `cmake` says and decides before anything is built, and Headway as a part of another project.
 
-configure_test.py plain|elsewhere|subdirectory ...
+configure_test.py plain|hidden|missing_parts|elsewhere|wrong_setting|subdirectory ...
 """
 
 import json
@@ -86,6 +86,19 @@ def elsewhere(args, folder):
             or f"Headway runs on Linux only (x86-64 and 64-bit ARM); this build is for {system}" not in words
         ):
             fail(f"expected one clear refusal of {system}, found\n{result.stdout}{result.stderr}")
+
+
+@step
+def wrong_setting(args, folder):
+    """A value that a setting does not have is refused, and not taken for another one."""
+    for setting, value, expected in (
+        ("HEADWAY_CPU_KERNELS", "native", "expected ALL, RUNNABLE or NATIVE"),
+        ("HEADWAY_CUDA_LIBRARY", "/usr/lib/libcuda.so", "expected ON or OFF"),
+    ):
+        command = [args.cmake, "-S", args.source, "-B", folder / setting, f"-D{setting}={value}"]
+        result = subprocess.run([str(part) for part in command], text=True, capture_output=True)
+        if result.returncode == 0 or f"{setting} is '{value}', {expected}" not in " ".join(result.stderr.split()):
+            fail(f"expected {setting}={value} to be refused, found\n{result.stdout}{result.stderr}")
 
 
 @step

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 
-from script import arguments, fail, run, same_kernels, skip
+from script import arguments, fail, libdir, project_version, run, same_kernels, skip
 
 EXPECTED = """\
 mean 2
@@ -91,7 +91,7 @@ def check_soname(args, prefix):
     tool = shutil.which("readelf")
     if not tool:
         skip("there is no readelf here")
-    major, minor, _ = project_version(args).split(".")
+    major, minor, _ = project_version(args.source).split(".")
     expected = f"libheadway.so.0.{minor}" if major == "0" else f"libheadway.so.{major}"
     if f"[{expected}]" not in run(tool, "--dynamic", libdir(prefix) / "libheadway.so"):
         fail(f"expected the soname {expected}")
@@ -136,8 +136,8 @@ def pkg_config(args, prefix):
         skip("there is no pkg-config here")
     environment = dict(os.environ, PKG_CONFIG_PATH=f"{libdir(prefix)}/pkgconfig", LD_LIBRARY_PATH=str(libdir(prefix)))
     found = run(tool, "--modversion", "headway", env=environment).strip()
-    if found != project_version(args):
-        fail(f"headway.pc has version {found}, expected {project_version(args)}")
+    if found != project_version(args.source):
+        fail(f"headway.pc has version {found}, expected {project_version(args.source)}")
     for extra in ([], ["--static"]):
         flags = run(tool, "--cflags", "--libs", *extra, "headway", env=environment).split()
         program = prefix.parent / "with_pkg_config"
@@ -157,21 +157,8 @@ def older_language(args, prefix):
             fail(f"{header.name}: expected one error about C++20 and the end of the compilation, found\n{said}")
 
 
-def libdir(prefix):
-    """The folder that holds the library, wherever this system puts it."""
-    found = [path.parent for path in prefix.rglob("libheadway.*") if path.suffix in (".a", ".so", ".dylib")]
-    if len(found) != 1:
-        fail(f"expected one library under {prefix}, found {found}")
-    return found[0]
-
-
-def project_version(args):
-    header = (args.source / "include/headway/version.h").read_text()
-    return header.split('HEADWAY_VERSION "')[1].split('"')[0]
-
-
 def check_output(args, output):
-    expected = EXPECTED.format(version=project_version(args))
+    expected = EXPECTED.format(version=project_version(args.source))
     if output != expected:
         fail(f"expected the output\n{expected}\nfound\n{output}")
 

@@ -29,6 +29,19 @@ def run(*command, **options):
     return result.stdout
 
 
+def project_version(source):
+    header = (source / "include/headway/version.h").read_text()
+    return header.split('HEADWAY_VERSION "')[1].split('"')[0]
+
+
+def libdir(prefix):
+    """The folder that holds the library, wherever this system puts it."""
+    found = [path.parent for path in prefix.rglob("libheadway.*") if path.suffix in (".a", ".so", ".dylib")]
+    if len(found) != 1:
+        fail(f"expected one library under {prefix}, found {found}")
+    return found[0]
+
+
 def fail(text):
     print(text)
     sys.exit(1)

@@ -17,6 +17,8 @@ import time
 import urllib.request
 import zipfile
 
+from script import project_version
+
 MEGABYTE = 1e6
 LIMITS = {False: 15, True: 60}  # megabytes, without and with kernels for GPUs
 README = pathlib.Path(__file__).parents[2] / "README.md"
@@ -90,7 +92,7 @@ def check_examples(environment):
 
 def check_command(environment):
     """Every feature is there: each kind of file, the page as a file and from a server."""
-    (version,) = re.findall(r"project\(headway VERSION ([0-9.]+)", (README.parent / "CMakeLists.txt").read_text())
+    version = project_version(README.parent)
     for command in (("headway",), ("python", "-m", "headway")):
         printed = environment.run(*command, "--version")
         if version not in printed:

@@ -16,7 +16,7 @@ from functools import partial
 import pytest
 
 import headway
-from headway import _headway
+from headway import _headway, _needs
 
 CONTRACT = (
     "(query, key, value, *, mask=None, bias=None, causal=False, window=None, valid_lens=None, query_lens=None, "
@@ -412,10 +412,40 @@ assert "attention" in dict(inspect.getmembers(headway)) and not hasattr(headway,
 try:
     headway.torch
 except AttributeError as error:
-    assert str(error) == "headway.torch needs PyTorch: pip install torch"
+    assert str(error).startswith("headway.torch needs PyTorch 2.5 or later, which cannot be imported here (")
+    assert str(error).endswith("): pip install 'torch>=2.5'")
 try:
     from headway import torch
 except ImportError as error:
-    assert str(error) == "headway.torch needs PyTorch: pip install torch"
+    assert str(error).endswith("): pip install 'torch>=2.5'")
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("package", "found", "user", "text"),
+    [
+        ("torch", "2.4.1+cpu", "headway.torch", "PyTorch 2.5 or later, found 2.4.1+cpu: pip install 'torch>=2.5'"),
+        ("jax", "0.5.3", "headway.jax", "JAX 0.6 or later, found 0.5.3: pip install 'jax>=0.6'"),
+        ("flax", "0.9.0", "headway.flax", "Flax 0.10 or later, found 0.9.0: pip install 'flax>=0.10'"),
+    ],
+)
+def test_a_framework_that_is_too_old_is_an_error_with_both_versions(package, found, user, text):
+    program = f"""
+import sys, types
+for name in ("jax", {package!r}):
+    sys.modules[name] = types.SimpleNamespace(__version__="9.0")
+sys.modules[{package!r}].__version__ = {found!r}
+try:
+    import {user}
+except ImportError as error:
+    print(error)
+"""
+    printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert printed == f"{user} needs {text}\n"
+
+
+def test_the_lowest_versions_are_those_of_the_extras():
+    required = "\n".join(importlib.metadata.requires("headway"))
+    for package, lowest in _needs.LOWEST.items():
+        assert set(re.findall(rf"^{package}>=([\d.]+)", required, re.MULTILINE)) == {lowest}

@@ -14,14 +14,9 @@ nnx                            a drop-in for flax.nnx.MultiHeadAttention, and it
 (2, 16, 64)
 """
 
-try:
-    import flax as _flax  # noqa: F401
-    import jax as _jax  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        f"headway.flax needs jax and flax, which cannot be imported here ({error}): pip install jax flax",
-        name=error.name,
-    ) from error
+from headway._needs import need as _need
+
+_need("headway.flax", "jax", "flax")
 
 from headway.flax import nnx
 from headway.flax._drop_in import MultiHeadDotProductAttention, dot_product_attention

@@ -13,12 +13,9 @@ Compiled programs call Headway directly on XLA's buffers: nothing is copied, and
 (2, 8, 128, 64)
 """
 
-try:
-    import jax as _jax  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        f"headway.jax needs jax, which cannot be imported here ({error}): pip install jax", name="jax"
-    ) from error
+from headway._needs import need as _need
+
+_need("headway.jax", "jax")
 
 from headway.jax._attention import attention
 from headway.jax._drop_in import dot_product_attention

@@ -21,11 +21,11 @@ torch.Size([2, 8, 128, 64])
 import os as _os
 
 from headway import _headway
+from headway._needs import need as _need
 
-try:
-    import torch as _torch
-except ImportError as error:
-    raise ImportError("headway.torch needs PyTorch: pip install torch") from error
+_need("headway.torch", "torch")
+
+import torch as _torch
 
 from headway.torch._rope import rope
 from headway.torch.flash import flash_attn_func, flash_attn_varlen_func

@@ -10,6 +10,9 @@
 #include "engines/cuda_loaded/table.h"
 #include "headway/version.h"
 
+#define HEADWAY_QUOTED_AS_IT_IS(name) #name
+#define HEADWAY_QUOTED(name) HEADWAY_QUOTED_AS_IT_IS(name)
+
 namespace headway {
 namespace {
 
@@ -35,12 +38,12 @@ Loaded load() {
   if (library == nullptr) {
     return {nullptr, text("its library could not be loaded: ", dlerror())};
   }
-  const auto get_table = reinterpret_cast<decltype(&headway_cuda_table)>(dlsym(library, "headway_cuda_table"));
-  const cuda::Table* table = get_table == nullptr ? nullptr : get_table();
-  if (table == nullptr || std::string_view(table->version) != HEADWAY_VERSION) {
-    return {nullptr, text(file, " does not belong to Headway ", HEADWAY_VERSION)};
+  const auto get_table =
+      reinterpret_cast<decltype(&HEADWAY_CUDA_TABLE)>(dlsym(library, HEADWAY_QUOTED(HEADWAY_CUDA_TABLE)));
+  if (get_table == nullptr) {
+    return {nullptr, text(file, " is not the CUDA engine that was built with this libheadway ", HEADWAY_VERSION)};
   }
-  return {table, {}};
+  return {get_table(), {}};
 }
 
 const Loaded& loaded() {
@@ -48,13 +51,8 @@ const Loaded& loaded() {
   return result;
 }
 
-bool has_driver() {
-  void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-  if (driver != nullptr) {
-    dlclose(driver);
-  }
-  return driver != nullptr;
-}
+// Never closed either: the engine is about to use it.
+bool has_driver() { return dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) != nullptr; }
 
 const cuda::Table& table() {
   if (loaded().table == nullptr) {

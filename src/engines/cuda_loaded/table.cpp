@@ -1,12 +1,9 @@
 // In the library of the CUDA engine: its functions as a table.
 #include "engines/cuda_loaded/table.h"
 
-#include "headway/version.h"
-
-const headway::cuda::Table* headway_cuda_table() {
+const headway::cuda::Table* HEADWAY_CUDA_TABLE() {
   using namespace headway;
   static constexpr cuda::Table table = {
-      .version = HEADWAY_VERSION,
       .engine = &cuda_engine,
       .take_memory = &take_device_memory,
       .give_back_memory = &give_back_device_memory,

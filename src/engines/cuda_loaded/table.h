@@ -10,7 +10,6 @@
 namespace headway::cuda {
 
 struct Table {
-  const char* version;
   decltype(&cuda_engine) engine;
   decltype(&take_device_memory) take_memory;
   decltype(&give_back_device_memory) give_back_memory;
@@ -28,5 +27,5 @@ struct Table {
 
 }  // namespace headway::cuda
 
-// The one symbol that libheadway looks up.
-extern "C" __attribute__((visibility("default"))) const headway::cuda::Table* headway_cuda_table();
+// The one symbol that libheadway looks up; CMakeLists.txt names it, differently for each build.
+extern "C" __attribute__((visibility("default"))) const headway::cuda::Table* HEADWAY_CUDA_TABLE();
