@@ -24,6 +24,7 @@ import json
 import os
 import pathlib
 import platform
+import statistics
 import tempfile
 import time
 
@@ -55,10 +56,11 @@ def documents(length: int, seed: int = 0) -> list[int]:
     return bounds
 
 
-def calls(length: int, ranks: int, kind: str):
+def calls(given: argparse.Namespace, ranks: int, kind: str):
     """The sharding, and attention's options."""
+    length = given.length
     if kind == "documents":
-        bounds = documents(length)
+        bounds = documents(length, given.seed)
         packed = {"causal": True, "cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
         return shards.balanced(length, ranks=ranks, **packed), packed
     return shards.zigzag(length, ranks=ranks), {"causal": True}
@@ -173,10 +175,11 @@ def bandwidth(rank: int) -> float:
     return rate.item()
 
 
-def measured(kind: str, backward: bool, rank: int, ranks: int, given: argparse.Namespace) -> dict[str, float]:
-    """The fastest times: "one" thread, "threads", each scheme, and plain all-gathers of this library and torch."""
+def measured(kind: str, backward: bool, rank: int, ranks: int, given: argparse.Namespace) -> dict[str, list[float]]:
+    """The fastest time and the median of "one" thread, "threads", each scheme, and plain all-gathers of this library and
+    torch."""
     tensors = inputs(given.length, given.heads, kind)
-    sharding, options = calls(given.length, ranks, kind)
+    sharding, options = calls(given, ranks, kind)
     single = alone(tensors, options, backward)
     parts = {scheme: split(tensors, sharding, options, backward, scheme, rank) for scheme in given.schemes}
     if kind == "causal" and given.peers:
@@ -197,7 +200,7 @@ def measured(kind: str, backward: bool, rank: int, ranks: int, given: argparse.N
         set_threads(1)
         for name, run in parts.items():
             found.setdefault(name, []).append(on_all(run, clock))
-    return {name: min(times[1:]) for name, times in found.items()}
+    return {name: [min(times[1:]), statistics.median(times[1:])] for name, times in found.items()}
 
 
 def fork_ranks(ranks: int, work) -> dict:
@@ -223,8 +226,8 @@ def fork_ranks(ranks: int, work) -> dict:
 def planned(kind: str, backward: bool, ranks: int, scheme: str, one: float, rate: float, given: argparse.Namespace):
     """The simulator's time of a scheme on ranks that are each as fast as one thread, or its share of the cores;
     imbalance; bytes, and the least that the sharding needs, forward."""
-    sharding, options = calls(given.length, ranks, kind)
-    whole, _ = calls(given.length, 1, kind)
+    sharding, options = calls(given, ranks, kind)
+    whole, _ = calls(given, 1, kind)
     sizes = {"heads": given.heads, "head_dim": WIDTH, "text": False, **options}
     passes = (False, True) if backward else (False,)
     unit = shards.Cluster(flops=1.0, bandwidth=1e30, node_bandwidth=1e30, latency=0.0, node_latency=0.0, call=0.0)
@@ -241,7 +244,7 @@ def least_bytes(sharding, kind: str, given: argparse.Namespace) -> float:
     rows = np.arange(given.length)
     first = np.zeros(given.length, dtype=int)  # of the keys that a query sees, up to itself
     if kind == "documents":
-        bounds = np.array(documents(given.length))
+        bounds = np.array(documents(given.length, given.seed))
         first = bounds[np.searchsorted(bounds, rows, side="right") - 1]
     total = 0
     for mine in sharding.queries:
@@ -272,7 +275,7 @@ def run_all(given: argparse.Namespace) -> list[dict]:
         found = fork_ranks(ranks, lambda rank, ranks=ranks: work(rank, ranks))
         for kind in given.kinds:
             for name in given.passes:
-                times = found[f"{kind} {name}"]
+                times, medians = ({who: t[n] for who, t in found[f"{kind} {name}"].items()} for n in (0, 1))
                 plans = {
                     scheme: planned(kind, PASSES[name], ranks, scheme, times["one"], found["bandwidth"], given)
                     for scheme in given.schemes
@@ -281,7 +284,8 @@ def run_all(given: argparse.Namespace) -> list[dict]:
                 rows.append({
                     "kind": kind, "pass": name, "ranks": ranks, "length": given.length, "heads": given.heads,
                     "repeats": given.repeats, "clock": "cpu" if given.cpu_time else "wall",
-                    "seconds": times, "imbalance": first[1], "bytes": first[2], "least_bytes": first[3],
+                    "seed": given.seed, "seconds": times, "medians": medians,
+                    "imbalance": first[1], "bytes": first[2], "least_bytes": first[3],
                     "bandwidth": found["bandwidth"],
                     "simulated": {scheme: plan[0] for scheme, plan in plans.items()},
                     **({"torch_context_parallel": found["torch's context parallel"]} if given.peers else {}),
@@ -291,7 +295,7 @@ def run_all(given: argparse.Namespace) -> list[dict]:
 
 def keep(rows: list[dict], path: pathlib.Path) -> None:
     """Adds rows to the file; those of the same call are replaced."""
-    key = lambda row: [row[name] for name in ("clock", "length", "heads", "kind", "pass", "ranks")]  # noqa: E731
+    key = lambda row: [row[name] for name in ("clock", "length", "heads", "kind", "seed", "pass", "ranks")]  # noqa: E731
     before = json.loads(path.read_text())["rows"] if path.exists() else []
     new = [key(row) for row in rows]
     kept = sorted([*(row for row in before if key(row) not in new), *rows], key=key)
@@ -306,7 +310,7 @@ def cpu_name() -> str:
 
 
 def print_table(rows: list[dict]) -> None:
-    """Seconds, and the ratios that matter."""
+    """Seconds of the fastest runs, and the ratios that matter, that of the medians in brackets."""
     names = list(dict.fromkeys(name for row in rows for name in row["seconds"] if name not in ("one", "threads")))
     columns = " | ".join(TITLES.get(name, name) for name in names)
     print(f"| what | tokens | ranks | {TITLES['threads']} | {columns} | one / {names[0]} | imbalance | bytes / least | "
@@ -318,9 +322,11 @@ def print_table(rows: list[dict]) -> None:
         guess = f"{row['simulated'][names[0]] / took[names[0]]:.2f}" if row["clock"] == "wall" else ""
         title = "forward" if row["pass"] == "forward" else "forward and backward"
         ratio = row["bytes"] / row["least_bytes"] if row["least_bytes"] else 1.0
+        kind = f"{row['kind']} {row['seed']}" if row["kind"] == "documents" else row["kind"]
+        medians = row["medians"]["threads"] / row["medians"][names[0]]
         print(
-            f"| {row['kind']}, {title} | {row['length']:,} | "
-            f"{row['ranks']} | {took['threads']:.3f} | {times} | {took['threads'] / took[names[0]]:.3f} | "
+            f"| {kind}, {title} | {row['length']:,} | {row['ranks']} | {took['threads']:.3f} | {times} | "
+            f"{took['threads'] / took[names[0]]:.3f} ({medians:.3f}) | "
             f"{100 * row['imbalance']:.1f} % | {ratio:.3f} | {guess} |"
         )
     for reason in {row["torch_context_parallel"] for row in rows if row.get("torch_context_parallel")}:
@@ -332,6 +338,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--length", type=int, default=16384)
     parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0, help="of the documents' lengths")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2])
     parser.add_argument("--schemes", nargs="+", default=["ring"])

@@ -2,6 +2,7 @@
 #include "attend.h"
 
 #include <chrono>
+#include <cmath>
 
 #include "arguments.h"
 #include "command.h"
@@ -39,11 +40,18 @@ class Attend final : public Command {
     outputs_.add_optional(command, "--weights", "weights", "The attention weights, (B,H,Sq,Sk), before dropout");
     outputs_.add_optional(command, "--lse", "lse", "The logarithm of each row's sum, (B,H,Sq)");
     arguments_.add_options_to(command);
+    add_number<double>(command, "--timeout", timeout_, "Under mpirun: seconds to wait for another rank [60]")
+        .group("Ranks");
   }
 
   void run() override {
+    constexpr double longest = 1e9;  // 31 years
+    const double seconds = timeout_.value_or(60);
+    if (!(seconds > 0 && seconds <= longest)) {
+      throw UsageError(text("--timeout is ", seconds, ", expected seconds above 0 and up to ", longest));
+    }
     if (started_on_ranks()) {
-      attend_on_ranks(arguments_, outputs_);
+      attend_on_ranks(arguments_, outputs_, std::chrono::milliseconds(std::llround(std::ceil(1000 * seconds))));
       return;
     }
     outputs_.check(arguments_.texts());
@@ -72,6 +80,7 @@ class Attend final : public Command {
  private:
   AttentionCallArguments arguments_;
   OutputFiles outputs_;
+  std::optional<double> timeout_;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // What `headway attend` computes, in one process or as one rank of several.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <optional>
 
@@ -27,8 +28,9 @@ class AttendResults {
 };
 
 // Whether this process was started by mpirun or the like; and the command as one rank of several, each of which reads
-// and writes its rows.
+// and writes its rows. A rank that does not answer for `timeout` ends the job.
 bool started_on_ranks();
-void attend_on_ranks(const AttentionCallArguments& arguments, const OutputFiles& outputs);
+void attend_on_ranks(const AttentionCallArguments& arguments, const OutputFiles& outputs,
+                     std::chrono::milliseconds timeout);
 
 }  // namespace headway::cli

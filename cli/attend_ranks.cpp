@@ -1,9 +1,14 @@
 // headway attend as one rank of an MPI job: each rank reads its rows of the .npy files and writes its rows of the
 // results.
+#include <unistd.h>
+
 #include <chrono>
+#include <condition_variable>
 #include <cstdlib>
 #include <deque>
 #include <iostream>
+#include <mutex>
+#include <thread>
 
 #include "arguments.h"
 #include "attend.h"
@@ -20,17 +25,56 @@ using distributed::Rows;
 using distributed::Shard;
 using distributed::Sharding;
 
+// Ends this process, and with it the job, when a call of MPI has waited too long for other ranks: such calls have no
+// time limit of their own.
+class TimeLimit {
+ public:
+  TimeLimit(const char* call, std::chrono::milliseconds limit)
+      : waiter_([this, call, limit] {
+          std::unique_lock lock(mutex_);
+          if (!returned_.wait_for(lock, limit, [this] { return has_returned_; })) {
+            std::cerr << text("headway attend: ", call, " has not returned for ",
+                              static_cast<double>(limit.count()) / 1000, " s: another rank has ended or is stopped")
+                      << std::endl;
+            ::_exit(static_cast<int>(ExitCode::failure));
+          }
+        }) {}
+  ~TimeLimit() {
+    {
+      const std::lock_guard lock(mutex_);
+      has_returned_ = true;
+    }
+    returned_.notify_one();
+    waiter_.join();
+  }
+  TimeLimit(const TimeLimit&) = delete;
+  TimeLimit& operator=(const TimeLimit&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable returned_;
+  bool has_returned_ = false;
+  std::thread waiter_;  // the last member: it uses the others
+};
+
 // Between MPI_Init and MPI_Finalize. Ranks agree on what goes wrong, so that they all leave this scope in the same way;
 // a rank that alone fails ends the job.
 class MpiJob {
  public:
-  MpiJob() {
+  explicit MpiJob(std::chrono::milliseconds timeout) : timeout_(timeout) {
+    const TimeLimit limit("MPI_Init", timeout_);
     MPI_Init(nullptr, nullptr);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   }
-  ~MpiJob() { MPI_Finalize(); }
+  ~MpiJob() {
+    const TimeLimit limit("MPI_Finalize", timeout_);
+    MPI_Finalize();
+  }
   MpiJob(const MpiJob&) = delete;
   MpiJob& operator=(const MpiJob&) = delete;
+
+ private:
+  std::chrono::milliseconds timeout_;
 };
 
 // The work of a phase on every rank: the first rank's error becomes the error of all.
@@ -259,9 +303,10 @@ class RankOfAttend {
 
 bool started_on_ranks() { return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMI_SIZE") != nullptr; }
 
-void attend_on_ranks(const AttentionCallArguments& arguments, const OutputFiles& outputs) {
-  const MpiJob job;
-  distributed::MpiTransport transport(MPI_COMM_WORLD);
+void attend_on_ranks(const AttentionCallArguments& arguments, const OutputFiles& outputs,
+                     std::chrono::milliseconds timeout) {
+  const MpiJob job(timeout);
+  distributed::MpiTransport transport(MPI_COMM_WORLD, timeout);
   // Of all ranks alike: the first one says it.
   const auto fail = [&](const auto& error, ExitCode code) {
     if (transport.rank() != 0) {

@@ -16,7 +16,7 @@ bool started_on_ranks() {
   return false;
 }
 
-void attend_on_ranks(const AttentionCallArguments&, const OutputFiles&) {
+void attend_on_ranks(const AttentionCallArguments&, const OutputFiles&, std::chrono::milliseconds) {
   throw Failure("this process is one of several ranks, and MPI is not built into this command");
 }
 

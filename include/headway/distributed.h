@@ -102,8 +102,9 @@ struct Packing {
 };
 Seen seen(const Sizes& sizes, const AttentionOptions& options = {}, const std::optional<Packing>& packing = {});
 
-// Gives each rank nearly the same number of rows and of allowed pairs: contiguous if that is balanced, else the fewest
-// chunks with an imbalance (the most pairs of a rank over the mean) of at most 5 %. For self-attention (Sq = Sk).
+// Gives each rank as many rows and nearly as many allowed pairs: an imbalance (the most pairs of a rank over the mean)
+// of at most 5 % where it finds one, and among such the shards that send few rows. Packed sequences are cut as little
+// as that allows. For self-attention (Sq = Sk).
 Sharding balanced(const Seen& seen, int ranks);
 
 // ---- Who does what, and when ----

@@ -76,7 +76,7 @@ class Forward {
     const std::int64_t rows = tile.queries.count();
     Tensor out = Tensor::uninitialized({sizes.batch, sizes.heads, rows, sizes.value_dim}, run_.accumulator());
     Tensor lse = Tensor::uninitialized({sizes.batch, sizes.heads, rows}, run_.accumulator());
-    forward_part(merged_, part, out, lse);
+    forward_part_of_rows(merged_, part, out, lse);
     merge_of(n).add(out, lse);
   }
 

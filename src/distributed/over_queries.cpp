@@ -97,7 +97,7 @@ class QueryPass {
     const std::int64_t rows = tile.queries.count();
     Tensor out = Tensor::uninitialized({sizes().batch, sizes().heads, rows, sizes().value_dim}, run_.accumulator());
     Tensor lse = Tensor::uninitialized({sizes().batch, sizes().heads, rows}, run_.accumulator());
-    forward_part(whole_, part, out, lse);
+    forward_part_of_rows(whole_, part, out, lse);
     merge.add(out, lse, first_row);
   }
 
@@ -112,8 +112,8 @@ class QueryPass {
           add(tile, query, merge, 0);
         }
       }
-      merge.finish({}, nullptr, partials_.view(rows, 0, sizes().value_dim),
-                   partials_.view(rows, sizes().value_dim, 1).select(3, 0));
+      merge.store_part(partials_.view(rows, 0, sizes().value_dim),
+                       partials_.view(rows, sizes().value_dim, 1).select(3, 0));
     }
   }
 

@@ -1,6 +1,7 @@
 #include "distributed/part.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -283,6 +284,37 @@ void forward_part(const Whole& whole, const Part& part, TensorView out, TensorVi
     problem.lse = of_piece.rows_of(lse, of_piece.query_rows());
     problem.wants_lse = true;
     run(problem, &EngineBase::forward);
+  }
+}
+
+void forward_part_of_rows(const Whole& whole, const Part& part, TensorView out, TensorView lse) {
+  forward_part(whole, part, out, lse);
+  std::vector<Dims> not_a_number;  // the rows' indices in lse
+  for (std::int64_t b = 0; b < lse.size(0); ++b) {
+    for (std::int64_t h = 0; h < lse.size(1); ++h) {
+      for (std::int64_t i = 0; i < lse.size(2); ++i) {
+        if (std::isnan(load_float(lse, b * lse.stride(0) + h * lse.stride(1) + i * lse.stride(2)))) {
+          not_a_number.push_back({b, h, i});
+        }
+      }
+    }
+  }
+  if (not_a_number.empty()) {
+    return;
+  }
+  // Beside the finite score of a sink, rows of -inf alone are finite. NaN and +inf still give NaN.
+  const Tensor sinks({whole.problem.heads}, DType::f64);
+  Whole with_sinks = whole;
+  with_sinks.problem.sinks = sinks;
+  Tensor beside_sink = Tensor::uninitialized(out.sizes(), out.dtype());
+  Tensor lse_beside_sink = Tensor::uninitialized(lse.sizes(), lse.dtype());
+  forward_part(with_sinks, part, beside_sink, lse_beside_sink);
+  for (const Dims& row : not_a_number) {
+    const auto of_row = [&](auto view) { return view.select(0, row[0]).select(0, row[1]).select(0, row[2]); };
+    if (!std::isnan(load_float(of_row(lse_beside_sink.view()), 0))) {
+      copy(of_row(beside_sink.view()), of_row(out));
+      store_float(of_row(lse), 0, lowest_lse(lse.dtype()));
+    }
   }
 }
 

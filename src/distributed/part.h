@@ -34,6 +34,10 @@ struct Part {
 // out [B,H,n,Dv], lse [B,H,n]: for these keys only. Rows that see none of them are 0 and -inf.
 void forward_part(const Whole& whole, const Part& part, TensorView out, TensorView lse);
 
+// The same for parts that RowMerge adds up. A row whose allowed scores are all -inf (from infinite inputs) has the lse
+// lowest_lse (row_math.h): keys of other parts, or a sink, may have finite scores, beside which these weigh 0.
+void forward_part_of_rows(const Whole& whole, const Part& part, TensorView out, TensorView lse);
+
 // Gradients of the part's own scores, with the out and lse of the whole row. dq, dk and dv are of the part's rows and
 // of one type; they are overwritten. The part's gradient of the bias is added to bias_sums, f64, which has the axes of
 // the whole bias or of this rank's, or 1 for axes to sum over.

@@ -94,6 +94,10 @@ Tensor as_type(ConstTensorView from, DType dtype) {
   return result;
 }
 
+double lowest_lse(DType type) {
+  return type == DType::f64 ? std::numeric_limits<double>::lowest() : double{std::numeric_limits<float>::lowest()};
+}
+
 RowMerge::RowMerge(std::int64_t batch, std::int64_t heads, std::int64_t rows, std::int64_t width)
     : batch_(batch),
       heads_(heads),
@@ -143,8 +147,16 @@ void RowMerge::add(ConstTensorView out, ConstTensorView lse, std::int64_t first_
   });
 }
 
+void RowMerge::store_part(TensorView out, TensorView lse) const { store(true, {}, nullptr, out, lse); }
+
 void RowMerge::finish(const std::optional<ConstTensorView>& sinks, const std::vector<bool>* padding, TensorView out,
                       TensorView lse) const {
+  store(false, sinks, padding, out, lse);
+}
+
+void RowMerge::store(bool as_part, const std::optional<ConstTensorView>& sinks, const std::vector<bool>* padding,
+                     TensorView out, TensorView lse) const {
+  const double lowest = lowest_lse(lse.dtype());
   const auto finish_row = [&]<class T>(T, std::int64_t b, std::int64_t h, std::int64_t i) {
     double highest = at(highest_, b, h, i);
     double total = at(totals_, b, h, i);
@@ -157,6 +169,9 @@ void RowMerge::finish(const std::optional<ConstTensorView>& sinks, const std::ve
       weight = has_keys ? std::exp(highest - above) : 0;
       total = total * weight + (sink == above ? 1 : std::exp(sink - above));  // also of an infinite sink
       highest = above;
+    }
+    if (highest == lowest && !as_part) {  // exp(-inf) / 0
+      total = std::numeric_limits<double>::quiet_NaN();
     }
     const double* sums = sums_.as<double>() + ((b * heads_ + h) * rows_ + i) * width_;
     T* target = static_cast<T*>(out.data()) + row_offset(out, b, h, i);

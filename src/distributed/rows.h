@@ -60,4 +60,10 @@ inline Shard without(const Shard& a, const Shard& b) {
   return result;
 }
 
+// Chunk `index` of `chunks` nearly equal ones of `length` rows: the first ones have one row more.
+Rows chunk(std::int64_t length, std::int64_t chunks, std::int64_t index);
+
+// InvalidArgument for less than one rank or a negative length.
+void check_ranks(std::int64_t queries, std::int64_t keys, int ranks);
+
 }  // namespace headway::distributed

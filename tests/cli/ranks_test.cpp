@@ -14,10 +14,10 @@ class AttendOnRanks : public CommandTest {
       ::setenv(name, "1", 1);
   }
 
-  Finished run_on(int ranks, const Arguments& arguments) const {
+  Finished run_on(int ranks, const Arguments& arguments, const Arguments& before = {HEADWAY_COMMAND}) const {
     return run_child([&] {
-      Arguments all = {HEADWAY_MPIEXEC,       "--oversubscribe", "--bind-to", "none", "-n",
-                       std::to_string(ranks), HEADWAY_COMMAND};
+      Arguments all = {HEADWAY_MPIEXEC, "--oversubscribe", "--bind-to", "none", "-n", std::to_string(ranks)};
+      all.insert(all.end(), before.begin(), before.end());
       all.insert(all.end(), arguments.begin(), arguments.end());
       std::vector<char*> words;
       for (std::string& one : all) words.push_back(one.data());
@@ -88,6 +88,53 @@ TEST_F(AttendOnRanks, what_is_wrong_is_said_once_and_leaves_no_file) {
                    "on several ranks expected .npy files, which each rank reads by its rows, found out.npz");
   expect_said_once({"attend", "q.npy", "q.npy", "q.npy", "-o", "out.npy", "--weights", "w.npy"}, 1,
                    "rank 0: weights are not stored over a split sequence");
+}
+
+// MPI_Init waits for every rank, and has no time limit of its own.
+TEST_F(AttendOnRanks, a_rank_that_ends_before_it_joins_ends_the_job) {
+  save_random("q.npy", {1, 2, 8, 4}, 1);
+  const Finished finished =
+      run_on(3, {"attend", "q.npy", "q.npy", "q.npy", "-o", "out.npy", "--timeout", "1.5"},
+             {"sh", "-c", R"([ "$OMPI_COMM_WORLD_RANK" = 1 ] && exit 0; exec "$0" "$@")", HEADWAY_COMMAND});
+  EXPECT_EQ(finished.code, 1) << finished.err;
+  EXPECT_NE(finished.err.find("headway attend: MPI_Init has not returned for 1.5 s"), std::string::npos)
+      << finished.err;
+  EXPECT_EQ(files(), std::set<std::string>{"q.npy"});
+}
+
+TEST_F(AttendOnRanks, a_rank_that_is_stopped_ends_the_job) {
+  save_random("q.npy", {1, 2, 8, 4}, 1);
+  const Finished finished =
+      run_on(2, {"attend", "q.npy", "q.npy", "q.npy", "-o", "out.npy", "--timeout", "1.5"},
+             {"sh", "-c", R"([ "$OMPI_COMM_WORLD_RANK" = 1 ] && kill -STOP $$; exec "$0" "$@")", HEADWAY_COMMAND});
+  EXPECT_EQ(finished.code, 1) << finished.err;
+  EXPECT_EQ(files(), std::set<std::string>{"q.npy"});
+}
+
+TEST_F(AttendOnRanks, an_interrupted_job_leaves_no_file) {
+  save_random("q.npy", {1, 8, 8192, 64}, 1);  // minutes of work for the reference engine
+  const Finished finished = run_child([] {
+    const std::string job = std::string(HEADWAY_MPIEXEC) + " --oversubscribe --bind-to none -n 2 " + HEADWAY_COMMAND +
+                            " attend q.npy q.npy q.npy -o out.npy --lse lse.npy --engine reference & "
+                            "sleep 1.5; kill -INT $!; wait $!";
+    ::execl("/bin/sh", "sh", "-c", job.c_str(), nullptr);
+    ::_exit(127);
+  });
+  EXPECT_EQ(finished.code, 1) << finished.err;
+  EXPECT_EQ(finished.out, "");
+  EXPECT_EQ(files(), std::set<std::string>{"q.npy"});
+}
+
+TEST_F(AttendOnRanks, a_full_disk_is_said_once_and_leaves_no_file) {
+  save_random("q.npy", {1, 1, 98304, 64}, 1);  // 24 MiB; Open MPI's own files are smaller than 16
+  save_random("k.npy", {1, 1, 16, 64}, 2);
+  const Finished finished = run_on(2, {"attend", "q.npy", "k.npy", "k.npy", "-o", "out.npy"},
+                                   {"sh", "-c", R"(trap '' XFSZ; ulimit -f 32768; exec "$0" "$@")", HEADWAY_COMMAND});
+  EXPECT_EQ(finished.code, 1) << finished.err;
+  const std::size_t at = finished.err.find("headway attend: out.npy: ");
+  ASSERT_NE(at, std::string::npos) << finished.err;
+  EXPECT_EQ(finished.err.find("headway attend: ", at + 1), std::string::npos) << finished.err;
+  EXPECT_EQ(files(), (std::set<std::string>{"k.npy", "q.npy"}));
 }
 
 }  // namespace

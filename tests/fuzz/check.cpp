@@ -315,6 +315,11 @@ std::optional<Failure> check_backward(const Prepared& prepared, const Call& call
   std::vector<TensorView> actual{*views.dq, *views.dk, *views.dv};
   if (views.dbias) actual.push_back(*views.dbias);
   if (views.dsinks) actual.push_back(*views.dsinks);
+  return check_gradients(prepared, call, actual);
+}
+
+std::optional<Failure> check_gradients(const Prepared& prepared, const Call& call,
+                                       const std::vector<TensorView>& actual) {
   const bool infinities = prepared.materials.has_infinities;
   std::optional<Backward> eager;  // made only where the rest of the bound is not enough
   for (std::size_t n = 0; n < prepared.gradients.size(); ++n) {
@@ -349,6 +354,8 @@ std::optional<Failure> check(const Prepared& prepared, Engine engine, bool batch
   if (auto found = check_backward(prepared, call, outputs)) return found;
   if (!outputs.surroundings_intact()) return Failure{"surroundings", "memory beside a result was written"};
   if (auto found = check_bits(prepared, call, outputs)) return found;
+  if (engine != Engine::cuda)
+    if (auto found = check_split(prepared, call)) return found;
   if (call.packing) return std::nullopt;
   if (auto found = check_scores(prepared, call)) return found;
   return check_analysis(prepared, call);

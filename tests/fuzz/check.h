@@ -109,6 +109,10 @@ struct Outputs {
 
 std::optional<Failure> check_forward(const Prepared& prepared, const Call& call, Outputs& outputs);
 std::optional<Failure> check_backward(const Prepared& prepared, const Call& call, Outputs& outputs);
+// dq, dk, dv, then those of dbias and dsinks that the call has.
+std::optional<Failure> check_gradients(const Prepared& prepared, const Call& call,
+                                       const std::vector<TensorView>& actual);
+std::optional<Failure> check_split(const Prepared& prepared, const Call& call);
 std::optional<Failure> check_scores(const Prepared& prepared, const Call& call);
 std::optional<Failure> check_analysis(const Prepared& prepared, const Call& call);
 std::optional<Failure> check_bits(const Prepared& prepared, const Call& call, Outputs& outputs);

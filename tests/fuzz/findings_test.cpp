@@ -282,6 +282,21 @@ constexpr Finding findings[] = {
     {"gradients_of_products_beyond_a_float_and_a_scale_of_0",
      "form=packed sk=3 d=10 out_layout=reversed causal=bottom_right valid=row scale=0 dropout=0.99999999900000003 "
      "q=channel q_size=2.3219128513164943e+19 k_size=3.009199055306177e+22 seed=1921664208022577879"},
+    // Split sequences: a part whose only score is -inf, and sinks beside what is not finite.
+    {"a_part_of_a_row_whose_score_is_minus_infinity",
+     "type=bf16 sq=2 sk=2 q=denormal plants=key:inf seed=13090241757630556565"},
+    {"split_gradient_of_an_infinite_sink", "type=f16 sinks=bf16 plants=sink:inf,grad:nan"},
+    {"split_gradient_of_a_nan_sink_without_keys",
+     "type=f64 form=packed sk=49 d=63 out_layout=heads_inside causal=bottom_right spans=hostile span_axes=- "
+     "span_count=0 scale=1 softcap=9.9999999999999994e+38 sinks=f16 sinks_size=0 "
+     "plants=hidden_key:nan,sink:nan,hidden_grad:nan seed=13943226561969542110"},
+    {"split_gradient_of_a_sink_with_all_of_the_weight",
+     "b=2 sq=19 sk=24 d=111 grad_layout=gaps causal=top_left sinks=bf16 sinks_size=300 grad=integers "
+     "plants=grad:nan,hidden_value:nan seed=14905664361918019633"},
+    {"split_gradient_of_a_sink_beside_outputs_of_0",
+     "type=f16 sq=9 d=46 dv=16 k_layout=reversed v_layout=gaps bias=random bias_type=f16 causal=bottom_right sinks=f16 "
+     "sinks_size=20 plants=grad:inf,hidden_key:nan seed=2209995915168423591"},
+    {"split_gradient_of_a_sink_that_f32_does_not_have", "type=bf16 sinks=f64 sinks_size=1e+30"},
 };
 
 std::string name_of(const testing::TestParamInfo<Finding>& finding) { return finding.param.name; }
