@@ -211,7 +211,7 @@ class BackwardPairs : public Backward<S, bfloat16, 2> {
     const double scale = args_.scale;
     const bool ordinary_scale = scale < highest_scale && scale > -highest_scale &&
                                 TileGradients<T>::factor_of(scale, head_->modifiers).power == 1;
-    if (!ordinary_scale) {
+    if (!ordinary_scale || bias_may_be_summed()) {
       differentiate_floats(nullptr, false);
       return;
     }
@@ -236,6 +236,12 @@ class BackwardPairs : public Backward<S, bfloat16, 2> {
       differentiate_floats(pairs_at_.odd_pairs, true);
     }
     this->wanted_ = nullptr;
+  }
+
+  // Of a sequence with one query or one key a bias with one row or column is that of each pair; in a pack with longer
+  // sequences it is summed over, from the tiles of the float kernel.
+  bool bias_may_be_summed() const {
+    return head_->modifiers.bias.data != nullptr && (args_.queries == 1 || args_.ranges.keys == 1);
   }
 
   // The float kernel for the wanted pairs, all of them where it is null; `adds`: to what others gave.
