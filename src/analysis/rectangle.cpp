@@ -20,13 +20,19 @@
 namespace headway {
 namespace {
 
-// Whether exp(s - lse) is as accurate as any weight. lse is one rounded number: past this limit rounding costs more
-// than 2^-12 of a weight, at 10^9 in f32 a factor of e^64. A NaN says nothing of single keys. -inf is a row without
-// keys.
+// Turns the scores of a row, or of some of its keys, into weights. Whether exp(s - lse) is as accurate as any weight:
+// lse is one rounded number, and past this limit rounding costs more than 2^-12 of a weight, at 10^9 in f32 a factor of
+// e^64. Where large products cancel, a small lse is as far from scores that another kernel rounds: then weights of a
+// row do not add up to 1. A NaN says nothing of single keys. -inf is a row without keys.
 template <class T>
-bool gives_weights(T lse) {
+bool gives_weights(T lse, bool all_keys, std::int64_t keys, T* scores) {
   constexpr T limit = sizeof(T) == 4 ? static_cast<T>(0x1p12) : static_cast<T>(0x1p41);
-  return std::abs(lse) <= limit || lse == -std::numeric_limits<T>::infinity();
+  const bool empty = lse == -std::numeric_limits<T>::infinity();
+  if (!empty && !(std::abs(lse) <= limit)) {
+    return false;
+  }
+  const double sum = exponentiate(scores, keys, lse);
+  return empty || std::isnan(sum) || (sum < 1 + 0x1p-6 && (!all_keys || sum > 1 - 0x1p-6));
 }
 
 // The weights of a rectangle of one head into `target` [rows,keys], contiguous rows, from all keys of the rows.
@@ -50,21 +56,19 @@ void fill_from_lse(const Problem& problem, std::int64_t b, std::int64_t h, const
   const Slice slice(problem, b, h, part, inputs.query.slice(0, part.row_begin, part.row_end),
                     inputs.key.slice(0, part.key_begin, part.key_end));
   slice.scores(TensorView(target, {rows, keys}));
-  const auto lse_of = [&](std::int64_t i) { return lse.at<T>({part.row_begin + i}); };
-  for (std::int64_t i = 0; i < rows;) {
-    if (gives_weights(lse_of(i))) {
-      exponentiate(target + i * keys, keys, lse_of(i));
-      ++i;
-      continue;
+  const bool all_keys = keys == problem.key_len && !problem.sinks;
+  const std::int64_t at_once = rows_at_once(problem.key_len);
+  std::int64_t begin = 0;  // of the rows before i that need all keys
+  for (std::int64_t i = 0; i <= rows; ++i) {
+    const bool ends = i == rows || gives_weights(lse.at<T>({part.row_begin + i}), all_keys, keys, target + i * keys);
+    if (begin < i && (ends || i - begin == at_once)) {
+      fill_from_whole_rows(problem, b, h, {part.row_begin + begin, part.row_begin + i, part.key_begin, part.key_end},
+                           inputs, target + begin * keys);
+      begin = i;
     }
-    const std::int64_t most = i + rows_at_once(problem.key_len);
-    std::int64_t end = i + 1;
-    while (end < std::min(rows, most) && !gives_weights(lse_of(end))) {
-      ++end;
+    if (ends) {
+      begin = i + 1;
     }
-    fill_from_whole_rows(problem, b, h, {part.row_begin + i, part.row_begin + end, part.key_begin, part.key_end},
-                         inputs, target + i * keys);
-    i = end;
   }
 }
 

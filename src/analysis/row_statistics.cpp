@@ -109,16 +109,22 @@ HEADWAY_ALWAYS_INLINE void exponential(const typename Wide<T>::Vector& exponent,
 }
 
 template <class T>
-HEADWAY_ALWAYS_INLINE void exponentiate_body(T* scores, std::int64_t count, T lse) {
+HEADWAY_ALWAYS_INLINE double exponentiate_body(T* scores, std::int64_t count, T lse) {
   using W = Wide<T>;
   constexpr T infinity = std::numeric_limits<T>::infinity();
+  typename W::Vector sums{};
   for (std::int64_t j = 0; j < count; j += W::lanes) {
     typename W::Vector s, p;
     load<T>(s, scores + j, count - j);
     exponential<T>(s - lse, p);
     p = s == -infinity ? typename W::Vector{} : p;
     std::memcpy(scores + j, &p, static_cast<std::size_t>(std::min<std::int64_t>(count - j, W::lanes)) * sizeof(T));
+    if (count - j < W::lanes) {
+      load<T>(p, scores + j, count - j);  // lanes behind the row are 0
+    }
+    sums += p;
   }
+  return sum_of<T>(sums);
 }
 
 template <class T>
@@ -224,7 +230,7 @@ bool has_avx2() {
 
 HEADWAY_FOR_EACH_WIDTH(RowSums, sum_row, (const WeightRow<T>& row, std::int64_t position, TopList<T>& top),
                        (row, position, top))
-HEADWAY_FOR_EACH_WIDTH(void, exponentiate, (T * scores, std::int64_t count, T lse), (scores, count, lse))
+HEADWAY_FOR_EACH_WIDTH(double, exponentiate, (T * scores, std::int64_t count, T lse), (scores, count, lse))
 HEADWAY_FOR_EACH_WIDTH(void, add_received, (const WeightRow<T>& row, double* received), (row, received))
 HEADWAY_FOR_EACH_WIDTH(void, add_cells, (const WeightRow<T>& row, std::int64_t cell, double* sums, T* highest),
                        (row, cell, sums, highest))
@@ -248,8 +254,8 @@ RowSums sum_row(const WeightRow<T>& row, std::int64_t position, TopList<T>& top)
 }
 
 template <class T>
-void exponentiate(T* scores, std::int64_t count, T lse) {
-  exponentiate_any<T>(scores, count, lse);
+double exponentiate(T* scores, std::int64_t count, T lse) {
+  return exponentiate_any<T>(scores, count, lse);
 }
 
 template <class T>
@@ -274,7 +280,7 @@ void add_cells(const WeightRow<T>& row, std::int64_t cell, double* sums, T* high
 #define HEADWAY_INSTANTIATE(T)                                                  \
   template struct TopList<T>;                                                   \
   template RowSums sum_row(const WeightRow<T>&, std::int64_t, TopList<T>&);     \
-  template void exponentiate(T*, std::int64_t, T);                              \
+  template double exponentiate(T*, std::int64_t, T);                            \
   template double sum_between(const WeightRow<T>&, std::int64_t, std::int64_t); \
   template void add_received(const WeightRow<T>&, double*);                     \
   template void add_cells(const WeightRow<T>&, std::int64_t, double*, T*);

@@ -33,9 +33,9 @@ struct TopList {
 template <class T>
 RowSums sum_row(const WeightRow<T>& row, std::int64_t position, TopList<T>& top);
 
-// Scores to weights in place: p = exp(s - lse), 0 for a score of -inf.
+// Scores to weights in place: p = exp(s - lse), 0 for a score of -inf. Returns their sum.
 template <class T>
-void exponentiate(T* scores, std::int64_t count, T lse);
+double exponentiate(T* scores, std::int64_t count, T lse);
 
 template <class T>
 double sum_between(const WeightRow<T>& row, std::int64_t begin, std::int64_t end);

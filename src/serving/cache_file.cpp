@@ -250,7 +250,9 @@ PagedSequence checked_sequence(const MetadataReader& reader, const PageBook& boo
   for (std::size_t n = 0; n < table.size(); ++n) {
     const std::int64_t begin = static_cast<std::int64_t>(n) * book.page_size(), end = begin + book.page_size();
     const bool is_freed = begin >= kept.first && end <= freed;
-    if (is_freed ? table[n] != no_page : table[n] < 0 || table[n] >= held) {
+    // truncate may end a sequence inside a page that was freed: the next append takes a new one.
+    const bool ends_inside_freed = begin >= kept.first && length <= freed && table[n] == no_page;
+    if (is_freed ? table[n] != no_page : !ends_inside_freed && (table[n] < 0 || table[n] >= held)) {
       reader.refuse("expected page ", n, " of sequence ", id, " to be ", is_freed ? "freed" : "one of the file's ",
                     is_freed ? "" : text(held), ", found ", table[n]);
     }

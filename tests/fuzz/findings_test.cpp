@@ -99,6 +99,20 @@ constexpr Finding findings[] = {
     {"gradients_of_keys_of_a_layer_below_the_normal_numbers",
      "subject=layer sk=30 d=7 dv=7 key_dim=4 k_size=9.9999999999999995e-21 v_size=9.9999999999999995e-21 "
      "seed=14592356839703495335"},
+    // A sequence cut inside a page that its window had freed: the file of its cache was refused.
+    {"a_saved_sequence_that_ends_inside_a_freed_page",
+     "subject=cache type=f64 sk=26 d=2 dv=129 left=0 k=integers seed=1075361505092426056"},
+    // A bias with one column: of a sequence with one key dbias came from another kernel than in a pack.
+    {"a_sequence_of_one_key_and_its_bias",
+     "type=bf16 form=packed b=2 sq=2 sk=3 dv=6 bias=full bias_axes=bi grad=wide seed=5888277855176523385"},
+    // lse is 1e39 in float64: the judge of 8-bit pages made it infinite, where a finite one is stored as finite.
+    {"infinite_queries_of_a_softcap_beyond_a_float",
+     "type=bf16 b=2 softcap=9.9999999999999994e+38 plants=query:minus_inf seed=1379382990326804037"},
+    // The quotient of scale and softcap is infinite, and its product with a score of 0 was NaN. Not tried on CUDA.
+    {"gradients_of_a_scale_far_beyond_the_softcap",
+     "type=f64 sq=5 sk=7 d=16 dv=3 scale=1e300 softcap=1e-30 q=constant q_size=0 k=constant k_size=0", open_on_cuda},
+    {"gradients_of_a_scale_far_beyond_the_softcap_in_f32",
+     "sq=5 sk=7 d=16 dv=3 scale=1e300 softcap=1e-30 q=constant q_size=0 k=constant k_size=0", open_on_cuda},
     // A sink's weight below 2^-1022, times a delta of 5: the judge did not count what rounding the weight loses.
     {"sinks_that_weigh_less_than_the_normal_numbers",
      "type=f64 h=6 sq=7 sk=7 d=100 dv=25 v_layout=repeated_rows sinks=f32 sinks_size=300 seed=3361774229169892548"},
@@ -109,6 +123,13 @@ constexpr Finding findings[] = {
      "b=2 d=47 dv=47 q_layout=repeated_columns k_layout=repeated_columns v_layout=repeated_columns sharing=all "
      "scale=-10.845415453837658 k_size=412.27229370877717 seed=2140418860208246813"},
     {"weights_from_the_lse_of_infinite_slopes", "sq=2 alibi=f16 alibi_size=10000000000"},
+    // Products that cancel: lse is small, and far from the scores as another kernel rounds them.
+    {"weights_from_the_lse_of_large_products",
+     "sk=32 d=3 q=integers q_size=77276.244782110603 k=constant k_size=3510.8599305599614 seed=14336535442742292483",
+     open_on_cuda},
+    {"weights_from_the_lse_of_huge_products",
+     "d=62 q=integers q_size=2715007001504.0469 k=constant k_size=2715007001504.0469 seed=12133805955837078930",
+     open_on_cuda},
     {"mean_weights_of_no_heads", "h=0"},
     // bf16 dot products take denormals for 0: NaN where infinity times one is infinite, and the softcap of that finite.
     {"infinite_queries_of_denormal_keys",

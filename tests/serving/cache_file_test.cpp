@@ -85,6 +85,24 @@ TEST_F(CacheFile, gives_back_sequences_pages_and_results) {
   }
 }
 
+// Token 6 lay in a page that was freed whole.
+TEST_F(CacheFile, a_sequence_may_end_inside_a_page_that_was_freed) {
+  KVCache cache({.pages = 8, .page_size = 4, .kv_heads = 1, .head_dim = 8, .window = Window{0, 0}});
+  const std::int64_t id = cache.add();
+  for (std::int64_t tokens : {10, 1}) {
+    const Tensor rows = random_tensor({1, 1, tokens, 8});
+    cache.append(id, {.key = rows, .value = rows});
+  }
+  cache.truncate(id, 7);
+  cache.save(path());
+  KVCache loaded = KVCache::load(path());
+  EXPECT_EQ(loaded.free_pages(), cache.free_pages());
+  const Tensor more = random_tensor({1, 1, 3, 8}, DType::f32, 2), query = random_tensor({1, 1, 1, 8}, DType::f32, 3);
+  for (KVCache* each : {&cache, &loaded}) each->append(id, {.key = more, .value = more});
+  EXPECT_EQ(loaded.free_pages(), cache.free_pages());
+  EXPECT_TRUE(same_bits(loaded.attend(id, query), cache.attend(id, query)));
+}
+
 TEST_F(CacheFile, a_file_that_says_something_else_is_refused) {
   filled({.window = Window{5, 0}}).save(path());
   EXPECT_NE(error_text<FileError>([&] { filled({}).save(path()); }), "no error");  // it exists

@@ -162,7 +162,7 @@ class PairBlocks {
   }
 
   void add_block() {
-    if (!has_ordinary_scale()) {
+    if (!has_ordinary_scale() || bias_may_be_summed()) {
       add_floats(nullptr, false);
       return;
     }
@@ -218,6 +218,12 @@ class PairBlocks {
   bool has_ordinary_scale() const {
     return args_.scale < highest_ordinary_scale && args_.scale > -highest_ordinary_scale &&
            tile_factor<T>(args_.scale, task_.head->modifiers).power == 1;
+  }
+
+  // Of a sequence with one query or one key a bias with one row or column is that of each pair; in a pack with longer
+  // sequences it is summed over, from the tiles of the float kernel.
+  bool bias_may_be_summed() const {
+    return task_.head->modifiers.bias.data != nullptr && (args_.queries == 1 || args_.ranges.keys == 1);
   }
 
   void add_floats(const std::uint64_t* wanted, bool again) {

@@ -21,6 +21,8 @@ template <class Scalar>
 inline SplitFactor<Scalar> split_factor(double factor) {
   constexpr int limit = exponent_limit<Scalar>;
   int exponent = 0;
+  // A quotient of two factors may be infinite, but 0 times any factor is 0.
+  factor = factor > __DBL_MAX__ ? __DBL_MAX__ : factor < -__DBL_MAX__ ? -__DBL_MAX__ : factor;
   const double mantissa = __builtin_frexp(factor, &exponent);
   if (exponent <= limit && exponent > -limit) {
     return {static_cast<Scalar>(factor), 1};
