@@ -56,6 +56,8 @@ def path_bytes(operation: str, path: Any) -> bytes:
 
 def as_numpy(operation: str, name: str, value: Any) -> Any:
     """np.asarray, which takes nested lists too, but those of unequal lengths."""
+    if value is None:
+        raise TypeError(f"{operation}: {name} is None, expected an array")
     try:
         return np.asarray(value)
     except ValueError:

@@ -12,6 +12,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # The names that other libraries use for the same options.
 _ELSEWHERE = {
+    "K": "key",
+    "Q": "query",
+    "V": "value",
     "attn_bias": "bias",
     "attn_mask": "mask",
     "attention_mask": "mask",
@@ -19,10 +22,12 @@ _ELSEWHERE = {
     "dropout_p": "dropout",
     "dropout_rate": "dropout",
     "is_causal": "causal",
+    "k": "key",
     "key_value_seq_lengths": "valid_lens",
     "local_window_size": "window",
     "logits_soft_cap": "softcap",
     "need_weights": "return_weights",
+    "q": "query",
     "query_seq_lengths": "query_lens",
     "return_attn_probs": "return_weights",
     "rng_seed": "seed",
@@ -30,6 +35,7 @@ _ELSEWHERE = {
     "sliding_window": "window",
     "sm_scale": "scale",
     "softmax_scale": "scale",
+    "v": "value",
     "window_size": "window",
 }
 

@@ -30,7 +30,8 @@ def compute_qkv(X: Any, W_q: Any, W_k: Any, W_v: Any) -> tuple[Any, Any, Any]:
     for name, weight in (("W_q", W_q), ("W_k", W_k), ("W_v", W_v)):
         if X.ndim < 1 or weight.ndim != 2 or X.shape[-1] != weight.shape[0]:
             raise ValueError(
-                f"compute_qkv: {name} has shape {weight.shape}, X has {X.shape}: expected (d_model, d_out)"
+                f"compute_qkv: {name} has shape {weight.shape}, X has {X.shape}: "
+                f"expected {'(d_model, d_out)' if X.ndim < 1 else f'({X.shape[-1]}, d_out)'}"
             )
     products = (X @ weight for weight in (W_q, W_k, W_v))
     # Some of NumPy's types, bfloat16 among them, multiply to a wider one.

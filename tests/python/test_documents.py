@@ -268,6 +268,16 @@ def test_the_layer_refuses_what_does_not_fit():
         layer.backward(X[..., 0])
 
 
+def test_a_wrong_argument_of_the_functions_is_named():
+    X = np.ones((2, 4))
+    with pytest.raises(TypeError, match="^self_attention: Q is None, expected an array"):
+        headway.self_attention(None, X, X)
+    with pytest.raises(
+        ValueError, match=r"^compute_qkv: W_q has shape \(3, 3\), X has \(2, 4\): expected \(4, d_out\)"
+    ):
+        headway.compute_qkv(X, np.eye(3), np.eye(4), np.eye(4))
+
+
 def test_integers_and_empty_batches_go_through_the_layer():
     layer = headway.MultiHeadAttention(4, 2)
     X = np.arange(24).reshape(2, 3, 4)

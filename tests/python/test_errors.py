@@ -193,6 +193,8 @@ def test_stages_and_keywords():
         ("valid_len", "valid_lens"),
         ("return_weight", "return_weights"),
         ("Query", "query"),
+        ("q", "query"),
+        ("K", "key"),
     ]:
         with pytest.raises(
             TypeError, match=rf"attention\(\) got an unexpected keyword.*'{wrong}'; did you mean '{right}'"

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.nn.functional as F  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
+from torch.nn.attention.flex_attention import create_block_mask  # noqa: E402
 
 import headway.torch as ht  # noqa: E402
 from headway.torch import _ops  # noqa: E402
@@ -418,6 +419,7 @@ def test_torch_func():
 
 # ---- What is refused ----
 
+BLOCK_MASK = create_block_mask(lambda b, h, i, j: j <= i, None, None, 5, 5, device="cpu")
 REFUSED = [
     (ValueError, "attention: key has head_dim 9, query has 8", {"key": torch.ones(2, 3, 5, 9)}),
     (TypeError, "attention: key has type f64, query has f32", {"key": torch.ones(2, 3, 5, 8).double()}),
@@ -436,6 +438,7 @@ REFUSED = [
     (TypeError, "unexpected keyword argument 'is_causal'; did you mean 'causal'", {"is_causal": True}),
     (TypeError, "unexpected keyword argument 'attn_mask'; did you mean 'mask'", {"attn_mask": None}),
     (TypeError, "attention: key is a list, expected a torch.Tensor", {"key": [[1.0]]}),
+    (TypeError, "mask is a BlockMask, .*; headway.masks.from_block_mask makes", {"mask": BLOCK_MASK}),
     (TypeError, "attention: bias is a ndarray, expected a torch.Tensor", {"bias": np.zeros((5, 5))}),
     (TypeError, "attention: dropout is 'a', expected a number", {"dropout": "a"}),
     (TypeError, "cannot be read through DLPack", {"query": torch.ones(2, 3, 5, 8).to_sparse()}),

@@ -9,7 +9,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.nn.functional as F  # noqa: E402
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left  # noqa: E402
 
+import headway.torch  # noqa: E402
 from headway.torch import scaled_dot_product_attention as ours  # noqa: E402
 from torch_support import one_thread  # noqa: E402, F401
 
@@ -202,6 +204,17 @@ def test_scales_that_torch_makes_nan_of():
     assert torch.allclose(ours(x, x, x, scale=0), x.mean(dim=-2, keepdim=True).expand_as(x))
 
 
+@pytest.mark.parametrize("kind", [causal_upper_left, causal_lower_right])
+def test_a_causal_bias_of_torch_is_a_mask(kind):
+    query, key = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 9, 8)
+    found = headway.torch.scaled_dot_product_attention(query, key, key, kind(5, 9))
+    expected = F.scaled_dot_product_attention(query, key, key, attn_mask=kind(5, 9)._materialize())
+    assert torch.allclose(found, expected, atol=1e-5)
+    with torch.no_grad(), headway.torch.record(torch.nn.Identity()) as recording:
+        F.scaled_dot_product_attention(query, key, key, attn_mask=kind(5, 9))
+    assert len(recording.calls) == 1
+
+
 def test_sizes_of_zero():
     for shapes in (((0, 2, 3, 4),) * 3, ((1, 2, 0, 4),) * 3, ((1, 2, 3, 0),) * 3, ((2, 3, 4), (2, 0, 4), (2, 0, 4))):
         inputs = [torch.ones(shape, requires_grad=True) for shape in shapes]
@@ -227,6 +240,9 @@ REFUSED = [
     (TypeError, "dropout_p is None, expected a number", {"dropout_p": None}),
     (TypeError, "query is a list, expected a torch.Tensor", {"query": [[1.0]]}),
     (TypeError, "attn_mask is a list, expected a torch.Tensor", {"attn_mask": [True]}),
+    (TypeError, "attn_mask is a Mask, .*; headway.torch.attention takes it", {"attn_mask": headway.masks.causal()}),
+    (ValueError, "is a CausalBias of 5 queries and 6 keys, found 5 and 5", {"attn_mask": causal_lower_right(5, 6)}),
+    (ValueError, "is a CausalBias, expected is_causal=F", {"attn_mask": causal_lower_right(5, 5), "is_causal": True}),
     (TypeError, "attn_mask has type torch.int64, expected bool", {"attn_mask": torch.ones(5, 5).long()}),
     (ValueError, r"attn_mask has shape \(5, 6\), which does not broadcast", {"attn_mask": torch.ones(5, 6)}),
     (ValueError, "shape", {"attn_mask": torch.ones(1, 1, 1, 5, 5)}),

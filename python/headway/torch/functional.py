@@ -164,7 +164,8 @@ def require_tensors(operation: str, *inputs: tuple[str, Any]) -> None:
     """TypeError for the first that is no tensor."""
     for name, x in inputs:
         if not isinstance(x, Tensor):
-            raise TypeError(f"{operation}: {name} is a {type(x).__name__}, expected a torch.Tensor")
+            remedy = "; headway.masks.from_block_mask makes a mask of it" if type(x).__name__ == "BlockMask" else ""
+            raise TypeError(f"{operation}: {name} is a {type(x).__name__}, expected a torch.Tensor{remedy}")
 
 
 def require_number(operation: str, name: str, value: Any) -> None:

@@ -6,8 +6,10 @@ from typing import NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias
 from torch.overrides import handle_torch_function, has_torch_function
 
+from headway._headway import Mask
 from headway.functions import renamed
 from headway.torch._core import NO_OPTIONS, Options
 from headway.torch._dispatch import attend, is_compiling
@@ -34,7 +36,8 @@ def scaled_dot_product_attention(
     query      (..., H, Sq, D)
     key        (..., H, Sk, D)     leading axes broadcast; with enable_gqa the heads of key and value divide query's
     value      (..., H, Sk, Dv)
-    attn_mask  broadcasts to (..., H, Sq, Sk): bool (True = attend), or floating, added to the scores, with a gradient
+    attn_mask  broadcasts to (..., H, Sq, Sk): bool (True = attend), or floating, added to the scores, with a gradient;
+               or a CausalBias of torch.nn.attention.bias
     returns    (..., H, Sq, Dv)
 
     is_causal lets query i see the keys j <= i, also where Sq and Sk differ, and of these what attn_mask allows: torch
@@ -76,6 +79,8 @@ def scaled_dot_product_attention(
         return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     leading = None
     try:
+        if isinstance(attn_mask, CausalBias):
+            _check(query, key, value, attn_mask, dropout_p)
         options = _options(attn_mask, dropout_p, is_causal, scale)
         if _is_direct(query.shape, key.shape, value.shape, enable_gqa):
             out = attend(query, key, value, options)[0]
@@ -145,7 +150,12 @@ def _options(attn_mask: Tensor | None, dropout_p: float, is_causal: bool, scale:
     if attn_mask is None and dropout_p == 0.0 and scale is None:
         return _CAUSAL if is_causal else NO_OPTIONS
     mask = bias = None
-    if attn_mask is not None:
+    causal = "top_left" if is_causal else "none"
+    if isinstance(attn_mask, CausalBias):
+        if is_causal:
+            raise ValueError(f"{_NAME}: attn_mask is a CausalBias, expected is_causal=False beside it")
+        causal = "top_left" if attn_mask.variant.name == "UPPER_LEFT" else "bottom_right"
+    elif attn_mask is not None:
         if attn_mask.dtype is torch.bool:
             mask = attn_mask
         else:
@@ -155,7 +165,7 @@ def _options(attn_mask: Tensor | None, dropout_p: float, is_causal: bool, scale:
     return Options(
         bias=bias,
         mask=mask,
-        causal="top_left" if is_causal else "none",
+        causal=causal,
         scale=None if scale is None else float(scale),
         dropout=float(dropout_p),
         seed=draw_seed() if dropout_p > 0 else None,
@@ -178,6 +188,10 @@ def _is_direct(query: torch.Size, key: torch.Size, value: torch.Size, enable_gqa
 
 def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float) -> None:
     require_tensors(_NAME, ("query", query), ("key", key), ("value", value))
+    if isinstance(attn_mask, Mask):
+        raise TypeError(
+            f"{_NAME}: attn_mask is a Mask, expected a torch.Tensor; headway.torch.attention takes it as mask="
+        )
     if attn_mask is not None:
         require_tensors(_NAME, ("attn_mask", attn_mask))
     require_number(_NAME, "dropout_p", dropout_p)
@@ -185,6 +199,13 @@ def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
         if x.is_nested:
             raise NotImplementedError(f"{_NAME}: {name} is nested, and query is not: expected all three alike")
     _check_axes(query, key, value)
+    if isinstance(attn_mask, CausalBias):
+        sizes = (attn_mask.seq_len_q, attn_mask.seq_len_kv)
+        if sizes != (query.shape[-2], key.shape[-2]):
+            raise ValueError(
+                f"{_NAME}: attn_mask is a CausalBias of {sizes[0]} queries and {sizes[1]} keys, "
+                f"found {query.shape[-2]} and {key.shape[-2]}"
+            )
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dtype != query.dtype:
             raise TypeError(f"{_NAME}: {name} has type {x.dtype}, query has {query.dtype}")
