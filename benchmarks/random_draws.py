@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--random", action="store_true", help="draw cases instead of running the table")
     group.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
     group.add_argument("--cases", type=int, default=100, help="how many (default 100)")
+    group.add_argument("--first", type=int, default=0, metavar="N", help="go on with case N, in --save's file")
     group.add_argument("--case", metavar="TEXT", help="one case again, as the report names it")
     group.add_argument("--save", type=Path, metavar="FILE", help="where the figures go (default build/random-*.json)")
 
@@ -438,20 +439,34 @@ def machine_text(machine: str, threads: int) -> str:
     return f"{names[0] if names else platform.processor()}, {threads} threads, torch {torch.__version__}"
 
 
+def earlier_results(where: Path, about: str, seed: int, first: int) -> list[dict[str, Any]]:
+    """Cases 0 to first - 1, of a run that stopped there."""
+    if first == 0:
+        return []
+    record = json.loads(where.read_text())
+    if (record["machine"], record["seed"], len(record["results"])) != (about, seed, first):
+        raise SystemExit(
+            f"bench --random: {where} holds {len(record['results'])} cases of seed {record['seed']} on "
+            f"{record['machine']}, expected {first} of seed {seed} on {about}"
+        )
+    return record["results"]
+
+
 def main(machine: str, arguments: argparse.Namespace, threads: int) -> None:
     cases = [arguments.case] if arguments.case else []
-    cases = cases or [str(draws.draw(machine, arguments.seed, index)) for index in range(arguments.cases)]
+    first = arguments.first
+    cases = cases or [str(draws.draw(machine, arguments.seed, first + index)) for index in range(arguments.cases)]
     about = machine_text(machine, threads)
+    where = arguments.save or ROOT / f"build/random-{machine}-seed{arguments.seed}.json"
+    begin, found = time.perf_counter(), earlier_results(where, about, arguments.seed, first)
     print(f"{about}\n{'one case' if arguments.case else f'seed {arguments.seed}, {len(cases)} cases'}", flush=True)
-    begin, found = time.perf_counter(), []
     for number, result in enumerate(results(machine, threads, cases)):
         found.append(result)
-        print_case(number, result)
+        print_case(first + number, result)
     if arguments.case:
         print_one(found[0])
         return
     print_report(found, machine)
-    where = arguments.save or ROOT / f"build/random-{machine}-seed{arguments.seed}.json"
     where.parent.mkdir(parents=True, exist_ok=True)
     record = {"machine": about, "seed": arguments.seed, "results": found}
     where.write_text(json.dumps(record, indent=1) + "\n")
