@@ -24,6 +24,11 @@ except ImportError as error:
         f"headway.keras needs Keras 3, which cannot be imported here ({error}): {how}", name=error.name
     ) from error
 
+if int(keras.__version__.split(".")[0]) < 3:
+    raise ImportError(
+        f"headway.keras needs Keras 3 or later, found {keras.__version__}: pip install 'keras>=3'", name="keras"
+    )
+
 from headway._headway import attention as _numpy_attention
 
 __all__ = ["MultiHeadAttention"]

@@ -427,6 +427,7 @@ except ImportError as error:
     [
         ("torch", "2.4.1+cpu", "headway.torch", "PyTorch 2.5 or later, found 2.4.1+cpu: pip install 'torch>=2.5'"),
         ("jax", "0.5.3", "headway.jax", "JAX 0.6 or later, found 0.5.3: pip install 'jax>=0.6'"),
+        ("keras", "2.15.0", "headway.keras", "Keras 3 or later, found 2.15.0: pip install 'keras>=3'"),
         ("flax", "0.9.0", "headway.flax", "Flax 0.10 or later, found 0.9.0: pip install 'flax>=0.10'"),
     ],
 )
