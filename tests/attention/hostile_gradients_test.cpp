@@ -325,6 +325,21 @@ TEST_P(HostileGradients, are_within_the_bounds_for_a_scale_that_a_float_cannot_h
   }
 }
 
+// Their quotient is beyond a double's range, and 0 times it is 0.
+TEST_P(HostileGradients, are_finite_for_scores_of_0_and_a_scale_far_beyond_the_softcap) {
+  if (GetParam() == Engine::cuda) GTEST_SKIP() << "not tried on CUDA: docs/reliability.md";
+  for (DType type : float_types) {
+    SCOPED_TRACE(name(type));
+    const Tensor q = filled({1, 1, 5, 16}, type, 0), k = filled({1, 1, 7, 16}, type, 0),
+                 v = filled({1, 1, 7, 3}, type, 1);
+    const Call call{q, k, v, on_engine({.scale = 1e300, .softcap = 1e-45}), {}};
+    const GradientTensors made = call.gradients(filled({1, 1, 5, 3}, type, 1), call.run());
+    each_index(made.dq.sizes(), [&](const Dims& at) { EXPECT_EQ(get(made.dq, at), 0); });
+    each_index(made.dk.sizes(), [&](const Dims& at) { EXPECT_EQ(get(made.dk, at), 0); });
+    each_index(made.dv.sizes(), [&](const Dims& at) { EXPECT_NEAR(get(made.dv, at), 5.0 / 7, 4e-3); });
+  }
+}
+
 // ---- Long sums ----
 
 // n equal terms, up to their sign, meet in one sum.

@@ -111,8 +111,6 @@ constexpr Finding findings[] = {
     // The quotient of scale and softcap is infinite, and its product with a score of 0 was NaN. Not tried on CUDA.
     {"gradients_of_a_scale_far_beyond_the_softcap",
      "type=f64 sq=5 sk=7 d=16 dv=3 scale=1e300 softcap=1e-30 q=constant q_size=0 k=constant k_size=0", open_on_cuda},
-    {"gradients_of_a_scale_far_beyond_the_softcap_in_f32",
-     "sq=5 sk=7 d=16 dv=3 scale=1e300 softcap=1e-30 q=constant q_size=0 k=constant k_size=0", open_on_cuda},
     // A sink's weight below 2^-1022, times a delta of 5: the judge did not count what rounding the weight loses.
     {"sinks_that_weigh_less_than_the_normal_numbers",
      "type=f64 h=6 sq=7 sk=7 d=100 dv=25 v_layout=repeated_rows sinks=f32 sinks_size=300 seed=3361774229169892548"},

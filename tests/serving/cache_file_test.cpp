@@ -90,7 +90,7 @@ TEST_F(CacheFile, a_sequence_may_end_inside_a_page_that_was_freed) {
   KVCache cache({.pages = 8, .page_size = 4, .kv_heads = 1, .head_dim = 8, .window = Window{0, 0}});
   const std::int64_t id = cache.add();
   for (std::int64_t tokens : {10, 1}) {
-    const Tensor rows = random_tensor({1, 1, tokens, 8});
+    const Tensor rows = random_tensor({1, 1, tokens, 8}, DType::f32, 1);
     cache.append(id, {.key = rows, .value = rows});
   }
   cache.truncate(id, 7);
