@@ -8,6 +8,7 @@
 #include "command.h"
 #include "headway/headway.h"
 #include "interrupt.h"
+#include "json.h"
 #include "output_files.h"
 #include "progress_line.h"
 #include "text.h"
@@ -18,8 +19,9 @@ namespace {
 constexpr const char* examples = R"(Examples:
   headway analyze q.npy k.npy --causal
   headway analyze x.npy x.npy --heads 8 --near 128,0 -o statistics.npz
+  headway analyze q.npy k.npy --json
 
-The table shows means over the rows of each head. With -o every statistic is written, under these names:
+The table, or with --json a list of heads, shows means over the rows of each head. With -o every statistic is written, under these names:
   entropy, distance, first, diagonal, near, lse  (B,H,Sq)
   received  (B,H,Sk)    top_keys, top_weights  (B,H,Sq,top)
   map_mean, map_max  (B,H,R,C)    similarity  (B,H,H))";
@@ -38,6 +40,23 @@ std::string table(const Analysis& found) {
   return std::move(lines).str();
 }
 
+// A list with an object for each head.
+std::string json_of(const Analysis& found) {
+  std::string heads;
+  for (std::int64_t b = 0; b < found.lse.size(0); ++b) {
+    for (std::int64_t h = 0; h < found.lse.size(1); ++h) {
+      const auto mean = [&](const char* name, const Tensor& rows) {
+        return text(json(std::string_view(name)), ": ", json(mean_over_rows(rows, b, h)));
+      };
+      heads += text(heads.empty() ? "" : ",\n", "  ",
+                    json_members({text("\"batch\": ", b), text("\"head\": ", h), mean("entropy", found.entropy),
+                                  mean("distance", found.distance), mean("first", found.first),
+                                  mean("diagonal", found.diagonal), mean("near", found.near)}));
+    }
+  }
+  return text("[\n", heads, "\n]\n");
+}
+
 class Analyze final : public Command {
  public:
   explicit Analyze(CLI::App& app) {
@@ -46,6 +65,7 @@ class Analyze final : public Command {
     arguments_.add_files_to(command, true, Values::absent);
     add_text(command, "-o,--output", output_, "A .npz or .safetensors file for all statistics").group("Outputs");
     add_flag(command, "--force", force_, "Replace an existing file").group("Outputs");
+    add_flag(command, "--json", as_json_, "As JSON, for programs");
     add_number<std::int64_t>(command, "--top", request_.top, "Number of strongest keys to list for each row [8]");
     add_parsed(command, "--near", "LEFT,RIGHT", "The window around the diagonal whose weights are summed [64,64]",
                [this](const std::string& found) { request_.near = parse_window(found); });
@@ -70,8 +90,8 @@ class Analyze final : public Command {
     if (output_) {
       write(found);
     }
-    std::cout << table(found);
-    if (output_) {
+    std::cout << (as_json_ ? json_of(found) : table(found));
+    if (output_ && !as_json_) {
       std::cout << text(printable(*output_), "  every statistic, by name\n");
     }
   }
@@ -104,7 +124,7 @@ class Analyze final : public Command {
   AttentionCallArguments arguments_;
   AnalysisRequest request_;
   std::optional<std::string> output_;
-  bool force_ = false;
+  bool force_ = false, as_json_ = false;
 };
 
 }  // namespace

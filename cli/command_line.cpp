@@ -103,6 +103,15 @@ std::string unexpected(const CLI::App& app, const CLI::App* command, const std::
   return text("expected no further argument, found ", arguments.front());
 }
 
+// "help attend" as "attend --help", and "help" as "--help".
+std::vector<std::string> with_help_spelled_out(std::vector<std::string> arguments) {
+  if (!arguments.empty() && arguments.front() == "help") {
+    arguments.erase(arguments.begin());
+    arguments.emplace_back("--help");
+  }
+  return arguments;
+}
+
 // "--output: 1 required FILE missing" in the words of the other errors.
 std::string value_missing(const std::string& what) {
   const std::string_view before = ": 1 required ", after = " missing";
@@ -180,7 +189,7 @@ int run_command_line(const std::vector<std::string>& arguments) {
     made.push_back(make(app));
   }
   try {
-    const std::vector<std::string> spelled_out = with_causal_spelled_out(arguments);
+    const std::vector<std::string> spelled_out = with_causal_spelled_out(with_help_spelled_out(arguments));
     app.parse(
         std::vector<std::string>(spelled_out.rbegin(), spelled_out.rend()));  // CLI11 expects them in reverse order
   } catch (const CLI::ParseError& error) {

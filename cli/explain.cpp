@@ -17,7 +17,7 @@ constexpr const char* examples = R"(Examples:
   headway explain --shape 2,8,4096,4096,64 --dtype bf16 --window 128,0
   headway explain --shape 1,32,1,8192,128 --kv-heads 8 --backward)";
 
-std::string json_of(const Plan& plan) {
+std::string json_of(const AttentionCall& call, const Plan& plan) {
   std::vector<std::string> passed_over;
   for (const auto& [engine, reason] : plan.passed_over) {
     passed_over.push_back(text("{\"engine\": ", json(name(engine)), ", \"reason\": ", json(reason), "}"));
@@ -31,6 +31,10 @@ std::string json_of(const Plan& plan) {
       .add("engine", name(plan.engine))
       .add("kernel", plan.kernel)
       .add("instruction_set", plan.instruction_set)
+      .add("query", call.query.sizes())
+      .add("key", call.key.sizes())
+      .add("value", call.value.sizes())
+      .add("dtype", name(call.query.dtype()))
       .add("shape", plan.shape)
       .add("options", plan.options)
       .add("query_block", plan.query_block)
@@ -67,7 +71,7 @@ class Explain final : public Command {
     TensorInputs inputs;
     const AttentionCall call = shape_.empty() ? call_from_files(inputs) : call_from_shape(inputs);
     const Plan plan = headway::explain(call.query, call.key, call.value, call.options, request_);
-    as_json_ ? std::cout << json_of(plan) << '\n' : std::cout << plan;
+    as_json_ ? std::cout << json_of(call, plan) << '\n' : std::cout << plan;
   }
 
  private:

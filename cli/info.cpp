@@ -32,35 +32,42 @@ std::string offered_text(Engine engine) {
 std::string missing_text(Engine engine) {
   for (const Plan::PassedOver& passed : typical_plan(Engine::automatic).passed_over) {
     if (passed.engine == engine) {
-      return "not offered: " + passed.reason;
+      return passed.reason;
     }
   }
-  return "not offered";
+  return "";
 }
 
-std::string engine_text(Engine engine) {
+// An engine or a file format: whether it is there, and what it does or why it is not.
+struct Offer {
+  std::string name;
+  bool offered;
+  std::string details;
+};
+
+Offer offer_of(Engine engine) {
   const std::vector<Engine> offered = engines();
   if (std::find(offered.begin(), offered.end(), engine) == offered.end()) {
-    return missing_text(engine);
+    return {name(engine), false, missing_text(engine)};
   }
   try {
-    return offered_text(engine);
+    return {name(engine), true, offered_text(engine)};
   } catch (const Unsupported& error) {  // offered, but not for arrays in host memory
-    return std::string(without_operation(error.what()));
+    return {name(engine), true, std::string(without_operation(error.what()))};
   }
 }
 
 // Asks the library what it was built with: a format that it has complains about the file's name instead.
 template <class Load>
-std::string format_text(const Load& load) {
+Offer offer_of(const char* format, const Load& load) {
   try {
     load("");
   } catch (const Unsupported& error) {
-    return text("no: ", without_operation(error.what()));
+    return {format, false, std::string(without_operation(error.what()))};
   } catch (const FileError&) {
-    return "yes";
+    return {format, true, ""};
   }
-  return "yes";
+  return {format, true, ""};
 }
 
 constexpr const char* examples = R"(Examples:
@@ -68,54 +75,59 @@ constexpr const char* examples = R"(Examples:
   headway info model.safetensors
   headway info model.safetensors --json)";
 
-// Names, values: "engines", {{"cpu", "..."}, ...}
-struct Subject {
-  const char* name;
-  std::vector<std::pair<std::string, std::string>> entries;
+struct Offers {
+  std::vector<Offer> engines, formats;
+  std::int64_t threads, processors;
 };
 
-std::vector<Subject> offers() {
-  Subject offered{"engines", {}};
+Offers offers() {
+  Offers all{{},
+             {offer_of(".npy", [](const char* path) { load_npy(path); }),
+              offer_of(".npz", [](const char* path) { load_npz(path); }),
+              offer_of(".safetensors", [](const char* path) { load_safetensors(path); })},
+             get_threads(),
+             std::thread::hardware_concurrency()};
   for (const Engine engine : {Engine::cuda, Engine::cpu, Engine::reference}) {
-    offered.entries.emplace_back(name(engine), engine_text(engine));
+    all.engines.push_back(offer_of(engine));
   }
-  return {
-      {"version", {{"headway", version}}},
-      offered,
-      {"formats",
-       {{".npy", format_text([](const char* path) { load_npy(path); })},
-        {".npz", format_text([](const char* path) { load_npz(path); })},
-        {".safetensors", format_text([](const char* path) { load_safetensors(path); })}}},
-      {"threads", {{std::to_string(get_threads()), text("of ", std::thread::hardware_concurrency(), " processors")}}}};
+  return all;
 }
 
-void print_lines(const std::vector<Subject>& subjects) {
-  for (const auto& [name, entries] : subjects) {
-    const char* shown = name;
-    for (const auto& [entry, what] : entries) {
-      std::cout << std::left << std::setw(10) << std::exchange(shown, "") << std::setw(14) << entry << what << '\n';
-    }
-  }
+void print_line(const char* subject, const std::string& name, const std::string& what) {
+  std::cout << std::left << std::setw(10) << subject << std::setw(14) << name << what << '\n';
 }
 
-void print_json(const std::vector<Subject>& subjects) {
-  JsonObject all;
-  for (const auto& [name, entries] : subjects) {
-    std::string members;
-    for (const auto& [entry, what] : entries) {
-      members += text(members.empty() ? "" : ", ", json(entry), ": ", json(what));
-    }
-    all.add_raw(name, text("{", members, "}"));
+void print_lines(const Offers& all) {
+  print_line("version", "headway", version);
+  const char* subject = "engines";
+  for (const auto& [name, offered, details] : all.engines) {
+    print_line(std::exchange(subject, ""), name, offered ? details : text("not offered: ", details));
   }
-  std::cout << all.str() << '\n';
+  subject = "formats";
+  for (const auto& [name, offered, details] : all.formats) {
+    print_line(std::exchange(subject, ""), name, offered ? "yes" : text("no: ", details));
+  }
+  print_line("threads", std::to_string(all.threads), text("of ", all.processors, " processors"));
 }
 
-std::string json_of(const Dims& sizes) {
-  std::vector<std::string> numbers;
-  for (const std::int64_t size : sizes) {
-    numbers.push_back(json(size));
+std::string json_of(const std::vector<Offer>& offers) {
+  std::vector<std::string> members;
+  for (const auto& [name, offered, details] : offers) {
+    members.push_back(
+        text(json(name), ": {\"offered\": ", offered ? "true" : "false", ", \"details\": ", json(details), "}"));
   }
-  return json_list(numbers);
+  return json_members(members);
+}
+
+void print_json(const Offers& all) {
+  std::cout << JsonObject()
+                   .add("version", std::string_view(version))
+                   .add_raw("engines", json_of(all.engines))
+                   .add_raw("formats", json_of(all.formats))
+                   .add("threads", all.threads)
+                   .add("processors", all.processors)
+                   .str()
+            << '\n';
 }
 
 class Info final : public Command {
@@ -158,8 +170,7 @@ class Info final : public Command {
   static void print_tensors_as_json(const NamedTensors& tensors) {
     JsonObject all;
     for (const auto& [entry, tensor] : tensors) {
-      all.add_raw(entry,
-                  text("{\"dtype\": ", json(name(tensor.dtype())), ", \"shape\": ", json_of(tensor.sizes()), "}"));
+      all.add_raw(entry, text("{\"dtype\": ", json(name(tensor.dtype())), ", \"shape\": ", json(tensor.sizes()), "}"));
     }
     std::cout << all.str() << '\n';
   }

@@ -6,6 +6,17 @@
 #include <sstream>
 
 namespace headway::cli {
+namespace {
+
+std::string joined(const std::vector<std::string>& items) {
+  std::string result;
+  for (const std::string& item : items) {
+    result += (result.empty() ? "" : ", ") + item;
+  }
+  return result;
+}
+
+}  // namespace
 
 std::string json(std::string_view found) {
   constexpr const char* digits = "0123456789abcdef";
@@ -37,6 +48,14 @@ std::string json(double number) {
 
 std::string json(std::int64_t number) { return std::to_string(number); }
 
+std::string json(const Dims& sizes) {
+  std::vector<std::string> numbers;
+  for (const std::int64_t size : sizes) {
+    numbers.push_back(json(size));
+  }
+  return json_list(numbers);
+}
+
 JsonObject& JsonObject::add_raw(std::string_view name, const std::string& value) {
   members_.push_back(json(name) + ": " + value);
   return *this;
@@ -50,12 +69,8 @@ std::string JsonObject::str() const {
   return result + "\n}";
 }
 
-std::string json_list(const std::vector<std::string>& items) {
-  std::string result = "[";
-  for (const std::string& item : items) {
-    result += (result == "[" ? "" : ", ") + item;
-  }
-  return result + ']';
-}
+std::string json_list(const std::vector<std::string>& items) { return "[" + joined(items) + "]"; }
+
+std::string json_members(const std::vector<std::string>& items) { return "{" + joined(items) + "}"; }
 
 }  // namespace headway::cli

@@ -6,11 +6,14 @@
 #include <string_view>
 #include <vector>
 
+#include "headway/tensor.h"
+
 namespace headway::cli {
 
 std::string json(std::string_view found);  // in quotes, with what may not stand there escaped
 std::string json(double number);           // null where it is not finite
 std::string json(std::int64_t number);
+std::string json(const Dims& sizes);  // [2, 3]
 
 // Members in the order in which they were added, one on each line.
 class JsonObject {
@@ -26,6 +29,7 @@ class JsonObject {
   std::vector<std::string> members_;
 };
 
-std::string json_list(const std::vector<std::string>& items);  // of JSON
+std::string json_list(const std::vector<std::string>& items);     // of JSON
+std::string json_members(const std::vector<std::string>& items);  // an object on one line, of "name": JSON
 
 }  // namespace headway::cli

@@ -4,11 +4,13 @@
 #include <fstream>
 
 #include "arguments.h"
+#include "text.h"
 
 namespace headway::cli {
 namespace {
 
-std::vector<std::string> lines_of(const std::optional<std::string>& path) {
+std::vector<std::string> lines_of(const char* option, const std::optional<std::string>& path,
+                                  const ConstTensorView& rows, const char* what) {
   std::vector<std::string> lines;
   if (!path) {
     return lines;
@@ -23,6 +25,11 @@ std::vector<std::string> lines_of(const std::optional<std::string>& path) {
     }
     lines.push_back(std::move(line));
   }
+  const auto count = static_cast<std::int64_t>(lines.size());
+  if (rows.rank() >= 2 && count != rows.size(-2)) {
+    throw UsageError(text(option, ": ", *path, " has ", count, count == 1 ? " line" : " lines", ", expected ",
+                          rows.size(-2), ", one for each ", what));
+  }
   return lines;
 }
 
@@ -33,7 +40,12 @@ void TokenFiles::add_to(CLI::App& app) {
   add_text(app, "--query-tokens", queries_, "The same for the queries");
 }
 
-std::vector<std::string> TokenFiles::keys() const { return lines_of(keys_); }
-std::vector<std::string> TokenFiles::queries() const { return lines_of(queries_); }
+std::vector<std::string> TokenFiles::keys(const ConstTensorView& rows) const {
+  return lines_of("--tokens", keys_, rows, "key");
+}
+
+std::vector<std::string> TokenFiles::queries(const ConstTensorView& rows) const {
+  return lines_of("--query-tokens", queries_, rows, "query");
+}
 
 }  // namespace headway::cli

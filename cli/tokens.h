@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "headway/tensor.h"
+
 namespace CLI {
 class App;
 }
@@ -15,9 +17,9 @@ class TokenFiles {
  public:
   void add_to(CLI::App& app);  // --tokens and --query-tokens
 
-  // Empty if no file is named.
-  std::vector<std::string> keys() const;
-  std::vector<std::string> queries() const;
+  // Empty if no file is named. Expects one for each of the rows [.., rows, width].
+  std::vector<std::string> keys(const ConstTensorView& rows) const;
+  std::vector<std::string> queries(const ConstTensorView& rows) const;
 
  private:
   std::optional<std::string> keys_, queries_;

@@ -45,8 +45,6 @@ class TraceCommand final : public Command {
     if (output_) {
       check_output();
     }
-    request_.key_tokens = tokens_.keys();
-    request_.query_tokens = tokens_.queries();
     TensorInputs inputs;
     const Trace made = layer_ ? trace_layer(inputs) : trace_arrays(inputs);
     if (output_) {
@@ -80,8 +78,9 @@ class TraceCommand final : public Command {
     }
     // Heads stay side by side: the trace itself splits them.
     const std::vector<std::string> files = arguments_.files();
-    return trace(inputs.load(files[0]), inputs.load(files[1]), inputs.load(files[2]),
-                 arguments_.attention().options(inputs), request_);
+    const ConstTensorView query = inputs.load(files[0]), key = inputs.load(files[1]), value = inputs.load(files[2]);
+    load_tokens(query, key);
+    return trace(query, key, value, arguments_.attention().options(inputs), request_);
   }
 
   Trace trace_layer(TensorInputs& inputs) {
@@ -96,7 +95,13 @@ class TraceCommand final : public Command {
     const ConstTensorView queries = inputs.load(files[0]);
     const ConstTensorView keys = files[1].empty() ? queries : inputs.load(files[1]);
     const ConstTensorView values = files[2].empty() ? keys : inputs.load(files[2]);
+    load_tokens(queries, keys);
     return trace(layer, queries, keys, values, arguments_.attention().options(inputs), request_);
+  }
+
+  void load_tokens(const ConstTensorView& queries, const ConstTensorView& keys) {
+    request_.key_tokens = tokens_.keys(keys);
+    request_.query_tokens = tokens_.queries(queries);
   }
 
   AttentionCallArguments arguments_;

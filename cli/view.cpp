@@ -73,8 +73,8 @@ class View final : public Command {
     }
     TensorInputs inputs;
     const AttentionCall call = arguments_.load(inputs);
-    request_.key_tokens = tokens_.keys();
-    request_.query_tokens = tokens_.queries();
+    request_.key_tokens = tokens_.keys(call.key);
+    request_.query_tokens = tokens_.queries(call.query);
     throw_if_interrupted();
     output_ ? write(call) : serve(call);
   }

@@ -30,34 +30,45 @@ function inkOf(theme, shade) {
   return inks[theme][shade];
 }
 
-// From a weight to 0..255, given the largest one; 256 for a weight of 0.
-function shadeOf(scale, highest) {
-  if (!(highest > 0)) return () => 256;
-  if (scale === "linear") return (p) => (p > 0 ? Math.min(255, Math.round((255 * p) / highest)) : 256);
-  return (p) => (p > 0 ? Math.max(0, Math.min(255, Math.round(255 * (1 + Math.log10(p / highest) / 4)))) : 256);
+// The weights that the palest and the strongest logarithmic colour stand for: the smallest and the largest, one power of
+// ten apart at least, so that rounding errors are no pattern, and four at most.
+const logRange = ({lowest, highest}) => [Math.min(Math.max(lowest, highest / 1e4), highest / 10), highest];
+
+// From a weight to 0..255, given the range of all of them; 256 for a weight of 0.
+function shadeOf(scale, range) {
+  const [low, high] = scale === "linear" ? [0, range.highest] : logRange(range), span = Math.log(high / low);
+  if (!(high > 0)) return () => 256;
+  const part = scale === "linear" ? (p) => p / high : (p) => Math.log(p / low) / span;
+  return (p) => (p > 0 ? Math.max(0, Math.min(255, Math.round(255 * part(p)))) : 256);
 }
 
 // An image with one pixel for each number.
-function imageOf(numbers, columns, rows, palette, scale, highest) {
+function imageOf(numbers, columns, rows, palette, scale, range) {
   const canvas = new OffscreenCanvas(Math.max(columns, 1), Math.max(rows, 1));
   const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, canvas.height);
-  const pixels = new Uint32Array(image.data.buffer), shade = shadeOf(scale, highest);
+  const pixels = new Uint32Array(image.data.buffer), shade = shadeOf(scale, range);
   pixels.fill(palette[256]);
   for (let n = 0; n < numbers.length; n++) pixels[n] = palette[shade(numbers[n])];
   context.putImageData(image, 0, 0);
   return canvas;
 }
 
-function largest(numbers) {
-  let highest = 0;
-  for (const number of numbers) if (number > highest) highest = number;
-  return highest;
+// The smallest and the largest of the numbers above 0.
+function rangeOf(numbers) {
+  let lowest = Infinity, highest = 0;
+  for (const number of numbers) {
+    if (number > highest) highest = number;
+    if (number > 0 && number < lowest) lowest = number;
+  }
+  return {lowest, highest};
 }
+
+const largest = (numbers) => rangeOf(numbers).highest;
 
 // What the colours mean, beside the head's name.
 function drawLegend() {
   const {context, width, height} = prepared(document.getElementById("legend")), tile = liveTile(state.head);
-  const bar = 96, middle = height / 2, highest = tile ? tileHighest(tile) : highestOf(state.head);
+  const bar = 96, middle = height / 2, range = tile ? tileRange(tile) : headRange(state.head);
   const style = getComputedStyle(document.documentElement), soft = style.getPropertyValue("--soft");
   const text = (what, x, align) => {
     context.textAlign = align;
@@ -67,11 +78,11 @@ function drawLegend() {
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "middle";
   context.strokeStyle = style.getPropertyValue("--line");
-  text(state.scale === "log" ? (highest / 1e4).toExponential(0) : "0", 34, "right");
-  const shades = imageOf(Float32Array.from({length: bar}, (_, n) => (n + 0.5) / bar), bar, 1, paletteOf(state.theme), "linear", 1);
+  text(state.scale === "log" && range.highest > 0 ? shortWeight(logRange(range)[0]) : "0", 34, "right");
+  const shades = imageOf(Float32Array.from({length: bar}, (_, n) => (n + 0.5) / bar), bar, 1, paletteOf(state.theme), "linear", {highest: 1});
   context.drawImage(shades, 39, middle - 5, bar, 10);
   context.strokeRect(38.5, middle - 5.5, bar + 1, 11);
-  text(highest.toPrecision(3), 42 + bar, "left");
+  text(range.highest.toPrecision(3), 42 + bar, "left");
   if (!(tile ? tile.max : headPart(arrays.max, state.head)).includes(0)) return;
   context.fillStyle = `rgb(${maskedColour[state.theme]})`;
   context.fillRect(width - 60, middle - 5, 12, 10);

@@ -8,26 +8,27 @@ function headImage(head) {
   if (!images.has(name)) {
     const numbers = headPart(arrays[state.value], head);
     if (images.size > 64) images.clear();
-    images.set(name, imageOf(numbers, data.mapKeys, data.mapRows, paletteOf(state.theme), state.scale, highestOf(head)));
+    images.set(name, imageOf(numbers, data.mapKeys, data.mapRows, paletteOf(state.theme), state.scale, headRange(head)));
   }
   return images.get(name);
 }
 
-// The weight that the strongest colour stands for.
-const highest = {};
-function highestOf(head) {
-  return (highest[[head, state.value]] ??= largest(headPart(arrays[state.value], head)));
+// The weights that the colours of a head stand for.
+const headRanges = {};
+function headRange(head) {
+  return (headRanges[[head, state.value]] ??= rangeOf(headPart(arrays[state.value], head)));
 }
 
 function tileImage(tile) {
   const name = [state.value, state.scale, state.theme].join();
-  tile.images[name] ??= imageOf(tile[state.value], tile.columns, tile.rows, paletteOf(state.theme), state.scale, tileHighest(tile));
+  tile.images[name] ??= imageOf(tile[state.value], tile.columns, tile.rows, paletteOf(state.theme), state.scale, tileRange(tile));
   return tile.images[name];
 }
 
-// Means of finer cells are larger: up to the largest weight of the head, in a part of single weights.
-function tileHighest(tile) {
-  return Math.max(highestOf(tile.head), (tile[`${state.value}Highest`] ??= largest(tile[state.value])));
+// Means of finer cells are larger, and smaller: up to the largest weight of the head, in a part of single weights.
+function tileRange(tile) {
+  const head = headRange(tile.head), own = (tile[`${state.value}Range`] ??= rangeOf(tile[state.value]));
+  return {lowest: Math.min(head.lowest, own.lowest), highest: Math.max(head.highest, own.highest)};
 }
 
 // The canvas in CSS pixels, drawn at the screen's own density.
@@ -111,11 +112,13 @@ function drawCursor(context, area, style) {
   context.strokeRect(x, y, Math.max(2, xOf(area, cell.k1) - x), height);
 }
 
+const shortWeight = (p) => (p >= 0.001 ? p.toPrecision(3).slice(0, 6) : p.toExponential(0));
+
 // The weights themselves, where cells have room for them.
 function drawNumbers(context, area) {
   const {r0, r1, k0, k1} = state.view;
   if (area.width / (k1 - k0) < 44 || area.height / (r1 - r0) < 18) return;
-  const tile = liveTile(state.head), shade = shadeOf(state.scale, tile ? tileHighest(tile) : highestOf(state.head));
+  const tile = liveTile(state.head), shade = shadeOf(state.scale, tile ? tileRange(tile) : headRange(state.head));
   context.font = "11px system-ui, sans-serif";
   context.textAlign = "center";
   context.textBaseline = "middle";
@@ -124,8 +127,7 @@ function drawNumbers(context, area) {
       const weight = exactWeight(state.head, i, j);
       if (weight === null || weight === 0) continue;
       context.fillStyle = inkOf(state.theme, shade(weight));
-      const text = weight >= 0.001 ? weight.toPrecision(3).slice(0, 6) : weight.toExponential(0);
-      context.fillText(text, xOf(area, j + 0.5), yOf(area, i + 0.5));
+      context.fillText(shortWeight(weight), xOf(area, j + 0.5), yOf(area, i + 0.5));
     }
   }
 }

@@ -103,7 +103,7 @@ function figureOf(index) {
 // One scale for all: a head whose weights are all small looks pale beside one with clear focus.
 let look = null;
 function drawOverview() {
-  look = {palette: paletteOf(state.theme), highest: largest(arrays[state.value])};
+  look = {palette: paletteOf(state.theme), range: rangeOf(arrays[state.value])};
   for (const map of drawnMaps.keys()) drawMap(map);
 }
 
@@ -117,7 +117,7 @@ function drawMap(map) {
   context.imageSmoothingQuality = "high";
   map.heads.forEach((head, n) => {
     const numbers = headPart(arrays[state.value], head);
-    const image = imageOf(numbers, data.mapKeys, data.mapRows, look.palette, state.scale, look.highest);
+    const image = imageOf(numbers, data.mapKeys, data.mapRows, look.palette, state.scale, look.range);
     context.drawImage(image, Math.round((n * step + border) * density), Math.round(border * density), size, size);
   });
 }

@@ -107,13 +107,14 @@ function placeOf(i) {
 // The places that an arc drawing of the row shows, in order: all keys where there is room, else the ends of the arcs with
 // as much around them as fits, and a gap wherever something is left out.
 function arcPlaces(entries, self, room) {
-  if (data.keys <= room) return Array.from({length: data.keys}, (_, n) => ({begin: n, end: n + 1}));
-  const ends = entries.map(({begin, end}) => ({begin, end}));
+  if (data.keys <= room && entries.every(({begin, end}) => end - begin === 1)) return Array.from({length: data.keys}, (_, n) => ({begin: n, end: n + 1}));
+  const ends = entries.map(({begin, end}) => ({begin, end})), cells = ends.filter(({begin, end}) => end - begin > 1);
+  const inCell = (key) => cells.some(({begin, end}) => key >= begin && key < end);  // which then stands for the key
   if (self !== null) ends.push({begin: self, end: self + 1});
   for (let around = 8; ; around--) {
     const wanted = ends.flatMap(({begin, end}) => (end - begin > 1 ? [{begin, end}] : Array.from(
       {length: 2 * around + 1}, (_, n) => ({begin: begin - around + n, end: begin - around + n + 1}))));
-    const inside = wanted.filter(({begin, end}) => begin >= 0 && end <= data.keys).sort((a, b) => a.begin - b.begin || a.end - b.end);
+    const inside = wanted.filter(({begin, end}) => begin >= 0 && end <= data.keys && (end - begin > 1 || !inCell(begin))).sort((a, b) => a.begin - b.begin || a.end - b.end);
     const places = [];
     let reached = 0;
     for (const place of inside) {
@@ -176,11 +177,11 @@ function drawArcNames(context, places, entries, self, ground, x, colour) {
   const ends = new Set(entries.map(({begin}) => begin));
   context.textBaseline = "middle";
   for (const place of places) {
-    const {begin, gap} = place, strong = begin === self || ends.has(begin);
+    const {begin, end, gap} = place, own = self !== null && self >= begin && self < end, strong = own || ends.has(begin);
     context.save();
     context.translate(x(begin) + 3, ground + (gap ? 6 : 9));
     context.font = `${strong && !gap ? "600 " : ""}11px system-ui, sans-serif`;
-    context.fillStyle = colour(gap ? "--soft" : begin === self ? "--mark" : strong ? "--ink" : "--soft");
+    context.fillStyle = colour(gap ? "--soft" : own ? "--mark" : strong ? "--ink" : "--soft");
     context.textAlign = gap ? "center" : "right";
     if (!gap) context.rotate(-Math.PI / 4);
     context.fillText(gap ? "\u22ef" : clipped(context, nameOfEntry(place), 62), 0, 0);

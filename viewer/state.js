@@ -4,7 +4,7 @@ const single = data.rowCell === 1 && data.keyCell === 1;  // every weight has a 
 const state = {
   head: 0, sort: "order", value: "mean",
   // A few hundred weights of a row differ visibly as they are; the small ones among thousands only by their powers.
-  scale: single && Math.max(data.queries, data.keys) <= 256 ? "linear" : "log",
+  scale: Math.max(data.queries, data.keys) <= 256 ? "linear" : "log",
   theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light",
   view: {r0: 0, r1: data.queries, k0: 0, k1: data.keys},
   cursor: {i: 0, j: 0}, pinned: false,

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <iterator>
 #include <new>
+#include <numeric>
 #include <stdexcept>
 #include <vector>
 
@@ -25,7 +27,7 @@
 namespace headway {
 namespace {
 
-constexpr std::int64_t most_chunks = 64;
+constexpr std::int64_t most_chunks = 64, least_rows = 16;  // of a chunk; each asks an engine, which has its price
 constexpr std::int64_t most_cells = 512;
 
 // The rows or keys of one cell of the maps, if `cells` of them cover `size`.
@@ -71,7 +73,8 @@ class Analyzer {
     map_keys_ = maps ? ceil_div(problem.key_len, result_.key_cell) : 0;
     // Whole rows of cells, so that no two chunks share one.
     const std::int64_t unit = maps ? result_.row_cell : rows_at_once(problem.key_len);
-    chunk_rows_ = ceil_div(ceil_div(std::max<std::int64_t>(problem.query_len, 1), unit), most_chunks) * unit;
+    const std::int64_t units = ceil_div(std::max<std::int64_t>(problem.query_len, 1), unit);
+    chunk_rows_ = std::max(ceil_div(units, most_chunks), ceil_div(least_rows, unit)) * unit;
     chunks_ = ceil_div(problem.query_len, chunk_rows_);
   }
 
@@ -199,27 +202,41 @@ class Analyzer {
         static_cast<T>(sum_between(row, left ? position - *left : row.begin, right ? position + *right + 1 : row.end));
   }
 
+  // The cosines of all pairs of maps, each pair once: H * H / 2 products of as many numbers as a map has cells.
   void compare_heads(std::int64_t b) {
-    const std::int64_t cells = result_.map_mean.size(2) * result_.map_mean.size(3);
-    const auto product = [&](std::int64_t g, std::int64_t h) {
-      double sum = 0;
-      for (std::int64_t c = 0; c < cells; ++c) {
-        sum += static_cast<double>(at<T>(result_.map_mean, b, g)[c]) *
-               static_cast<double>(at<T>(result_.map_mean, b, h)[c]);
-      }
-      return sum;
-    };
-    std::vector<double> lengths;
-    for (std::int64_t h = 0; h < problem_.heads; ++h) {
-      lengths.push_back(std::sqrt(product(h, h)));
+    const std::int64_t heads = problem_.heads, cells = result_.map_mean.size(2) * result_.map_mean.size(3);
+    if (cells == 0 || heads == 0) {
+      return;  // without maps all are 0
     }
+    const T* maps = at<T>(result_.map_mean, b, 0);
     T* similarity = at<T>(result_.similarity, b, 0);
-    for (std::int64_t g = 0; g < problem_.heads; ++g) {
-      for (std::int64_t h = 0; h < problem_.heads; ++h) {
+    std::vector<double> lengths(static_cast<std::size_t>(heads));
+    parallel_for(heads, get_threads(), [&](std::int64_t h, int) {
+      lengths[static_cast<std::size_t>(h)] = std::sqrt(product(maps + h * cells, maps + h * cells, cells));
+    });
+    parallel_for(heads, get_threads(), [&](std::int64_t g, int) {
+      for (std::int64_t h = g; h < heads; ++h) {
         const double scale = lengths[static_cast<std::size_t>(g)] * lengths[static_cast<std::size_t>(h)];
-        similarity[g * problem_.heads + h] = scale == 0 ? T{0} : static_cast<T>(product(g, h) / scale);
+        const double cosine = scale == 0 ? 0 : product(maps + g * cells, maps + h * cells, cells) / scale;
+        similarity[g * heads + h] = similarity[h * heads + g] = static_cast<T>(cosine);
+      }
+    });
+  }
+
+  // In partial sums, which the compiler keeps in vectors: one sum would wait for each addition.
+  static double product(const T* a, const T* b, std::int64_t count) {
+    constexpr std::int64_t lanes = 16;
+    double sums[lanes] = {}, rest = 0;
+    std::int64_t c = 0;
+    for (; c + lanes <= count; c += lanes) {
+      for (std::int64_t lane = 0; lane < lanes; ++lane) {
+        sums[lane] += static_cast<double>(a[c + lane]) * static_cast<double>(b[c + lane]);
       }
     }
+    for (; c < count; ++c) {
+      rest += static_cast<double>(a[c]) * static_cast<double>(b[c]);
+    }
+    return std::accumulate(std::begin(sums), std::end(sums), rest);
   }
 
   const Problem& problem_;

@@ -261,6 +261,26 @@ TEST_P(Analyze, a_head_is_like_itself_and_unlike_an_empty_one) {
   EXPECT_EQ(get(found.similarity, {0, 2, 2}), 0);
 }
 
+TEST_P(Analyze, similarity_is_the_cosine_of_two_maps) {
+  const Inputs inputs = random_inputs({.batch = 2, .heads = 5, .kv_heads = 5, .queries = 7, .keys = 9});
+  const Analysis found = run_analyze(inputs.q, inputs.k, on_engine());
+  const auto product = [&](std::int64_t b, std::int64_t g, std::int64_t h) {
+    double sum = 0;
+    for (std::int64_t i = 0; i < 7; ++i) {
+      for (std::int64_t j = 0; j < 9; ++j) sum += get(found.map_mean, {b, g, i, j}) * get(found.map_mean, {b, h, i, j});
+    }
+    return sum;
+  };
+  for (std::int64_t b = 0; b < 2; ++b) {
+    for (std::int64_t g = 0; g < 5; ++g) {
+      for (std::int64_t h = 0; h < 5; ++h) {
+        const double cosine = product(b, g, h) / std::sqrt(product(b, g, g) * product(b, h, h));
+        EXPECT_NEAR(get(found.similarity, {b, g, h}), cosine, 1e-6);
+      }
+    }
+  }
+}
+
 TEST_P(Analyze, dropout_does_not_act) {
   const Inputs inputs = random_inputs({});
   const Analysis plain = run_analyze(inputs.q, inputs.k, on_engine());

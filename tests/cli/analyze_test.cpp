@@ -36,6 +36,15 @@ TEST_F(AnalyzeCommand, splits_heads_and_needs_no_output) {
   EXPECT_EQ(files(), std::set<std::string>{"x.npy"});
 }
 
+TEST_F(AnalyzeCommand, programs_get_json) {
+  const Tensor x = save_random("x.npy", {2, 6, 8}, 1);
+  const Finished finished = run({"analyze", "x.npy", "x.npy", "--json"});
+  ASSERT_EQ(finished.code, 0) << finished.err;
+  EXPECT_EQ(finished.out.substr(0, 37), "[\n  {\"batch\": 0, \"head\": 0, \"entropy\"");
+  EXPECT_NE(finished.out.find("},\n  {\"batch\": 1, \"head\": 0, "), std::string::npos) << finished.out;
+  EXPECT_EQ(finished.out.substr(finished.out.size() - 4), "}\n]\n");
+}
+
 TEST_F(AnalyzeCommand, says_what_is_wrong) {
   save_random("x.npy", {6, 8}, 1);
   const auto fails = [&](const Arguments& more, int code, const std::string& part) {

@@ -77,7 +77,23 @@ TEST_F(Explain, programs_get_json) {
   EXPECT_EQ(plan.code, 0);
   EXPECT_NE(plan.out.find("\"operation\": \"attention\""), std::string::npos) << plan.out;
   EXPECT_NE(plan.out.find("\"pairs\": 24,"), std::string::npos) << plan.out;
-  EXPECT_NE(run({"info", "--json"}).out.find("\"reference\": \""), std::string::npos);
+  EXPECT_NE(plan.out.find("\"query\": [1, 2, 3, 5],"), std::string::npos) << plan.out;
+  EXPECT_NE(plan.out.find("\"dtype\": \"f32\","), std::string::npos) << plan.out;
+}
+
+TEST_F(Explain, info_as_json_has_numbers_and_truth_values) {
+  const std::string found = run({"info", "--json", "--threads", "1"}).out;
+  for (const std::string part : {"\"version\": \"" HEADWAY_VERSION "\"",
+                                 "\"reference\": {\"offered\": true, \"details\": ", "\".npy\": {\"offered\": true, ",
+                                 "\"threads\": 1,", "\"processors\": "}) {
+    EXPECT_NE(found.find(part), std::string::npos) << part << " in " << found;
+  }
+}
+
+TEST_F(Explain, help_is_a_command_too) {
+  EXPECT_EQ(run({"help"}).out, run({"--help"}).out);
+  EXPECT_EQ(run({"help", "attend"}).out, run({"attend", "--help"}).out);
+  EXPECT_NE(run({"attend", "--help"}).out, run({"--help"}).out);
 }
 
 TEST_F(Explain, threads_are_as_many_as_asked_for_before_or_after_the_command) {

@@ -150,7 +150,8 @@ TEST_F(ViewCommand, says_what_is_wrong) {
   fails({"--port", "8000"}, 2, "--port is for --serve, which is not given");
   fails({"--serve", "--port", "0"}, 2, "expected a port, 1 to 65535, found 0");
   fails({"--serve", "--port", "99999999999"}, 2, "expected a port, 1 to 65535, found 99999999999");
-  fails({"-o", "a.html", "--tokens", "t.txt"}, 2, "key_tokens has 4");
+  fails({"-o", "a.html", "--tokens", "t.txt"}, 2, "--tokens: t.txt has 4 lines, expected 5, one for each key");
+  fails({"-o", "a.html", "--query-tokens", "t.txt"}, 2, "--query-tokens: t.txt has 4 lines, expected 5, one for each");
   fails({"-o", "a.html", "--tokens", "none.txt"}, 1, "cannot be read");
   EXPECT_EQ(files(), (std::set<std::string>{"q.npy", "t.txt"}));
 }

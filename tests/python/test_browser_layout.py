@@ -164,3 +164,25 @@ def test_several_pages_in_one_are_dark_in_the_dark(browser, tmp_path):
     colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert colour == page.frames[1].evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)"
     page.close()
+
+
+def test_diffuse_heads_are_no_slab_of_one_colour(open_page, tmp_path):
+    """Logarithmic colours begin at the smallest weight: noise around 1 / keys is neither pale nor dark throughout."""
+    noise = np.exp(0.3 * np.random.default_rng(0).standard_normal((2, 300, 300)))
+    page = open_page(page_of(tmp_path, weights=noise / noise.sum(-1, keepdims=True)))
+    assert page.input_value("#scale") == "log"
+    shades = np.sort(page.evaluate("Array.from(headPart(arrays.mean, 0), shadeOf('log', headRange(0)))"))
+    pale, middle, dark = np.quantile(shades, [0.02, 0.5, 0.98])
+    assert pale < 90 < middle < 165 < dark
+    begins = page.evaluate("[1e-9, 0.5, 1].map((lowest) => logRange({lowest, highest: 1})[0])")
+    assert begins == [1e-4, 0.1, 0.1]
+
+
+def test_cells_of_a_short_text_have_linear_colours_and_one_name_each(open_page, tmp_path):
+    x = np.random.default_rng(0).standard_normal((2, 1, 2600, 30, 8)).astype(np.float32)
+    page = open_page(page_of(tmp_path, query=x[0], key=x[1]))
+    assert page.evaluate("data.keyCell") > 1 and page.input_value("#scale") == "linear"
+    places = page.evaluate("arcPlaces([{begin: 4, end: 8}, {begin: 12, end: 16}], 14, 40)")
+    ends = [place["end"] for place in places]
+    assert [place["begin"] for place in places] == [0, *ends[:-1]] and ends[-1] == 30
+    assert {(place["begin"], place["end"]) for place in places} >= {(4, 8), (12, 16)}

@@ -58,7 +58,7 @@ def scaled_dot_product_attention(
     if not is_compiling():
         found = torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if found is not None:
-            return found
+            return cast("Tensor", found)
     if not isinstance(query, Tensor) and has_torch_function((query, key, value, attn_mask)):  # a proxy of torch.fx
         return cast(
             "Tensor",
