@@ -9,7 +9,8 @@ simulator.
 Ranks are processes of this machine under gloo: with more ranks than cores they share cores. Runs of the one process and
 of the ranks alternate, so that a disturbance meets both; each time is the fastest of several. The simulator gets the
 FLOP/s that the one process reached with one thread, and the bandwidth measured between two ranks; where ranks outnumber
-cores, their share of them. --json keeps what was measured in a file, call by call: a later run replaces its own rows.
+cores, their share of them, less the CPU time (measured too) of what is sent. --json keeps what was measured in a file,
+call by call: a later run replaces its own rows.
 
 --peers adds what is done without a schedule (all keys gathered everywhere, then one call of this library's or torch's
 attention) and torch's own context parallel, which has no kernel for the CPU as of torch 2.13: the table says so.
@@ -166,18 +167,20 @@ def on_all(run, clock) -> float:
     return found.item()
 
 
-def bandwidth(rank: int) -> float:
-    """Bytes per second from rank 0 to rank 1, as gloo carries them."""
+def bandwidth(rank: int) -> tuple[float, float]:
+    """Bytes per second from rank 0 to rank 1 as gloo carries them, and the CPU seconds that a byte takes on both."""
     x = torch.zeros(1 << 24, dtype=torch.uint8)
     carry = {0: lambda: dist.send(x, 1), 1: lambda: dist.recv(x, 0)}.get(rank, lambda: None)
-    rate = torch.tensor(x.numel() / min(seconds(carry) for _ in range(6)))
-    dist.broadcast(rate, 0)
-    return rate.item()
+    turns, start = 6, time.process_time()
+    fastest = torch.tensor(min(seconds(carry) for _ in range(turns)))
+    busy = torch.tensor((time.process_time() - start) / turns if rank < 2 else 0.0)
+    dist.broadcast(fastest, 0)
+    dist.all_reduce(busy)
+    return x.numel() / fastest.item(), busy.item() / x.numel()
 
 
 def measured(kind: str, backward: bool, rank: int, ranks: int, given: argparse.Namespace) -> dict[str, list[float]]:
-    """The fastest time and the median of "one" thread, "threads", each scheme, and plain all-gathers of this library and
-    torch."""
+    """The fastest time and the median of "one" thread, "threads", each scheme, and plain all-gathers (ours, torch's)."""
     tensors = inputs(given.length, given.heads, kind)
     sharding, options = calls(given, ranks, kind)
     single = alone(tensors, options, backward)
@@ -223,16 +226,22 @@ def fork_ranks(ranks: int, work) -> dict:
         return json.loads(pathlib.Path(folder, "found.json").read_text())
 
 
-def planned(kind: str, backward: bool, ranks: int, scheme: str, one: float, rate: float, given: argparse.Namespace):
-    """The simulator's time of a scheme on ranks that are each as fast as one thread, or its share of the cores;
-    imbalance; bytes, and the least that the sharding needs, forward."""
+def planned(
+    kind: str, backward: bool, ranks: int, scheme: str, one: float, link: tuple[float, float], given: argparse.Namespace
+):
+    """The simulator's time of a scheme on ranks that are each as fast as one thread, or its share of what transfers
+    leave of the cores; imbalance; bytes, and the least that the sharding needs, forward."""
     sharding, options = calls(given, ranks, kind)
     whole, _ = calls(given, 1, kind)
     sizes = {"heads": given.heads, "head_dim": WIDTH, "text": False, **options}
     passes = (False, True) if backward else (False,)
     unit = shards.Cluster(flops=1.0, bandwidth=1e30, node_bandwidth=1e30, latency=0.0, node_latency=0.0, call=0.0)
     flops = sum(shards.explain(whole, backward=b, cluster=unit, scheme="ring", **sizes).seconds for b in passes) / one
-    flops *= min(1.0, (os.cpu_count() or 1) / ranks)
+    rate, copying = link
+    cores = os.cpu_count() or 1
+    if ranks > cores:  # no core is idle while rows travel
+        moved = sum(shards.explain(sharding, backward=b, scheme=scheme, **sizes).bytes for b in passes)
+        flops *= cores / ranks * one / (one + moved * copying)
     cluster = shards.Cluster(ranks_per_node=ranks, flops=flops, bandwidth=rate, node_bandwidth=rate)
     time_of = sum(shards.explain(sharding, backward=b, cluster=cluster, scheme=scheme, **sizes).seconds for b in passes)
     plan = shards.explain(sharding, cluster=cluster, scheme="ring", **sizes)
@@ -262,7 +271,7 @@ def run_all(given: argparse.Namespace) -> list[dict]:
     """A row for each kind, pass and number of ranks."""
 
     def work(rank: int, ranks: int) -> dict:
-        found: dict = {"bandwidth": bandwidth(rank) if ranks > 1 else 5e9}
+        found: dict = {"link": bandwidth(rank) if ranks > 1 else (5e9, 0.0)}
         if given.peers:
             found["torch's context parallel"] = why_no_context_parallel(ranks)
         for kind in given.kinds:
@@ -277,7 +286,7 @@ def run_all(given: argparse.Namespace) -> list[dict]:
             for name in given.passes:
                 times, medians = ({who: t[n] for who, t in found[f"{kind} {name}"].items()} for n in (0, 1))
                 plans = {
-                    scheme: planned(kind, PASSES[name], ranks, scheme, times["one"], found["bandwidth"], given)
+                    scheme: planned(kind, PASSES[name], ranks, scheme, times["one"], found["link"], given)
                     for scheme in given.schemes
                 }
                 first = plans[given.schemes[0]]
@@ -286,7 +295,7 @@ def run_all(given: argparse.Namespace) -> list[dict]:
                     "repeats": given.repeats, "clock": "cpu" if given.cpu_time else "wall",
                     "seed": given.seed, "seconds": times, "medians": medians,
                     "imbalance": first[1], "bytes": first[2], "least_bytes": first[3],
-                    "bandwidth": found["bandwidth"],
+                    "bandwidth": found["link"][0], "copying": found["link"][1],
                     "simulated": {scheme: plan[0] for scheme, plan in plans.items()},
                     **({"torch_context_parallel": found["torch's context parallel"]} if given.peers else {}),
                 })  # fmt: skip

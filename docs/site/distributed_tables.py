@@ -59,7 +59,7 @@ def main() -> None:
     if arguments.plot:
         plot(tables)
         runs = json.loads(MEASURED.read_text())["rows"] if MEASURED.exists() else []
-        timed = [run for run in runs if run["clock"] == "wall"]
+        timed = [run for run in runs if run["clock"] == "wall" and run["seed"] == 0]
         if timed:
             plot_measured(timed)
 

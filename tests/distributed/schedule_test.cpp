@@ -289,6 +289,22 @@ TEST(DistributedSharding, balanced_shares_random_documents_within_8_percent) {
   }
 }
 
+TEST(DistributedSharding, balanced_keeps_documents_whole_where_it_can) {
+  const std::vector<std::int64_t> lengths = {267, 2981, 35, 2951, 88, 164, 1517, 151, 328, 18, 1009, 308,
+                                             98,  1222, 84, 193,  33, 146, 48,   67,  991, 74, 230,  3381};
+  const Tensor bounds = cu_seqlens(lengths);
+  const Sizes sizes{.queries = 16384, .keys = 16384};
+  const Seen visible = seen(sizes, {.causal = Causal::square}, Packing{bounds, bounds});
+  const Sharding sharding = balanced(visible, 2);
+  EXPECT_LT(imbalance(visible, sharding), 0.01);
+  std::set<std::int64_t> cuts;
+  for (const Shard& shard : sharding.queries)
+    for (const Rows& rows : shard) cuts.insert({rows.begin, rows.end});
+  for (std::int64_t n = 0; n < bounds.elements(); ++n) cuts.erase(bounds.as<std::int64_t>()[n]);
+  EXPECT_LE(cuts.size(), 1U);  // 6 documents are cut by equal chunks
+  EXPECT_EQ(balanced(visible, 2), sharding);
+}
+
 std::string text_of(const std::function<void()>& call) {
   try {
     call();
