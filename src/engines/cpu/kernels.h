@@ -24,11 +24,10 @@ struct ForwardKernel {
 // kernel/decode_args.h says what a chunk is. First run() for every chunk, then finish(), then run_weights() for every
 // chunk where weights are wanted.
 struct DecodeKernel {
-  // `count` kv heads of a sequence together; more than one: without spans, and within most_rows_together.
-  void (*run)(const DecodeArgs* heads, int count, std::int64_t chunk, void* scratch);
+  void (*run)(const DecodeArgs& args, std::int64_t chunk, void* scratch);
   void (*finish)(const DecodeArgs& args);
   void (*run_weights)(const DecodeArgs& args, std::int64_t chunk, void* scratch);
-  std::int64_t (*scratch_bytes)(const DecodeArgs& args, int heads);
+  std::int64_t (*scratch_bytes)(const DecodeArgs& args);
   std::int64_t (*partial_bytes)(const DecodeArgs& args);
   int most_queries;  // of a head: with more, panels of queries are faster
 };

@@ -9,10 +9,6 @@
 
 namespace headway::cpu {
 
-// Kv heads whose rows of a token lie side by side may be taken together, a few keys of each in turn. No result depends
-// on it.
-constexpr int most_heads_together = 32, most_rows_together = 32;  // rows of all heads: their scores stay in a cache
-
 struct DecodeArgs {
   const ForwardArgs* heads = nullptr;  // the query heads that share the kv head
   std::int64_t group = 0;              // how many they are

@@ -58,12 +58,6 @@ class DecodeBlock {
            any_bit(task_.at.reached, (first - begin) / summed, (last - 1 - begin) / summed + 1);
   }
 
-  // The hull in steps of `size` keys, counted from the block's begin.
-  Range first_step(const Range& hull, std::int64_t size) const { return next_step({0, hull.begin}, hull, size); }
-  Range next_step(const Range& step, const Range& hull, std::int64_t size) const {
-    return {step.end, smaller(hull.end, begin + ((step.end - begin) / size + 1) * size)};
-  }
-
   // The tiles that hold keys of the hull.
   std::int64_t first_tile(const Range& hull) const { return (hull.begin - begin) / tile; }
   std::int64_t end_tile(const Range& hull) const { return (hull.end - begin + tile - 1) / tile; }

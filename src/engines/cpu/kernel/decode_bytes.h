@@ -16,7 +16,6 @@
 #include "engines/cpu/kernel/decode_values.h"
 #include "engines/cpu/kernel/lane_sums.h"
 #include "engines/cpu/kernel/pack.h"
-#include "engines/cpu/kernel/rows_ahead.h"
 #include "engines/cpu/kernel/stored_rows.h"
 
 namespace headway::cpu {
@@ -54,19 +53,16 @@ HEADWAY_INLINE void list_scales(const RowSource& source, std::int64_t block_begi
                          });
 }
 
-// Rows ahead, fetched a line at a time beside those of a list: as many bytes of each as are converted at once. Without
-// such rows it names one that is there already.
+// Where rows that will be read soon lie, fetched a line at a time beside those of a list: as many bytes of each as are
+// converted at once. Without such rows it names one that is there already.
 struct LinesAhead {
-  const void* rows[summed];
+  const char* first;
+  std::int64_t row_bytes;
 
-  LinesAhead(const RowsToFetch& ahead, const void* there) {
-    for (int k = 0; k < summed; ++k) {
-      rows[k] = k < ahead.count ? ahead.rows[k] : there;
-    }
-  }
-  HEADWAY_INLINE void fetch(int k, std::int64_t d) const {
-    __builtin_prefetch(static_cast<const char*>(rows[k]) + d, 0, 2);
-  }
+  LinesAhead(const Ahead& rows, const void* there)
+      : first(rows.rows < summed ? static_cast<const char*>(there) : rows.first),
+        row_bytes(rows.rows < summed ? 0 : rows.row_bytes) {}
+  HEADWAY_INLINE void fetch(int k, std::int64_t d) const { __builtin_prefetch(first + k * row_bytes + d, 0, 2); }
 };
 
 template <class S, class Byte>
@@ -80,11 +76,11 @@ class ByteScores {
   ByteScores(const DecodeTask<S>& task, const DecodeBlock<S>& block)
       : task_(task), block_(block), at_(task.at), scaling_(task.product_scaling), head_(task.head) {}
 
-  void begin(const Range& hull) { list_scales(head_.key, block_.begin, hull, at_.scales); }
-
-  HEADWAY_NOINLINE void add(const Range& range, int n, RowsAhead<Byte>& ahead) {
-    for (std::int64_t key = range.begin; key < range.end; key += lanes) {
-      const int count = at_most(range.end - key, lanes);
+  HEADWAY_NOINLINE void score_rows(const Range& hull) {
+    list_scales(head_.key, block_.begin, hull, at_.scales);
+    const RowsAhead<Byte> ahead(head_.key, head_.head_dim, hull.end);
+    for (std::int64_t key = hull.begin; key < hull.end; key += lanes) {
+      const int count = at_most(hull.end - key, lanes);
       if (!block_.reaches(key, key + count)) {
         continue;  // modify() forbids them, whatever their scores are
       }
@@ -92,7 +88,7 @@ class ByteScores {
       for (int k = count; k < lanes; ++k) {
         at_.rows_at[k] = at_.rows_at[count - 1];
       }
-      const LinesAhead next(ahead.beside(n, key, count), at_.rows_at[0]);
+      const LinesAhead next(ahead.beside(key, lanes), at_.rows_at[0]);
       int r = 0;
       for (; r + 4 <= task_.rows; r += 4) {
         score_group<4>(r, key, next);
@@ -105,10 +101,6 @@ class ByteScores {
         score_group<1>(r, key, next);
       }
     }
-  }
-
-  // Scales, once all scores are there.
-  HEADWAY_NOINLINE void end(const Range& hull) {
     for (int r = 0; r < task_.rows; ++r) {
       float* scores = at_.scores_of(r);
       for (std::int64_t key = hull.begin - block_.begin; key < hull.end - block_.begin; key += lanes) {
@@ -123,12 +115,13 @@ class ByteScores {
   HEADWAY_NOINLINE void score_group(int first, std::int64_t key, const LinesAhead& ahead) {
     constexpr int NK = lanes / NR, together = NR == 4 ? 2 : 4;
     const Bytes bytes;
+    const LinesAhead next = ahead;  // in registers
     for (int part = 0; part < NR; ++part) {
       Vector products[lanes];
       HEADWAY_UNROLL
       for (int k = 0; k < NK; k += together) {
         Vector acc[NR][together];
-        multiply<NR, together>(bytes, first, part * NK + k, ahead, acc);
+        multiply<NR, together>(bytes, first, part * NK + k, next, acc);
         HEADWAY_UNROLL
         for (int r = 0; r < NR; ++r) {
           HEADWAY_UNROLL
@@ -209,63 +202,19 @@ class ByteValues {
   }
 
   // As DecodeValues does it.
-  HEADWAY_NOINLINE void add_all(int row_begin, int row_end, const Range& hull, const std::uint64_t* allowed) {
-    begin(row_begin, row_end, hull, allowed);
-    RowsAhead<Byte> ahead;
-    ahead.start(
-        1, [&](int) -> const RowSource& { return head_.value; }, head_.value_dim, hull.end);
-    for (Range step = block_.first_step(hull, step_keys_alone); step.begin < step.end;
-         step = block_.next_step(step, hull, step_keys_alone)) {
-      ahead.enter_step(step.begin, step.end);
-      add(step, 0, ahead);
-    }
-    end();
-  }
-
-  HEADWAY_NOINLINE void begin(int row_begin, int row_end, const Range& hull, const std::uint64_t* allowed) {
-    row_begin_ = row_begin;
-    row_end_ = row_end;
-    hull_ = hull;
-    allowed_ = allowed;
-    starts_ = first_part_ = true;
-    some_suit_ = false;
+  HEADWAY_NOINLINE void add(int row_begin, int row_end, const Range& hull, const std::uint64_t* allowed) {
     list_scales(head_.value, block_.begin, hull, at_.scales);
+    int suiting = 0;
     for (int r = row_begin; r < row_end; ++r) {
       at_.suits[r] = make_pairs(r, hull);
-      some_suit_ |= at_.suits[r];
+      suiting += at_.suits[r] ? 1 : 0;
     }
-  }
-
-  HEADWAY_NOINLINE void add(const Range& step, int n, RowsAhead<Byte>& ahead) {
-    constexpr std::int64_t part_keys = summed * summed;
-    if (!some_suit_) {
-      return;
+    if (suiting != 0) {  // the others' weights are garbage, and their outputs replaced
+      add_pairs(row_begin, row_end, hull, allowed);
     }
-    for (std::int64_t key = step.begin; key < step.end;) {
-      const std::int64_t few = block_.begin + (key - block_.begin) / summed * summed;
-      const Range keys{key, smaller(few + summed, step.end)};
-      if (block_.reaches(keys.begin, keys.end)) {
-        list_rows(few, keys);
-        const LinesAhead next(ahead.beside(n, key, keys.end - key), at_.rows_at[key - few]);
-        add_keys(few, static_cast<int>((keys.end - few + 1) / 2), next);
-        starts_ = false;
-      }
-      if (keys.end == hull_.end || (keys.end - block_.begin) % part_keys == 0) {
-        for (int r = row_begin_; r < row_end_; ++r) {
-          add_part(r, starts_, first_part_);
-        }
-        first_part_ = false;
-        starts_ = true;
-      }
-      key = keys.end;
-    }
-  }
-
-  // The rows whose weights do not suit, whose outputs are garbage so far.
-  void end() {
-    for (int r = row_begin_; r < row_end_; ++r) {
+    for (int r = row_begin; r < row_end; ++r) {
       if (!at_.suits[r]) {
-        in_float_.add_all(r, r + 1, hull_, allowed_);
+        in_float_.add(r, r + 1, hull, allowed);
       }
     }
   }
@@ -299,60 +248,87 @@ class ByteValues {
     return all_suit;
   }
 
+  void add_pairs(int row_begin, int row_end, const Range& hull, const std::uint64_t* allowed) {
+    constexpr std::int64_t part_keys = summed * summed;
+    const RowsAhead<Byte> ahead(head_.value, head_.value_dim, hull.end);
+    const std::int64_t first = block_.begin + (hull.begin - block_.begin) / summed * summed;
+    for (std::int64_t part = first; part < hull.end;) {
+      const std::int64_t part_end =
+          smaller(hull.end, block_.begin + ((part - block_.begin) / part_keys + 1) * part_keys);
+      bool starts = true;
+      for (std::int64_t key = part; key < part_end; key += summed) {
+        const Range keys{larger(key, hull.begin), smaller(key + summed, part_end)};
+        if (!block_.reaches(keys.begin, keys.end)) {
+          continue;
+        }
+        list_rows(key, keys, allowed);
+        const LinesAhead next(ahead.beside(key, summed), at_.rows_at[keys.begin - key]);
+        add_keys(row_begin, row_end, key, static_cast<int>((keys.end - key + 1) / 2), starts, next);
+        starts = false;
+      }
+      for (int r = row_begin; r < row_end; ++r) {
+        add_part(r, starts, part == first);
+      }
+      part = part_end;
+    }
+  }
+
   // A few keys from `key` on, of which [keys.begin, keys.end) count; rows that are not read are zeros.
-  void list_rows(std::int64_t key, const Range& keys) const {
+  void list_rows(std::int64_t key, const Range& keys, const std::uint64_t* allowed) const {
     for (int k = 0; keys.end - keys.begin < summed && k < summed; ++k) {
       at_.rows_at[k] = at_.zeros;
     }
     list_bytes<S, Byte>(task_, head_.value, keys.begin, keys.end - keys.begin, head_.value_dim,
                         at_.rows_at + (keys.begin - key));
-    for (std::int64_t k = keys.begin - block_.begin; allowed_ != nullptr && k < keys.end - block_.begin; ++k) {
-      if ((allowed_[k / tile] >> (k % tile) & 1) == 0) {
+    for (std::int64_t k = keys.begin - block_.begin; allowed != nullptr && k < keys.end - block_.begin; ++k) {
+      if ((allowed[k / tile] >> (k % tile) & 1) == 0) {
         at_.rows_at[k + block_.begin - key] = at_.zeros;
       }
     }
   }
 
   // part_outputs (+)= p V for all rows and columns, of the list's first pairs of keys.
-  void add_keys(std::int64_t key, int pairs, const LinesAhead& next) {
+  void add_keys(int row_begin, int row_end, std::int64_t key, int pairs, bool starts, const LinesAhead& next) {
     for (std::int64_t d = 0; d < head_.value_dim; d += pair_bytes) {
-      int r = row_begin_;
-      for (; r + 4 <= row_end_; r += 4) {
-        add_strip<4>(r, key, pairs, d, next);
+      int r = row_begin;
+      for (; r + 4 <= row_end; r += 4) {
+        add_strip<4>(r, key, pairs, d, starts, next);
       }
-      if (r + 2 <= row_end_) {
-        add_strip<2>(r, key, pairs, d, next);
+      if (r + 2 <= row_end) {
+        add_strip<2>(r, key, pairs, d, starts, next);
         r += 2;
       }
-      if (r < row_end_) {
-        add_strip<1>(r, key, pairs, d, next);
+      if (r < row_end) {
+        add_strip<1>(r, key, pairs, d, starts, next);
       }
     }
   }
 
   template <int NR>
-  HEADWAY_NOINLINE void add_strip(int first, std::int64_t key, int pairs, std::int64_t d, const LinesAhead& next) {
+  HEADWAY_NOINLINE void add_strip(int first, std::int64_t key, int pairs, std::int64_t d, bool starts,
+                                  const LinesAhead& next) {
     const std::int64_t left = head_.value_dim - d;
     if (left >= pair_bytes) {
-      add_pairs_of<NR>(first, key, pairs, d, next, [](const Byte* p) HEADWAY_LAMBDA { return Bytes::load(p); });
+      add_pairs_of<NR>(first, key, pairs, d, starts, next, [](const Byte* p) HEADWAY_LAMBDA { return Bytes::load(p); });
     } else {
       const auto count = static_cast<int>(left);
-      add_pairs_of<NR>(first, key, pairs, d, next,
+      add_pairs_of<NR>(first, key, pairs, d, starts, next,
                        [count](const Byte* p) HEADWAY_LAMBDA { return Bytes::load_first(p, count); });
     }
   }
 
   template <int NR, class Load>
-  HEADWAY_INLINE void add_pairs_of(int first, std::int64_t key, int pairs, std::int64_t d, const LinesAhead& next,
-                                   const Load& load) {
+  HEADWAY_INLINE void add_pairs_of(int first, std::int64_t key, int pairs, std::int64_t d, bool starts,
+                                   const LinesAhead& ahead, const Load& load) {
     const Bytes bytes;
+    const LinesAhead next = ahead;  // in registers
     Vector acc[NR][strip_vectors];
     float* const sums = at_.part_outputs + first * at_.output_ld + d;
     HEADWAY_UNROLL
     for (int r = 0; r < NR; ++r) {
       HEADWAY_UNROLL
       for (int v = 0; v < strip_vectors; ++v) {
-        acc[r][v] = starts_ ? S::zero() : S::load(sums + r * at_.output_ld + v * lanes);
+        acc[r][v] = starts ? S::zero() : S::load(sums + r * at_.output_ld + v * lanes);
       }
     }
     const std::uint16_t* const weights = at_.weight_pairs + first * at_.score_ld + (key - block_.begin);
@@ -403,13 +379,6 @@ class ByteValues {
   const DecodeLayout<S> at_;
   const ForwardArgs& head_;
   DecodeValues<S, Byte> in_float_;
-  // Of the current block:
-  int row_begin_ = 0, row_end_ = 0;
-  Range hull_{0, 0};
-  const std::uint64_t* allowed_ = nullptr;
-  bool some_suit_ = false;
-  bool starts_ = true;  // the current part
-  bool first_part_ = true;
 };
 
 }  // namespace

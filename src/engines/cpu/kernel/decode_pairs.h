@@ -19,61 +19,42 @@ bool query_does_not_suit_pairs(const ForwardArgs& head, std::int64_t query) {
   return !query_suits_pairs<Pairs>(head, query);
 }
 
-// What the rows of a head that suit pairs are asked for, and the others: `wanted` where only some of them do.
-template <class Pairs>
-struct SplitRows {
-  bool any_pairs, any_plain;
-  DecodeArgs pairs, plain;
-
-  explicit SplitRows(const DecodeArgs& args) : pairs(args), plain(args) {
-    std::int64_t suiting = 0;
-    for (std::int64_t row = 0; row < args.rows(); ++row) {
-      suiting += query_suits_pairs<Pairs>(args.heads[row / args.queries], row % args.queries) ? 1 : 0;
-    }
-    any_pairs = suiting != 0;
-    any_plain = suiting != args.rows();
-    if (any_pairs && any_plain) {
-      pairs.wanted = query_suits_pairs<Pairs>;
-      plain.wanted = query_does_not_suit_pairs<Pairs>;
-    }
+// pairs(args) for the rows that suit pairs, plain(args) for the others.
+template <class Pairs, class RunPairs, class RunPlain>
+HEADWAY_INLINE void split_rows(const DecodeArgs& args, const RunPairs& pairs, const RunPlain& plain) {
+  std::int64_t suiting = 0;
+  for (std::int64_t row = 0; row < args.rows(); ++row) {
+    suiting += query_suits_pairs<Pairs>(args.heads[row / args.queries], row % args.queries) ? 1 : 0;
   }
-};
+  const bool mixed = suiting != 0 && suiting != args.rows();
+  DecodeArgs some = args;
+  if (suiting != 0) {
+    some.wanted = mixed ? query_suits_pairs<Pairs> : nullptr;
+    pairs(some);
+  }
+  if (suiting != args.rows()) {
+    some.wanted = mixed ? query_does_not_suit_pairs<Pairs> : nullptr;
+    plain(some);
+  }
+}
 
 template <class Pairs, class Plain, class Row>
-void run_decode_pairs(const DecodeArgs* heads, int count, std::int64_t chunk, void* scratch) {
-  DecodeArgs pairs[most_heads_together], plain[most_heads_together];
-  int pairs_count = 0, plain_count = 0;
-  for (int n = 0; n < count; ++n) {
-    const SplitRows<Pairs> rows(heads[n]);
-    if (rows.any_pairs) {
-      pairs[pairs_count++] = rows.pairs;
-    }
-    if (rows.any_plain) {
-      plain[plain_count++] = rows.plain;
-    }
-  }
-  if (pairs_count != 0) {
-    decode_heads<Pairs, Row>(pairs, pairs_count, chunk, scratch);
-  }
-  if (plain_count != 0) {
-    decode_heads<Plain, Row>(plain, plain_count, chunk, scratch);
-  }
+void run_decode_pairs(const DecodeArgs& args, std::int64_t chunk, void* scratch) {
+  split_rows<Pairs>(
+      args, [&](const DecodeArgs& rows) { Decode<Pairs, Row>(rows, scratch).run(chunk); },
+      [&](const DecodeArgs& rows) { Decode<Plain, Row>(rows, scratch).run(chunk); });
 }
 
 template <class Pairs, class Plain>
 void run_decode_weights_pairs(const DecodeArgs& args, std::int64_t chunk, void* scratch) {
-  const SplitRows<Pairs> rows(args);
-  if (rows.any_pairs) {
-    Decode<Pairs, bfloat16>(rows.pairs, scratch).run_weights(chunk);
-  }
-  if (rows.any_plain) {
-    Decode<Plain, bfloat16>(rows.plain, scratch).run_weights(chunk);
-  }
+  split_rows<Pairs>(
+      args, [&](const DecodeArgs& rows) { Decode<Pairs, bfloat16>(rows, scratch).run_weights(chunk); },
+      [&](const DecodeArgs& rows) { Decode<Plain, bfloat16>(rows, scratch).run_weights(chunk); });
 }
 
 template <class Pairs, class Plain, class Row>
-std::int64_t decode_scratch_pairs(const DecodeArgs& args, int heads) {
-  return larger(decode_scratch_of<Pairs, Row>(args, heads), decode_scratch_of<Plain, Row>(args, heads));
+std::int64_t decode_scratch_pairs(const DecodeArgs& args) {
+  return larger(Decode<Pairs, Row>::scratch_bytes(args), Decode<Plain, Row>::scratch_bytes(args));
 }
 
 // Row is what rows of K and V hold: bf16, or 8-bit numbers, which bf16 holds exactly; queries are bf16 beside both.

@@ -6,7 +6,6 @@
 #include "engines/cpu/kernel/decode_block.h"
 #include "engines/cpu/kernel/decode_task.h"
 #include "engines/cpu/kernel/decode_tiles.h"
-#include "engines/cpu/kernel/rows_ahead.h"
 #include "engines/cpu/kernel/stored_rows.h"
 #include "engines/cpu/kernel/strips.h"
 
@@ -21,14 +20,11 @@ class DecodeScores {
   DecodeScores(const DecodeTask<S>& task, const DecodeBlock<S>& block)
       : task_(task), block_(block), at_(task.at), scaling_(task.product_scaling), head_(task.head) {}
 
-  void begin(const Range&) {}
-  void end(const Range&) {}
-
-  // Some keys of the hull, for the n-th of the heads that are taken together. Lane groups start anywhere: a score's
-  // bits do not depend on its lane.
-  HEADWAY_NOINLINE void add(const Range& range, int n, RowsAhead<In>& ahead) {
-    for (std::int64_t key = range.begin, count = 0; key < range.end; key += count) {
-      count = DecodeBlock<S>::keys_together(head_.key, key, smaller(range.end - key, packed_keys));
+  // Lane groups start at the hull's first key: a score's bits do not depend on its lane.
+  HEADWAY_NOINLINE void score_rows(const Range& hull) {
+    const RowsAhead<In> ahead(head_.key, head_.head_dim, hull.end);
+    for (std::int64_t key = hull.begin, count = 0; key < hull.end; key += count) {
+      count = DecodeBlock<S>::keys_together(head_.key, key, smaller(hull.end - key, packed_keys));
       if (!block_.reaches(key, key + count)) {
         continue;  // modify() forbids them, whatever their scores are
       }
@@ -37,7 +33,7 @@ class DecodeScores {
         const StoredRows<In> group = keys.from(k);
         int first = 0;  // the row that is left to begin with
         if (ahead.any()) {
-          first = score_fetching(key + k, group, count - 1 - k, ahead.beside(n, key + k, smaller(count - k, lanes)));
+          first = score_fetching(key + k, group, count - 1 - k, ahead.beside(key + k, smaller(count - k, lanes)));
         }
         if (head_.head_dim > longest_dot_chain<S, In>) {
           score_rows_of<true>(first, key + k, group, count - 1 - k);
@@ -76,10 +72,11 @@ class DecodeScores {
 
   // The first few rows, which wait for memory, with rows ahead fetched beside them; gives how many.
   HEADWAY_NOINLINE int score_fetching(std::int64_t key, const StoredRows<In>& keys, std::int64_t last,
-                                      const RowsToFetch& ahead) {
+                                      const Ahead& ahead) {
     const bool in_chains = head_.head_dim > longest_dot_chain<S, In>;
     const auto score = [&]<int NR>(Strip<NR>) {
-      in_chains ? score_tile<NR, true>(0, key, keys, last, ahead) : score_tile<NR, false>(0, key, keys, last, ahead);
+      in_chains ? score_tile<NR, true>(0, key, keys, last, FetchRows{ahead})
+                : score_tile<NR, false>(0, key, keys, last, FetchRows{ahead});
       return NR;
     };
     if constexpr (lanes % 4 == 0) {

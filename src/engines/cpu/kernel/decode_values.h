@@ -7,7 +7,6 @@
 #include "engines/cpu/kernel/decode_task.h"
 #include "engines/cpu/kernel/decode_tiles.h"
 #include "engines/cpu/kernel/pack.h"
-#include "engines/cpu/kernel/rows_ahead.h"
 #include "engines/cpu/kernel/stored_rows.h"
 #include "engines/cpu/kernel/strips.h"
 
@@ -26,47 +25,40 @@ class DecodeValues {
 
   // outputs = p V over the hull for the rows [row_begin, row_end). With a set of allowed pairs the others' values count
   // as 0: their weights are 0, so that only NaN and infinity make a difference.
-  HEADWAY_NOINLINE void add_all(int row_begin, int row_end, const Range& hull, const std::uint64_t* allowed) {
-    begin(row_begin, row_end, hull, allowed);
-    RowsAhead<In> ahead;
-    ahead.start(
-        1, [&](int) -> const RowSource& { return head_.value; }, head_.value_dim, hull.end);
-    for (Range step = block_.first_step(hull, step_keys_alone); step.begin < step.end;
-         step = block_.next_step(step, hull, step_keys_alone)) {
-      ahead.enter_step(step.begin, step.end);
-      add(step, 0, ahead);
-    }
-    end();
-  }
-
-  // The same in steps: begin, add for each step in turn, end.
-  void begin(int row_begin, int row_end, const Range& hull, const std::uint64_t* allowed) {
-    row_begin_ = row_begin;
-    row_end_ = row_end;
-    hull_ = hull;
-    allowed_ = allowed;
-    sum_ = Sum::starts;
-    first_part_ = true;
-  }
-  void end() {}
-
-  HEADWAY_NOINLINE void add(const Range& step, int n, RowsAhead<In>& ahead) {
+  HEADWAY_NOINLINE void add(int row_begin, int row_end, const Range& hull, const std::uint64_t* allowed) {
     constexpr std::int64_t part_keys = summed * summed;
-    for (std::int64_t key = step.begin; key < step.end;) {
-      const std::int64_t end = next(key, summed, step.end);
-      if (block_.reaches(key, end)) {  // else their weights are 0
-        add_keys(key, end, n, ahead);
-        sum_ = Sum::continues;
-      }
-      const bool part_ends = end == hull_.end || (end - block_.begin) % part_keys == 0;
-      if (part_ends && sum_ != Sum::starts) {
-        for (int r = row_begin_; r < row_end_; ++r) {
-          add_part(r, first_part_);
+    const RowsAhead<In> ahead(head_.value, head_.value_dim, hull.end);
+    bool first_part = true;
+    for (std::int64_t part = hull.begin; part < hull.end;) {
+      const std::int64_t part_end = next(part, part_keys, hull.end);
+      Sum sum = Sum::starts;
+      for (std::int64_t key = part; key < part_end;) {
+        const std::int64_t end = next(key, summed, part_end);
+        if (!block_.reaches(key, end)) {  // their weights are 0
+          key = end;
+          continue;
         }
-        first_part_ = false;
-        sum_ = Sum::starts;
+        const StoredRows<In> values =
+            block_.template stored_rows<In>(head_.value, key, end - key, head_.value_dim, allowed);
+        if (!one_strip()) {
+          touch(values, end - key);
+        }
+        std::int64_t d = 0;  // the column that is left to begin with
+        if (ahead.any()) {
+          d = first_strip(row_begin, row_end, key, end - key, values, sum, ahead.beside(key, end - key));
+        }
+        value_group(row_begin, row_end, key, end - key, values, d, sum);
+        sum = Sum::continues;
+        key = end;
       }
-      key = end;
+      part = part_end;
+      if (sum == Sum::starts) {
+        continue;
+      }
+      for (int r = row_begin; r < row_end; ++r) {
+        add_part(r, first_part);
+      }
+      first_part = false;
     }
   }
 
@@ -75,20 +67,6 @@ class DecodeValues {
   }
 
  private:
-  // A few keys for all rows.
-  HEADWAY_INLINE void add_keys(std::int64_t key, std::int64_t end, int n, RowsAhead<In>& ahead) {
-    const StoredRows<In> values =
-        block_.template stored_rows<In>(head_.value, key, end - key, head_.value_dim, allowed_);
-    if (!one_strip()) {
-      touch(values, end - key);
-    }
-    std::int64_t d = 0;  // the column that is left to begin with
-    if (ahead.any()) {
-      d = first_strip(row_begin_, row_end_, key, end - key, values, sum_, ahead.beside(n, key, end - key));
-    }
-    value_group(row_begin_, row_end_, key, end - key, values, d, sum_);
-  }
-
   bool one_strip() const {
     const std::int64_t dim = head_.value_dim;
     return dim <= lanes || dim == 4 * lanes || dim == 8 * lanes;
@@ -151,14 +129,14 @@ class DecodeValues {
   // The first strip of value_group, with rows ahead fetched beside the first rows; gives its end. Narrow heads are
   // left.
   HEADWAY_NOINLINE std::int64_t first_strip(int row_begin, int row_end, std::int64_t key, std::int64_t keys,
-                                            const StoredRows<In>& values, Sum sum, const RowsToFetch& ahead) {
+                                            const StoredRows<In>& values, Sum sum, const Ahead& ahead) {
     const auto strip = [&]<int NR, int NV>(Strip<NR>, Strip<NV>) -> std::int64_t {
       int r = row_begin;
       if (r + NR <= row_end) {
-        add_rows<NR, NV>(r, key, keys, values, 0, sum, ahead);
+        add_rows<NR, NV>(r, key, keys, values, 0, sum, FetchRows{ahead});
         r += NR;
       } else {
-        add_rows<1, NV>(r, key, keys, values, 0, sum, ahead);
+        add_rows<1, NV>(r, key, keys, values, 0, sum, FetchRows{ahead});
         ++r;
       }
       value_strip<NR, NV>(r, row_end, key, keys, values, 0, sum);
@@ -181,12 +159,6 @@ class DecodeValues {
   const DecodeBlock<S>& block_;
   const DecodeLayout<S> at_;
   const ForwardArgs& head_;
-  // Of the current block:
-  int row_begin_ = 0, row_end_ = 0;
-  Range hull_{0, 0};
-  const std::uint64_t* allowed_ = nullptr;
-  Sum sum_ = Sum::starts;  // of the current part
-  bool first_part_ = true;
 };
 
 }  // namespace

@@ -50,8 +50,8 @@ constexpr ForwardKernel forward_kernel() {
 }
 
 template <class S, class In>
-void run_decode(const DecodeArgs* heads, int count, std::int64_t chunk, void* scratch) {
-  decode_heads<S, In>(heads, count, chunk, scratch);
+void run_decode(const DecodeArgs& args, std::int64_t chunk, void* scratch) {
+  Decode<S, In>(args, scratch).run(chunk);
 }
 
 template <class S, class In>
@@ -65,8 +65,8 @@ void run_decode_weights(const DecodeArgs& args, std::int64_t chunk, void* scratc
 }
 
 template <class S, class In>
-std::int64_t decode_scratch(const DecodeArgs& args, int heads) {
-  return decode_scratch_of<S, In>(args, heads);
+std::int64_t decode_scratch(const DecodeArgs& args) {
+  return Decode<S, In>::scratch_bytes(args);
 }
 
 template <class S>

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "engines/cpu/kernel/ahead.h"
 #include "engines/cpu/kernel/row_source.h"
 #include "engines/cpu/kernel/tile.h"
 #include "engines/cpu/simd/common.h"
@@ -60,6 +61,52 @@ HEADWAY_INLINE StoredRows<In> rows_in_place(const RowSource& source, std::int64_
     return {data, run.row_stride};
   }
 }
+
+// Rows that will be read soon, to be fetched into the second-level cache a row at a time while others are multiplied:
+// no hardware sees the next page coming, nor rows with gaps between them. (In the first level rows that lie a power of
+// two apart would share few sets, and requests in a burst would hold up the loads behind them.)
+template <class In>
+class RowsAhead {
+ public:
+  RowsAhead(const RowSource& source, std::int64_t dim, std::int64_t end) : source_(source), end_(end) {
+    constexpr auto size = static_cast<std::int64_t>(sizeof(In));
+    constexpr std::int64_t bytes_ahead = 16384, least_keys = 16, most_keys = 64;
+    const bool hidden = source.table != nullptr || source.rows.row_stride != dim;
+    if (hidden && source.rows.column_stride == 1 && dim > 0) {
+      row_bytes_ = dim * size;
+      ahead_ = larger(least_keys, smaller(most_keys, bytes_ahead / row_bytes_));
+    }
+  }
+
+  bool any() const { return ahead_ != 0; }
+
+  // What to fetch while `count` keys from `key` on are multiplied: as many rows, of one run.
+  HEADWAY_INLINE Ahead beside(std::int64_t key, std::int64_t count) const {
+    const std::int64_t begin = key + ahead_;
+    if (begin >= end_) {
+      return {};
+    }
+    constexpr auto size = static_cast<std::int64_t>(sizeof(In));
+    const Matrix run = run_at<In>(source_, begin);
+    return {static_cast<const char*>(run.data), run.row_stride * size, row_bytes_,
+            run_length(source_, begin, smaller(count, end_ - begin))};
+  }
+
+ private:
+  const RowSource& source_;
+  std::int64_t end_;
+  std::int64_t row_bytes_ = 0;
+  std::int64_t ahead_ = 0;  // in keys; 0: the hardware sees them coming
+};
+
+// What tiles call before keys are multiplied: to fetch as many rows ahead, or nothing.
+struct FetchRows {
+  const Ahead& ahead;
+  HEADWAY_INLINE void operator()(std::int64_t begin, std::int64_t count) const { ahead.fetch<2>(begin, count); }
+};
+struct FetchNothing {
+  HEADWAY_INLINE void operator()(std::int64_t, std::int64_t) const {}
+};
 
 // What a dot product multiplies at once: a vector of the compute type or, for a vocabulary that multiplies pairs, a
 // vector of pairs. A stored row is read where it lies; behind its end are zeros.
