@@ -108,6 +108,7 @@ GROUPED = SIZES | {"num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "
 DECODERS = {
     "Llama": GROUPED,
     "Mistral": GROUPED | {"sliding_window": 5},
+    "Qwen2": GROUPED | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
     "Qwen3": GROUPED,
     "Gemma3": GROUPED | {"sliding_window": 5, "query_pre_attn_scalar": 8},
     "GPT2": {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2},
@@ -154,6 +155,8 @@ WAYS = {
     "beams": {"num_beams": 3},
     "prompt lookup": {"prompt_lookup_num_tokens": 3},
     "static cache": {"cache_implementation": "static"},
+    "sliding cache": {"cache_implementation": "sliding_window"},
+    "static cache, beams": {"cache_implementation": "static", "num_beams": 2},
     "no cache": {"use_cache": False},
 }
 
@@ -176,15 +179,16 @@ def test_every_way_to_generate_writes_the_same_tokens(one_thread, transformers, 
             model.set_attn_implementation(implementation)
             torch.manual_seed(1)
             given = {"do_sample": False, "max_new_tokens": 10, "eos_token_id": None, "pad_token_id": 0, **options}
-            given |= {"disable_compile": True} if way == "static cache" else {}
+            given |= {"disable_compile": True} if "cache_implementation" in options else {}
             tokens[implementation] = model.generate(prompt[one], attention_mask=mask[one], **given)
         assert torch.equal(*tokens.values()), way
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_assistant_writes_the_same_tokens(one_thread, transformers):  # noqa: F811
-    model, assistant = causal_model(transformers, "Llama").eval(), causal_model(transformers, "Llama").eval()
-    torch.nn.init.normal_(assistant.lm_head.weight, std=0.3)
+@pytest.mark.parametrize("name", ["Llama", "GPT2", "Gemma3", "GptOss"])
+def test_an_assistant_writes_the_same_tokens(one_thread, transformers, name):  # noqa: F811
+    model, assistant = causal_model(transformers, name).eval(), causal_model(transformers, name).eval()
+    torch.nn.init.normal_(assistant.get_output_embeddings().weight, std=0.3)
     prompt = torch.randint(3, 96, (1, 9))
     tokens = []
     for implementation in ("eager", "headway"):
@@ -196,7 +200,7 @@ def test_an_assistant_writes_the_same_tokens(one_thread, transformers):  # noqa:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["Llama", "Mistral"])
+@pytest.mark.parametrize("name", ["Llama", "Mistral", "Qwen3"])
 def test_continuous_batching_writes_the_same_tokens(one_thread, transformers, name):  # noqa: F811
     from transformers.modeling_utils import AttentionInterface
 
