@@ -149,6 +149,34 @@ TEST_P(FewQueries, have_the_same_bits_from_any_layout) {
   }
 }
 
+// Heads whose rows of a key lie side by side may be worked on in turns.
+TEST_P(FewQueries, have_the_same_bits_from_heads_side_by_side_under_every_option) {
+  const Shape shape{
+      .batch = 2, .heads = 12, .kv_heads = 6, .queries = 2, .keys = 1300, .head_dim = 24, .value_dim = 20};
+  for (DType type : float_types)
+    for (const OptionSet& kind : all_kinds(shape)) {
+      SCOPED_TRACE(kind.name + std::string(" ") + name(type));
+      const Inputs inputs = random_inputs(shape, type);
+      Strided k(inputs.k.sizes(), type, Layout::heads_inside), v(inputs.v.sizes(), type, Layout::heads_inside);
+      copy(inputs.k, k.view());
+      copy(inputs.v, v.view());
+      const Results plain = inputs.call(on_engine(kind.options)).run(true);
+      EXPECT_TRUE(same_bits(Call{inputs.q, k.view(), v.view(), on_engine(kind.options), {}}.run(true), plain));
+    }
+}
+
+TEST_P(FewQueries, of_any_width_are_within_the_bounds) {
+  for (DType type : float_types)
+    for (const std::int64_t width : {17, 32, 40, 48, 56, 72, 96, 112, 124, 160}) {
+      SCOPED_TRACE(testing::Message() << width << ' ' << type);
+      const Inputs inputs = random_inputs(
+          {.batch = 1, .heads = 3, .kv_heads = 1, .queries = 1, .keys = 300, .head_dim = width, .value_dim = width},
+          type);
+      const Call call = inputs.call(on_engine());
+      expect_forward(call, call.run(true));
+    }
+}
+
 TEST_P(FewQueries, have_the_same_bits_in_a_pack_with_longer_and_shorter_sequences) {
   Random random(3);
   const std::vector<std::int64_t> starts_q{0, 1, 31, 34, 36}, starts_k{0, 900, 1500, 1520, 2720};

@@ -135,15 +135,15 @@ HEADWAY_INLINE void dot_tile(const typename Operands<S>::Scalar* queries, std::i
 // The destination of a tile of sums: the first tile of a part overwrites it.
 enum class Sum : bool { starts, continues };
 
-// acc[r][v] += sum over k of weights[r][k] * values[k][d], for NR rows and NV vectors of d, of which `count`
-// elements exist in the last.
+// acc[r][v] += sum over k of weights[r][k] * values[k][d], for NR rows and NV vectors of d. `count` elements exist in
+// the last, all of them where NV is even.
 template <class S, class In, int NR, int NV, class Fetch>
 HEADWAY_INLINE void add_weighted(typename S::Vector (&acc)[NR][NV], const typename S::Scalar* weights,
                                  std::int64_t weight_ld, StoredRows<In> values, std::int64_t keys, int count,
                                  const Fetch& fetch) {
   using Vector = typename S::Vector;
-  constexpr bool in_pairs = NV % 2 == 0 && requires(Vector & x) { S::load_alternating(values.data, x, x); };
-  constexpr int step = in_pairs ? 2 : 1;
+  constexpr bool alternates = requires(Vector & x) { S::load_alternating(values.data, x, x); };
+  constexpr int in_pairs = alternates ? NV / 2 * 2 : 0;
   for (std::int64_t k = 0; k < keys; ++k) {
     fetch(k, 1);
     Vector p[NR];
@@ -151,29 +151,34 @@ HEADWAY_INLINE void add_weighted(typename S::Vector (&acc)[NR][NV], const typena
     for (int r = 0; r < NR; ++r) {
       p[r] = S::set(weights[r * weight_ld + k]);
     }
-    HEADWAY_UNROLL
-    for (int v = 0; v < NV; v += step) {
-      Vector x[step];
-      const In* at = values.data + k * values.ld + v * S::lanes;
-      if constexpr (in_pairs) {
-        S::load_alternating(at, x[0], x[1]);
-      } else {
-        x[0] = values.template scaled_part<S>(k, S::load_first(at, NV == 1 ? count : S::lanes));
-      }
+    const In* const row = values.data + k * values.ld;
+    if constexpr (alternates) {
       HEADWAY_UNROLL
-      for (int r = 0; r < NR; ++r) {
+      for (int v = 0; v < in_pairs; v += 2) {
+        Vector even, odd;
+        S::load_alternating(row + v * S::lanes, even, odd);
         HEADWAY_UNROLL
-        for (int n = 0; n < step; ++n) {
-          acc[r][v + n] = S::fma(p[r], x[n], acc[r][v + n]);
+        for (int r = 0; r < NR; ++r) {
+          acc[r][v] = S::fma(p[r], even, acc[r][v]);
+          acc[r][v + 1] = S::fma(p[r], odd, acc[r][v + 1]);
         }
       }
     }
+    HEADWAY_UNROLL
+    for (int v = in_pairs; v < NV; ++v) {
+      const bool last = NV % 2 == 1 && v == NV - 1;
+      const Vector x = values.template scaled_part<S>(k, S::load_first(row + v * S::lanes, last ? count : S::lanes));
+      HEADWAY_UNROLL
+      for (int r = 0; r < NR; ++r) {
+        acc[r][v] = S::fma(p[r], x, acc[r][v]);
+      }
+    }
   }
-  if constexpr (in_pairs) {
+  if constexpr (alternates) {
     HEADWAY_UNROLL
     for (int r = 0; r < NR; ++r) {
       HEADWAY_UNROLL
-      for (int v = 0; v < NV; v += 2) {
+      for (int v = 0; v < in_pairs; v += 2) {
         S::merge_alternating(acc[r][v], acc[r][v + 1]);
       }
     }

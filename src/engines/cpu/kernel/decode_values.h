@@ -67,9 +67,11 @@ class DecodeValues {
   }
 
  private:
+  static constexpr bool roomy = S::tile_scalars * S::panel_vectors >= 16;  // 32 registers
+
   bool one_strip() const {
     const std::int64_t dim = head_.value_dim;
-    return dim <= lanes || dim == 4 * lanes || dim == 8 * lanes;
+    return roomy ? dim <= 8 * lanes : dim <= lanes || dim == 4 * lanes || dim == 8 * lanes;
   }
 
   // Reads whole rows in order, which memory streams to twice as fast as to one strip of each and then the next.
@@ -95,23 +97,53 @@ class DecodeValues {
   }
 
   // How many rows go with 8 vectors of d.
-  static constexpr bool roomy = S::tile_scalars * S::panel_vectors >= 16;  // 32 registers
   static constexpr int rows_of_8 = !roomy ? 1 : sizeof(In) < 4 ? 2 : 3;
 
   // A few keys for all rows, in strips of d that the registers hold. The first rows wait for memory, so as many as
   // possible come with them.
   HEADWAY_INLINE void value_group(int row_begin, int row_end, std::int64_t key, std::int64_t keys,
                                   const StoredRows<In>& values, std::int64_t d, Sum sum) {
-    const std::int64_t whole = head_.value_dim / lanes * lanes;
-    for (; d + 8 * lanes <= whole; d += 8 * lanes) {
-      value_strip<rows_of_8, 8>(row_begin, row_end, key, keys, values, d, sum);
+    while (d < head_.value_dim) {
+      d += with_strip(d, [&]<int NR, int NV>(Strip<NR>, Strip<NV>)
+                             HEADWAY_LAMBDA { value_strip<NR, NV>(row_begin, row_end, key, keys, values, d, sum); });
     }
-    for (; d + 4 * lanes <= whole; d += 4 * lanes) {
-      value_strip<2, 4>(row_begin, row_end, key, keys, values, d, sum);
+  }
+
+  // body(how many rows, how many vectors) for the widest strip from column d on; gives its columns. Only an odd number
+  // of vectors, so also a single one, may end in part of a vector.
+  template <class Body>
+  HEADWAY_INLINE std::int64_t with_strip(std::int64_t d, const Body& body) const {
+    const std::int64_t left = head_.value_dim - d;
+    const auto call = [&]<int NR, int NV>(Strip<NR> rows, Strip<NV> vectors) HEADWAY_LAMBDA -> std::int64_t {
+      body(rows, vectors);
+      return NV * lanes;
+    };
+    if (left >= 8 * lanes) {
+      return call(Strip<rows_of_8>{}, Strip<8>{});
     }
-    for (; d < head_.value_dim; d += lanes) {
-      value_strip<2, 1>(row_begin, row_end, key, keys, values, d, sum);
+    if constexpr (roomy) {
+      if (left > 6 * lanes) {
+        return call(Strip<2>{}, Strip<7>{});
+      }
+      if (left == 6 * lanes) {
+        return call(Strip<2>{}, Strip<6>{});
+      }
+      if (left > 4 * lanes) {
+        return call(Strip<2>{}, Strip<5>{});
+      }
     }
+    if (left >= 4 * lanes) {
+      return call(Strip<2>{}, Strip<4>{});
+    }
+    if constexpr (roomy) {
+      if (left > 2 * lanes) {
+        return call(Strip<2>{}, Strip<3>{});
+      }
+      if (left == 2 * lanes) {
+        return call(Strip<2>{}, Strip<2>{});
+      }
+    }
+    return call(Strip<2>{}, Strip<1>{});
   }
 
   template <int NR, int NV>
@@ -130,7 +162,10 @@ class DecodeValues {
   // left.
   HEADWAY_NOINLINE std::int64_t first_strip(int row_begin, int row_end, std::int64_t key, std::int64_t keys,
                                             const StoredRows<In>& values, Sum sum, const Ahead& ahead) {
-    const auto strip = [&]<int NR, int NV>(Strip<NR>, Strip<NV>) -> std::int64_t {
+    if (head_.value_dim < 4 * lanes) {
+      return 0;
+    }
+    return with_strip(0, [&]<int NR, int NV>(Strip<NR>, Strip<NV>) HEADWAY_LAMBDA {
       int r = row_begin;
       if (r + NR <= row_end) {
         add_rows<NR, NV>(r, key, keys, values, 0, sum, FetchRows{ahead});
@@ -140,19 +175,15 @@ class DecodeValues {
         ++r;
       }
       value_strip<NR, NV>(r, row_end, key, keys, values, 0, sum);
-      return NV * lanes;
-    };
-    return head_.value_dim >= 8 * lanes   ? strip(Strip<rows_of_8>{}, Strip<8>{})
-           : head_.value_dim >= 4 * lanes ? strip(Strip<2>{}, Strip<4>{})
-                                          : 0;
+    });
   }
 
   template <int NR, int NV, class Fetch>
   HEADWAY_INLINE void add_rows(int r, std::int64_t key, std::int64_t keys, const StoredRows<In>& values, std::int64_t d,
                                Sum sum, const Fetch& fetch) {
     value_tile<S, In, NR, NV>(at_.scores_of(r) + (key - block_.begin), at_.score_ld, values.from(0, d), keys,
-                              at_most(head_.value_dim - d, lanes), at_.part_outputs + r * at_.output_ld + d,
-                              at_.output_ld, sum, fetch);
+                              at_most(head_.value_dim - d - (NV - 1) * lanes, lanes),
+                              at_.part_outputs + r * at_.output_ld + d, at_.output_ld, sum, fetch);
   }
 
   const DecodeTask<S>& task_;

@@ -122,10 +122,7 @@ struct DotOperand<S, In, 2> {
   static constexpr int size = 2 * S::lanes;
   using Pair = typename Operands<S>::Scalar;
   HEADWAY_INLINE static auto load(const In* p) { return Operands<S>::load(reinterpret_cast<const Pair*>(p)); }
-  HEADWAY_INLINE static auto load_part(const In* p, int count) {
-    const PaddedRow<size, In> row = padded_row<size>(p, count);
-    return load(row.elements);
-  }
+  HEADWAY_INLINE static auto load_part(const In* p, int count) { return Operands<S>::load_first(p, count); }
 };
 
 // One row of keys in a dot product.
