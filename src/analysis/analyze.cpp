@@ -203,7 +203,8 @@ class Analyzer {
         static_cast<T>(sum_between(row, left ? position - *left : row.begin, right ? position + *right + 1 : row.end));
   }
 
-  // The cosines of all pairs of maps: the matrix product of the maps [H, cells] with themselves, then each pair once.
+  // The cosines of all pairs of maps: the matrix product of the maps [H, cells] with themselves, divided by their
+  // lengths. It is symmetric to the bit, as every sum of products is taken in the order of the cells.
   void compare_heads(std::int64_t b) {
     const std::int64_t heads = problem_.heads, cells = result_.map_mean.size(2) * result_.map_mean.size(3);
     if (cells == 0 || heads == 0) {
@@ -219,10 +220,10 @@ class Analyzer {
       lengths[static_cast<std::size_t>(h)] = std::sqrt(square(maps + h * cells, cells));
     });
     parallel_for(heads, get_threads(), [&](std::int64_t g, int) {
-      for (std::int64_t h = g; h < heads; ++h) {
+      for (std::int64_t h = 0; h < heads; ++h) {
         const double scale = lengths[static_cast<std::size_t>(g)] * lengths[static_cast<std::size_t>(h)];
         const double cosine = scale == 0 ? 0 : static_cast<double>(similarity[g * heads + h]) / scale;
-        similarity[g * heads + h] = similarity[h * heads + g] = static_cast<T>(cosine > 1 ? 1 : cosine);
+        similarity[g * heads + h] = static_cast<T>(cosine > 1 ? 1 : cosine);
       }
     });
   }
