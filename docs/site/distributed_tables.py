@@ -77,7 +77,7 @@ def plot(tables: dict[int, list[tuple[str, list[float | None]]]]) -> None:
             points = [(r, 100 * n) for r, n in zip(RANKS, numbers, strict=True) if n is not None]
             axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
         axes.set(xscale="log", xlabel="ranks", title=f"{tokens:,} tokens", ylim=(0, 102))
-        axes.set_xticks(RANKS, [str(r) for r in RANKS])
+        axes.set_xticks(RANKS, [str(r) for r in RANKS], fontsize=8)
         axes.minorticks_off()
     pictures[0].set_ylabel("efficiency (%)")
     pictures[0].legend(fontsize=8)

@@ -28,6 +28,22 @@ class OutOfPages(MemoryError):
 OutOfPages.__module__ = "headway"
 
 
+def os_error(number: int | None, text: str) -> OSError:
+    """The OSError of an errno, of the class that open() gives it (FileNotFoundError, ...), whose str() is the text.
+
+    >>> error = os_error(2, "view: no/page.html: cannot be written")
+    >>> error, error.errno
+    (FileNotFoundError('view: no/page.html: cannot be written'), 2)
+    >>> os_error(13, "view: page.html: cannot be written")
+    PermissionError('view: page.html: cannot be written')
+    """
+    if not number:
+        return OSError(text)
+    made = type(OSError(number, text))(text)
+    made.errno = number
+    return made
+
+
 @contextmanager
 def named(function: str) -> Iterator[None]:
     """Errors that begin with the name of an inner function begin with this one, which the user knows."""
@@ -37,4 +53,4 @@ def named(function: str) -> Iterator[None]:
         text, count = _INNER.subn(function, str(error))
         if count == 0:
             raise
-        raise type(error)(text) from None
+        raise (os_error(error.errno, text) if isinstance(error, OSError) else type(error)(text)) from None

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from headway._arguments import whole_number
+from headway._errors import os_error
 from headway._headway import LiveView
 
 _serving: set[ViewServer] = set()  # servers that nobody keeps, headway.view(..., serve=True).url, serve all the same
@@ -94,7 +95,8 @@ class _Server(ThreadingHTTPServer):
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:
-            raise OSError(f"view: cannot listen on port {port}: {error}") from None
+            number = error.errno if isinstance(error, OSError) else None
+            raise os_error(number, f"view: cannot listen on port {port}: {error}") from None
         self.view = view
         self.open: dict[socket.socket, threading.Thread] = {}
         self.own_host = f"127.0.0.1:{self.server_address[1]}"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from errno import EEXIST
 from html import escape
 from pathlib import Path
 
+from headway._errors import os_error
 from headway._page import MARK, in_frame
 
 _PAGE = """<!doctype html>
@@ -52,11 +54,11 @@ def page_of(title: str, pages: Sequence[tuple[str, str]]) -> str:
 
 
 def write(path: Path, text: str, replace: bool) -> None:
-    """Writes a file; OSError where there is one already, unless it may be replaced."""
+    """Writes a file; FileExistsError where there is one already, unless it may be replaced."""
     try:
         with path.open("w" if replace else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise OSError(f"view: {path}: the file exists; set overwrite to replace it") from None
+        raise os_error(EEXIST, f"view: {path}: the file exists; set overwrite to replace it") from None
     except OSError as error:
-        raise OSError(f"view: {path}: cannot be written: {error.strerror}") from None
+        raise os_error(error.errno, f"view: {path}: cannot be written: {error.strerror}") from None

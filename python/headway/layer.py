@@ -199,7 +199,8 @@ class MultiHeadAttention:
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Writes the layer to a .safetensors file, which the headway command reads too. An existing file is an error.
 
-        The dropout, which belongs to training, is not in the file.
+        A name that says another format, layer.npz, is a ValueError. The dropout, which belongs to training, is not in
+        the file.
         """
         if self.num_hiddens != self.W_o.shape[1]:
             raise ValueError(f"MultiHeadAttention.save: W_o has shape {self.W_o.shape}, expected square")

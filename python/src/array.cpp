@@ -247,7 +247,8 @@ TensorView Array::writable_view() const {
 
 std::string Array::type_text() const {
   if (is_numpy()) {
-    return to_string(nb::str(numpy_dtype_));
+    const bool is_native = nb::cast<bool>(numpy_dtype_.attr("isnative"));
+    return to_string(nb::str(numpy_dtype_)) + (is_native ? "" : " (not this machine's byte order)");
   }
   if (nb::hasattr(argument_.object, "dtype")) {
     return to_string(nb::str(nb::object(argument_.object.attr("dtype"))));

@@ -1,6 +1,7 @@
 #include "errors.h"
 
 #include <new>
+#include <system_error>
 
 namespace headway::python {
 namespace {
@@ -20,6 +21,24 @@ void set(PyObject* type, const Error& error) { PyErr_SetString(type, python_text
 void set_out_of_pages(const Error& error) {
   const nb::object type = nb::module_::import_("headway._errors").attr("OutOfPages");
   set(type.ptr(), error);
+}
+
+// The errno of a system call that failed, nested in the error; 0 if none is.
+int errno_of(const FileError& error) noexcept {
+  try {
+    std::rethrow_if_nested(error);
+  } catch (const std::system_error& nested) {
+    return nested.code().value();
+  }
+  return 0;
+}
+
+// As open() has it: FileNotFoundError, FileExistsError, PermissionError, ... and an OSError for a file that violates
+// its format.
+void set_os_error(const FileError& error) {
+  const nb::object make = nb::module_::import_("headway._errors").attr("os_error");
+  const nb::object made = make(errno_of(error), python_text(error));
+  PyErr_SetObject(made.type().ptr(), made.ptr());
 }
 
 }  // namespace
@@ -42,7 +61,7 @@ void set_python_error() noexcept {
   } catch (const Unsupported& error) {
     set(PyExc_NotImplementedError, error);
   } catch (const FileError& error) {
-    set(PyExc_OSError, error);
+    set_os_error(error);
   } catch (const Cancelled& error) {
     // What stopped the call is a signal handler's exception, which is still set.
     if (PyErr_Occurred() == nullptr) {

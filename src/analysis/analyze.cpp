@@ -18,6 +18,7 @@
 #include "core/ceil_div.h"
 #include "core/elements.h"
 #include "core/key_range.h"
+#include "core/linear.h"
 #include "core/out_of_memory.h"
 #include "core/parallel.h"
 #include "core/progress.h"
@@ -202,7 +203,8 @@ class Analyzer {
         static_cast<T>(sum_between(row, left ? position - *left : row.begin, right ? position + *right + 1 : row.end));
   }
 
-  // The cosines of all pairs of maps, each pair once: H * H / 2 products of as many numbers as a map has cells.
+  // The cosines of all pairs of maps: the matrix product of the maps [H, cells] with themselves, divided by their
+  // lengths. It is symmetric to the bit, as every sum of products is taken in the order of the cells.
   void compare_heads(std::int64_t b) {
     const std::int64_t heads = problem_.heads, cells = result_.map_mean.size(2) * result_.map_mean.size(3);
     if (cells == 0 || heads == 0) {
@@ -210,31 +212,34 @@ class Analyzer {
     }
     const T* maps = at<T>(result_.map_mean, b, 0);
     T* similarity = at<T>(result_.similarity, b, 0);
+    linear(problem_.engine, ConstTensorView(maps, dtype_of<T>, {1, heads, cells}),
+           ConstTensorView(maps, dtype_of<T>, {cells, heads}, {1, cells}), {},
+           TensorView(similarity, dtype_of<T>, {1, heads, heads}), {.operation = problem_.operation});
     std::vector<double> lengths(static_cast<std::size_t>(heads));
     parallel_for(heads, get_threads(), [&](std::int64_t h, int) {
-      lengths[static_cast<std::size_t>(h)] = std::sqrt(product(maps + h * cells, maps + h * cells, cells));
+      lengths[static_cast<std::size_t>(h)] = std::sqrt(square(maps + h * cells, cells));
     });
     parallel_for(heads, get_threads(), [&](std::int64_t g, int) {
-      for (std::int64_t h = g; h < heads; ++h) {
+      for (std::int64_t h = 0; h < heads; ++h) {
         const double scale = lengths[static_cast<std::size_t>(g)] * lengths[static_cast<std::size_t>(h)];
-        const double cosine = scale == 0 ? 0 : product(maps + g * cells, maps + h * cells, cells) / scale;
-        similarity[g * heads + h] = similarity[h * heads + g] = static_cast<T>(cosine);
+        const double cosine = scale == 0 ? 0 : static_cast<double>(similarity[g * heads + h]) / scale;
+        similarity[g * heads + h] = static_cast<T>(cosine > 1 ? 1 : cosine);
       }
     });
   }
 
   // In partial sums, which the compiler keeps in vectors: one sum would wait for each addition.
-  static double product(const T* a, const T* b, std::int64_t count) {
+  static double square(const T* numbers, std::int64_t count) {
     constexpr std::int64_t lanes = 16;
     double sums[lanes] = {}, rest = 0;
     std::int64_t c = 0;
     for (; c + lanes <= count; c += lanes) {
       for (std::int64_t lane = 0; lane < lanes; ++lane) {
-        sums[lane] += static_cast<double>(a[c + lane]) * static_cast<double>(b[c + lane]);
+        sums[lane] += static_cast<double>(numbers[c + lane]) * static_cast<double>(numbers[c + lane]);
       }
     }
     for (; c < count; ++c) {
-      rest += static_cast<double>(a[c]) * static_cast<double>(b[c]);
+      rest += static_cast<double>(numbers[c]) * static_cast<double>(numbers[c]);
     }
     return std::accumulate(std::begin(sums), std::end(sums), rest);
   }

@@ -2,6 +2,7 @@
 // with both.
 #pragma once
 
+#include <exception>
 #include <filesystem>
 #include <string>
 #include <system_error>
@@ -26,9 +27,19 @@ class FileContext {
     throw FileError(text(prefix_, parts...));
   }
 
+  // The same with the errno that says what kind of failure it is: the FileError has a std::system_error nested in it.
+  template <class... Parts>
+  [[noreturn]] void fail_as(int error, const Parts&... parts) const {
+    try {
+      throw std::system_error(error, std::generic_category());
+    } catch (const std::system_error&) {
+      std::throw_with_nested(FileError(text(prefix_, parts...)));
+    }
+  }
+
   // For a system call that failed: `error` is its errno.
   [[noreturn]] void fail_system(const char* action, int error) const {
-    fail("cannot ", action, ": ", std::generic_category().message(error));
+    fail_as(error, "cannot ", action, ": ", std::generic_category().message(error));
   }
 
  private:

@@ -14,6 +14,7 @@ Tensor load_npy(const std::filesystem::path& path, const ReadLimits& limits) try
 }
 
 void save_npy(const std::filesystem::path& path, ConstTensorView tensor, const WriteOptions& options) try {
+  io::refuse_other_format("save_npy", path, ".npy");
   io::require_npy("save_npy", "", tensor);
   io::OutputFile file("save_npy", path, options.overwrite);
   io::write_npy(file.sink(), tensor);

@@ -72,6 +72,7 @@ Tensor load_npy_slice(const std::filesystem::path& path, int axis, std::int64_t 
 
 std::filesystem::path begin_npy(const std::filesystem::path& path, const NpyShape& shape,
                                 const WriteOptions& options) try {
+  io::refuse_other_format("begin_npy", path, ".npy");
   const double element = 0;
   io::require_npy("begin_npy", "", {&element, shape.dtype, {0}});
   io::OutputFile file("begin_npy", path, options.overwrite, io::OutputFile::Temporary::named);

@@ -51,6 +51,7 @@ NamedTensors load_npz(const std::filesystem::path& path, const ReadLimits& limit
 }
 
 void save_npz(const std::filesystem::path& path, const NamedViews& tensors, const WriteOptions& options) try {
+  io::refuse_other_format("save_npz", path, ".npz");
   for (const auto& [name, view] : tensors) {
     require_name(name);
     io::require_npy("save_npz", name, view);

@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <random>
@@ -43,6 +45,15 @@ void sync(const fs::path& folder) {
 
 }  // namespace
 
+void refuse_other_format(const char* operation, const fs::path& path, std::string_view extension) {
+  static constexpr std::array<std::string_view, 8> formats = {".npy", ".npz", ".safetensors", ".pt",
+                                                              ".pth", ".pkl", ".h5",          ".onnx"};
+  const std::string found = path.extension();
+  if (found != extension && std::find(formats.begin(), formats.end(), found) != formats.end()) {
+    throw InvalidArgument(text(operation, ": ", path.native(), ": expected a file name that ends in ", extension));
+  }
+}
+
 OutputFile::OutputFile(const char* operation, const fs::path& path, bool overwrite, Temporary temporary)
     : context_(operation, path), target_(overwrite ? resolved(path) : path), overwrite_(overwrite) {
   refuse_target();
@@ -75,7 +86,7 @@ void OutputFile::refuse_target() const {
     context_.fail_system("write", EISDIR);
   }
   if (!overwrite_) {
-    context_.fail(exists_already);
+    context_.fail_as(EEXIST, exists_already);
   }
   if (!S_ISREG(status.st_mode) && !S_ISLNK(status.st_mode)) {
     context_.fail("expected a regular file to overwrite, found a device, socket or FIFO");
@@ -184,7 +195,7 @@ void OutputFile::publish() {
   // Not every file system has hard links. There, an empty file reserves the name, if it is free, and is then replaced.
   const FileDescriptor claim(::open(target_.c_str(), create_new, default_mode));
   if (!claim.is_open() && errno == EEXIST) {
-    context_.fail(exists_already);
+    context_.fail_as(EEXIST, exists_already);
   }
   if (!claim.is_open()) {
     context_.fail_system("write", errno);

@@ -6,11 +6,16 @@
 #include <filesystem>
 #include <functional>
 #include <span>
+#include <string_view>
 
 #include "io/file_context.h"
 #include "io/file_descriptor.h"
 
 namespace headway::io {
+
+// An InvalidArgument for a name that says another format than the one written, by its extension: l.npz for
+// .safetensors.
+void refuse_other_format(const char* operation, const std::filesystem::path& path, std::string_view extension);
 
 using ByteSink = std::function<void(std::span<const std::byte>)>;
 

@@ -140,6 +140,7 @@ SafetensorsFile load_safetensors(const std::filesystem::path& path, const ReadLi
 
 void save_safetensors(const std::filesystem::path& path, const NamedViews& tensors,
                       const std::map<std::string, std::string>& metadata, const WriteOptions& options) try {
+  io::refuse_other_format("save_safetensors", path, ".safetensors");
   require_writable(tensors, metadata);
   const auto order = in_file_order(tensors);
   const std::string header = header_for(order, metadata);

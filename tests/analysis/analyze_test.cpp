@@ -245,6 +245,7 @@ TEST_P(Analyze, gives_the_same_bits_for_every_number_of_threads) {
     EXPECT_TRUE(same_bits(found.received, alone.received));
     EXPECT_TRUE(same_bits(found.map_mean, alone.map_mean));
     EXPECT_TRUE(same_bits(found.top_keys, alone.top_keys));
+    EXPECT_TRUE(same_bits(found.similarity, alone.similarity));
   }
   set_threads(before);
 }
@@ -277,6 +278,18 @@ TEST_P(Analyze, similarity_is_the_cosine_of_two_maps) {
         const double cosine = product(b, g, h) / std::sqrt(product(b, g, g) * product(b, h, h));
         EXPECT_NEAR(get(found.similarity, {b, g, h}), cosine, 1e-6);
       }
+    }
+  }
+}
+
+TEST_P(Analyze, similarity_is_symmetric_and_at_most_1_for_any_number_of_heads) {
+  const Inputs inputs = random_inputs({.batch = 1, .heads = 70, .kv_heads = 70, .queries = 70, .keys = 33});
+  const Analysis found = run_analyze(inputs.q, inputs.k, on_engine());
+  for (std::int64_t g = 0; g < 70; ++g) {
+    EXPECT_NEAR(get(found.similarity, {0, g, g}), 1, 1e-6);
+    for (std::int64_t h = 0; h < 70; ++h) {
+      EXPECT_LE(get(found.similarity, {0, g, h}), 1);
+      EXPECT_EQ(get(found.similarity, {0, g, h}), get(found.similarity, {0, h, g}));
     }
   }
 }

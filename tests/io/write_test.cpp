@@ -6,6 +6,9 @@
 #include <sys/wait.h>
 
 #include <atomic>
+#include <cerrno>
+#include <exception>
+#include <system_error>
 #include <thread>
 
 #include "files.h"
@@ -48,6 +51,55 @@ TEST(Write, an_existing_file_is_kept_unless_overwrite_is_set) {
   save_npy(path, small(), {.overwrite = true});
   EXPECT_TRUE(same(load_npy(path), small()));
   EXPECT_EQ(folder.files(), 1u);
+}
+
+TEST(Write, the_errno_of_a_failure_is_nested_in_its_error) {
+  const TestFolder folder;
+  save_npy(folder / "x.npy", small());
+  const auto number = [](const auto& call) {
+    try {
+      call();
+    } catch (const FileError& error) {
+      try {
+        std::rethrow_if_nested(error);
+      } catch (const std::system_error& nested) {
+        return nested.code().value();
+      }
+    }
+    return 0;
+  };
+  EXPECT_EQ(number([&] { save_npy(folder / "x.npy", small()); }), EEXIST);
+  EXPECT_EQ(number([&] { save_npy(folder / "no/x.npy", small()); }), ENOENT);
+  EXPECT_EQ(number([&] { load_npy(folder / "no.npy"); }), ENOENT);
+  EXPECT_EQ(number([&] { load_npy(folder / "."); }), EISDIR);
+  EXPECT_EQ(number([&] { load_npz(folder / "x.npy"); }), 0);  // the system did all that it was asked for
+}
+
+TEST(Write, a_name_that_says_another_format_is_refused) {
+  const TestFolder folder;
+  const auto text_of = [](const auto& call) -> std::string {
+    try {
+      call();
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  const std::string expected = ": expected a file name that ends in ";
+  const auto name = [&](const char* file) { return (folder / file).string(); };
+  EXPECT_EQ(text_of([&] { save_npy(name("x.npz"), small()); }), "save_npy: " + name("x.npz") + expected + ".npy");
+  EXPECT_EQ(text_of([&] {
+              begin_npy(name("x.pt"), {DType::f32, {2}});
+            }),
+            "begin_npy: " + name("x.pt") + expected + ".npy");
+  EXPECT_EQ(text_of([&] { save_npz(name("x.npy"), {}); }), "save_npz: " + name("x.npy") + expected + ".npz");
+  EXPECT_EQ(text_of([&] { save_safetensors(name("x.npz"), {}); }),
+            "save_safetensors: " + name("x.npz") + expected + ".safetensors");
+  EXPECT_EQ(folder.files(), 0u);
+  for (const char* other : {"x", "x.v2", "x.npz.safetensors"}) {
+    save_safetensors(name(other), {});
+  }
+  EXPECT_EQ(folder.files(), 3u);
 }
 
 TEST(Write, a_failed_write_keeps_the_old_file_and_leaves_nothing_behind) {

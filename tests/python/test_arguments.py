@@ -115,8 +115,9 @@ def test_the_cache_names_arrays_in_place_of_integers_and_paths(tmp_path):
 )
 def test_functions_of_the_tutorials_name_themselves(operation, call):
     refused(lambda: call(RAGGED), ValueError, operation, "rows of equal length")
-    for value in ("abc", None, np.zeros(3, "M8[s]"), np.zeros(3, [("a", "f4")]), np.array([None])):
+    for value in ("abc", np.zeros(3, "M8[s]"), np.zeros(3, [("a", "f4")]), np.array([None])):
         refused(lambda value=value: call(value), TypeError, operation, "has type")
+    refused(lambda: call(None), TypeError, operation, "is None, expected an array")
 
 
 class NoArray:
@@ -155,7 +156,7 @@ def test_the_numpy_layer_names_its_arguments():
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("W_q", None, "W_q has type object"),
+        ("W_q", None, "W_q is None, expected an array"),
         ("W_k", np.ones(8), "W_k has shape (8,), expected (in, out)"),
         ("W_v", np.ones((8, 7)), "W_v has shape (8, 7)"),
         ("W_o", np.ones((7, 8)), "W_o has shape (7, 8), expected (8, out)"),

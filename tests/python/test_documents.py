@@ -1,5 +1,6 @@
 """The functions and the layer of documents 000, 002 and 003, against the documents' own steps."""
 
+import errno
 import subprocess
 from pathlib import Path
 
@@ -355,6 +356,39 @@ def test_a_layer_comes_back_from_its_file(tmp_path, dtype, bias):
         OSError, match="^MultiHeadAttention.load: .*bad.safetensors: expected the metadata to say layer"
     ):
         headway.MultiHeadAttention.load(tmp_path / "bad.safetensors")
+
+
+def test_errors_of_files_are_those_of_open(tmp_path):
+    layer, path = headway.MultiHeadAttention(4, 2), tmp_path / "layer.safetensors"
+    layer.save(path)
+    (tmp_path / "folder").mkdir()
+    load = headway.MultiHeadAttention.load
+    for call, error, number, text in [
+        (lambda: load(tmp_path / "none"), FileNotFoundError, errno.ENOENT, "load: .*none: cannot open: No such file"),
+        (lambda: load(tmp_path / "folder"), IsADirectoryError, errno.EISDIR, "load: .*folder: cannot read: Is a dir"),
+        (lambda: load(path / "under"), NotADirectoryError, errno.ENOTDIR, "load: .*under: cannot open: Not a dir"),
+        (lambda: layer.save(path), FileExistsError, errno.EEXIST, "save: .*layer.safetensors: the file exists"),
+        (lambda: layer.save(tmp_path / "folder"), IsADirectoryError, errno.EISDIR, "save: .*: cannot write: Is a dir"),
+        (lambda: layer.save(tmp_path / "no" / "l"), FileNotFoundError, errno.ENOENT, "save: .*l: cannot create a file"),
+    ]:
+        with pytest.raises(error, match=f"^MultiHeadAttention.{text}") as raised:
+            call()
+        assert raised.value.errno == number
+    (tmp_path / "short").write_bytes(b"abc")  # a violated format is no failure of the system
+    with pytest.raises(OSError, match="^MultiHeadAttention.load: .*short: expected at least 8 bytes") as raised:
+        load(tmp_path / "short")
+    assert type(raised.value) is OSError and raised.value.errno is None
+
+
+def test_a_name_that_says_another_format_is_refused(tmp_path):
+    layer = headway.MultiHeadAttention(4, 2)
+    for name in ("l.npz", "l.npy", "l.pt", "a.safetensors.h5"):
+        with pytest.raises(ValueError, match=rf"^MultiHeadAttention.save: .*{name}: expected .* ends in .safetensors"):
+            layer.save(tmp_path / name, overwrite=True)
+    assert list(tmp_path.iterdir()) == []
+    for name in ("layer", "layer.v2", "l.npz.safetensors"):
+        layer.save(tmp_path / name)
+        assert headway.MultiHeadAttention.load(tmp_path / name).num_heads == 2
 
 
 def test_a_layer_of_the_command_is_read(tmp_path):

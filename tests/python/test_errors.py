@@ -60,7 +60,12 @@ REFUSED = [
     (TypeError, "valid_lens has type bool", {"valid_lens": [True, False]}),
     (TypeError, "valid_lens has type complex128, expected integers", {"valid_lens": [1j, 2]}),
     (TypeError, "valid_lens has type <U1, expected integers", {"valid_lens": ["1", "2"]}),
-    (TypeError, "valid_lens has type >i4, expected integers", {"valid_lens": np.array([1, 2], ">i4")}),
+    (
+        TypeError,
+        r"valid_lens has type >i8 \(not this machine's byte order\), expected integers",
+        {"valid_lens": np.array([1, 2], ">i8")},
+    ),
+    (TypeError, r"bias has type >f4 \(not this machine's byte order\), expected", {"bias": np.ones((5, 7), ">f4")}),
     (TypeError, "valid_lens is .*None.*, expected integers", {"valid_lens": [None, 1]}),
     (ValueError, r"valid_lens is \[\[1\], \[1, 2\]\], expected rows of equal length", {"valid_lens": [[1], [1, 2]]}),
     (ValueError, r"mask is \[\[True\], \[True, False\]\], expected rows", {"mask": [[True], [True, False]]}),

@@ -389,8 +389,10 @@ def test_a_cache_comes_back_from_its_file(tmp_path):
     query = random(rng, (3, 4, 1, 8))
     assert loaded.ids == [0, 1, 2] and loaded.free_pages == cache.free_pages and loaded.config == cache.config
     assert np.array_equal(loaded.attend([0, 1, 2], query), cache.attend([0, 1, 2], query))
-    with pytest.raises(OSError, match="^save_safetensors|^KVCache.save"):
+    with pytest.raises(FileExistsError, match="^KVCache.save"):
         cache.save(tmp_path / "cache.safetensors")
+    with pytest.raises(ValueError, match="^KVCache.save: .*cache.npz: expected a file name that ends in .safetensors"):
+        cache.save(tmp_path / "cache.npz")
 
 
 def test_torch_tensors_in_a_cache():

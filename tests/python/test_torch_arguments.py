@@ -5,6 +5,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+import headway  # noqa: E402
 import headway.torch as ht  # noqa: E402
 from headway import masks  # noqa: E402
 
@@ -50,6 +53,17 @@ def test_the_largest_seed_is_taken():
     one = ht.attention(Q, Q, Q, dropout=0.5, seed=2**64 - 1)
     assert torch.equal(one, ht.attention(Q, Q, Q, dropout=0.5, seed=torch.tensor(-1)))
     refused(lambda: ht.attention(Q, Q, Q, dropout=0.5, seed=2**64), ValueError, "attention", "seed")
+
+
+def test_a_window_past_64_bits_is_taken_as_attention_takes_it():
+    expected = ht.attention(Q, Q, Q)
+    for window in ((2**63, 0), (0, 10**30), (2**63, 2**64), (np.uint64(2**63), None)):
+        one = ht.attention(Q, Q, Q, window=window)
+        assert torch.equal(one, torch.from_numpy(headway.attention(*3 * [Q.numpy()], window=window)))
+        with FlopCounterMode(display=False):  # the operator
+            assert torch.equal(one, ht.attention(Q, Q, Q, window=window))
+    assert torch.equal(expected, one)
+    refused(lambda: ht.attention(Q, Q, Q, window=(-(2**70), 0)), ValueError, "attention", "window left is -11805")
 
 
 def test_bounds_of_packed_sequences_are_named():

@@ -13,8 +13,10 @@ from cases import random_case
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import torch.nn.functional as F  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch.nn.attention.flex_attention import create_block_mask  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count  # noqa: E402
 
 import headway.torch as ht  # noqa: E402
 from headway.torch import _ops  # noqa: E402
@@ -473,3 +475,43 @@ def test_shapes_and_strides_on_a_gpu_are_known_without_one():
     for one, like in zip((out, *grads), (x, x, x, y)):
         assert one.device.type == "cuda" and one.dtype == x.dtype and one.stride() == like.stride()
     assert lse.device.type == "cuda" and lse.dtype == torch.float32
+
+
+# ---- What torch's FlopCounterMode counts ----
+
+
+def counted(call):
+    with FlopCounterMode(display=False) as counter:
+        call()
+    counts = counter.get_flop_counts()["Global"]
+    assert all("headway" in str(operator) for operator in counts)
+    return {str(operator).split(".")[-1]: count for operator, count in counts.items()}
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": "top_left", "window": (3, 0), "return_weights": True}])
+def test_flops_are_counted_as_those_of_torchs_fused_attention(options):
+    query, key, value = draw(2, 6, 5, 8), draw(2, 3, 7, 8), draw(2, 3, 7, 4)
+
+    def call():
+        out = ht.attention(query, key, value, **options)
+        (out if isinstance(out, torch.Tensor) else out[0]).sum().backward()
+
+    sizes = query.shape, key.shape, value.shape
+    assert counted(call) == {
+        "attention": sdpa_flop_count(*sizes),
+        "attention_backward": sdpa_backward_flop_count((2, 6, 5, 4), *sizes),
+    }
+    with torch.no_grad():
+        one_head = query[0, 0], key[0, 0], value[0, 0]
+        assert counted(lambda: ht.attention(*one_head)) == {"attention": sdpa_flop_count(*sizes) // (2 * 6)}
+
+
+def test_flops_of_packed_sequences_are_those_of_each():
+    query, key, value = draw(6, 2, 8), draw(9, 2, 8), draw(9, 2, 4)
+    bounds = torch.tensor([0, 2, 6], dtype=torch.int32), torch.tensor([0, 3, 9], dtype=torch.int32)
+    found = counted(lambda: ht.attention_varlen(query, key, value, *bounds).sum().backward())
+    pairs = 2 * (2 * 3 + 4 * 6)
+    assert found == {"attention": 2 * pairs * (8 + 4), "attention_backward": 2 * pairs * (3 * 8 + 2 * 4)}
+    with FakeTensorMode() as mode:  # whose numbers nobody knows: at most all pairs
+        fake = [mode.from_tensor(x) for x in (query, key, value, *bounds)]
+        assert counted(lambda: ht.attention_varlen(*fake)) == {"attention": 2 * (2 * 6 * 9) * (8 + 4)}

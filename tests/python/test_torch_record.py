@@ -286,10 +286,10 @@ def test_encoder_decoder_and_cross_attention_are_in_one_page(translation, tmp_pa
     for name in ("encoder.layers.self_attn (6 x 6)", "decoder.layers.self_attn (4 x 4)", "multihead_attn (4 x 6)"):
         assert name in text
     assert translation._repr_html_().startswith("<iframe srcdoc=")
-    with pytest.raises(OSError, match=r"^view: .*a\.html: the file exists; set overwrite to replace it"):
+    with pytest.raises(FileExistsError, match=r"^view: .*a\.html: the file exists; set overwrite to replace it"):
         translation.view(path=tmp_path / "a.html")
     translation.view(path=tmp_path / "a.html", overwrite=True)
-    with pytest.raises(OSError, match=r"^view: .*cannot be written: No such file"):
+    with pytest.raises(FileNotFoundError, match=r"^view: .*cannot be written: No such file"):
         translation.view(path=tmp_path / "none" / "a.html")
     with pytest.raises(ValueError, match="^view: tokens has 3 entries, expected 4 or 6"):
         translation.view(tokens=list("abc"))

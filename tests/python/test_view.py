@@ -1,6 +1,7 @@
 """The page that shows attention: as a file, from a server, and what an interrupt leaves behind."""
 
 import base64
+import errno
 import gc
 import html
 import http.client
@@ -77,7 +78,7 @@ def test_arrays_of_any_rank_type_and_library_are_shown(tmp_path):
 def test_an_existing_file_stays_unless_it_may_go(tmp_path):
     x, path = np.eye(3), tmp_path / "a.html"
     path.write_text("mine")
-    with pytest.raises(OSError, match="a.html"):
+    with pytest.raises(FileExistsError, match="a.html"):
         headway.view(x, x, path=path)
     assert path.read_text() == "mine"
     headway.view(x, x, path=path, overwrite=True)
@@ -161,7 +162,7 @@ def test_errors_name_what_is_wrong(tmp_path):
         (lambda: headway.view(x, np.zeros((4, 3)), path=path), ValueError, "^view: key has head_dim 3"),
         (lambda: headway.view(x, x[:0], path=path), ValueError, "^view: there is nothing to show"),
         (lambda: headway.view(x, x[:0], serve=True), ValueError, "^view: there is nothing to show"),
-        (lambda: headway.view(x, x, path=tmp_path / "no" / "a.html"), OSError, "^view: .*no/a.html"),
+        (lambda: headway.view(x, x, path=tmp_path / "no" / "a.html"), FileNotFoundError, "^view: .*no/a.html"),
         (lambda: headway.view(x, x, path=tmp_path / "a\x9b" / "a.html"), OSError, r"^view: .*a\\u009b/a.html"),
         (lambda: headway.view(x, x, serve=True, port=-1), OSError, "^view: cannot listen on port -1"),
         (lambda: headway.view(x, x, serve=True, port="8000"), TypeError, "^view: port is '8000', expected an integer"),
@@ -265,8 +266,9 @@ def test_a_server_listens_where_it_is_asked_to():
     x = np.eye(4)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(OSError, match=f"^view: cannot listen on port {port}"):
+        with pytest.raises(OSError, match=f"^view: cannot listen on port {port}") as raised:
             headway.view(x, x, serve=True, port=port)
+        assert raised.value.errno == errno.EADDRINUSE
     with headway.view(x, x, serve=True, port=port) as server:
         assert f":{port}/" in server.url
         with urllib.request.urlopen(server.url.replace("127.0.0.1", "localhost")) as page:

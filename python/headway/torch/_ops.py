@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
-from headway.torch import _core, _forward_mode, _in_torch
+from headway.torch import _core, _flops, _forward_mode, _in_torch
 from headway.torch._core import SCHEMA, TENSORS, Options
 from headway.torch._weights import gradients_through_weights, sink_share
 
@@ -167,6 +168,13 @@ def _double_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ..
 
 attention.register_autograd(_gradients, setup_context=_save)
 attention_backward.register_autograd(_double_backward, setup_context=_save_for_double_backward)
+
+
+# ---- torch.utils.flop_counter ----
+
+
+register_flop_formula(torch.ops.headway.attention, get_raw=True)(_flops.forward)
+register_flop_formula(torch.ops.headway.attention_backward, get_raw=True)(_flops.backward)
 
 
 # ---- vmap and torch.func ----

@@ -19,6 +19,8 @@ from headway.torch._structured import with_mask
 Causal = bool | Literal["top_left", "bottom_right"]
 Window = tuple[int | None, int | None]
 
+_MOST = 2**63 - 1
+
 
 def attention(
     query: Tensor,
@@ -250,7 +252,13 @@ def _sides(operation: str, window: Window | None) -> Window:
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         error = ValueError if isinstance(window, (tuple, list)) else TypeError
         raise error(f"{operation}: window is {shown(window)}, expected a pair (left, right) of integers or None")
-    return window[0], window[1]
+    left, right = window
+    return _count(left), _count(right)
+
+
+def _count(side: Any) -> Any:
+    """A side of a window, at most what an operator's integers hold: from there on it is unlimited for any sequence."""
+    return _MOST if isinstance(side, (int, np.integer)) and side > _MOST else side
 
 
 def _seed(operation: str, dropout: float, seed: int | Tensor | None) -> Tensor | None:
