@@ -180,7 +180,7 @@ def bandwidth(rank: int) -> tuple[float, float]:
 
 
 def measured(kind: str, backward: bool, rank: int, ranks: int, given: argparse.Namespace) -> dict[str, list[float]]:
-    """The fastest time and the median of "one" thread, "threads", each scheme, and plain all-gathers (ours, torch's)."""
+    """The fastest time and the median of "one" thread, "threads", each scheme, and all-gathers (ours, torch's)."""
     tensors = inputs(given.length, given.heads, kind)
     sharding, options = calls(given, ranks, kind)
     single = alone(tensors, options, backward)
