@@ -336,6 +336,47 @@ TEST_P(Paged, packed_queries_mix_prefill_and_decode) {
   }
 }
 
+// Where the rows of a token's kv heads lie side by side, kernels may take a few keys of each head in turn; gathered
+// rows lie head by head.
+TEST_P(Paged, many_heads_give_the_bits_of_each_alone) {
+  for (const int threads : {1, 4}) {
+    set_threads(threads);
+    for (const DType type : {DType::f32, DType::bf16, DType::i8})
+      for (const std::int64_t page_size : {1, 5, 16, 48}) {
+        const DType query_type = type == DType::i8 ? DType::bf16 : type;
+        const PagedShape shape{.lengths = {2200, 333, 40},
+                               .page_size = page_size,
+                               .kv_heads = 11,
+                               .head_dim = 40,
+                               .value_dim = 72,
+                               .type = type};
+        expect_gathered(shape, 22, 1, causal(), query_type);
+        expect_gathered(shape, 11, 3, causal({.window = Window{100, 0}}), query_type);
+      }
+  }
+}
+
+TEST_P(Paged, heads_of_other_sizes_of_queries_change_no_bit_of_their_neighbours) {
+  const PagedInputs inputs(
+      {.lengths = {300, 70}, .page_size = 16, .kv_heads = 6, .head_dim = 32, .value_dim = 32, .type = DType::bf16});
+  Random random(5);
+  Tensor query = normal({2, 12, 2, 32}, DType::bf16, random);
+  const Tensor usual = run_paged(query, inputs.keys(), here(causal()));
+  for (const std::int64_t head : {0, 5, 8})  // one of a group's rows, that is
+    set(query, {0, head, 1, 3}, 1e-36);
+  const Tensor changed = run_paged(query, inputs.keys(), here(causal()));
+  each_index(usual.sizes(), [&](const Dims& at) {
+    const bool same_row = at[0] != 0 || at[2] != 1 || (at[1] != 0 && at[1] != 5 && at[1] != 8);
+    if (same_row) {
+      EXPECT_EQ(get(usual, at), get(changed, at));
+    }
+  });
+  for (std::int64_t b = 0; b < 2; ++b) {
+    const Call call = gathered_call(inputs, b, ConstTensorView(query).slice(0, b, b + 1), here(causal()));
+    EXPECT_TRUE(same_bits(ConstTensorView(changed).slice(0, b, b + 1), call.run().out));
+  }
+}
+
 TEST_P(Paged, neither_threads_nor_the_batch_change_a_bit) {
   const PagedInputs inputs({.lengths = {3000, 40, 900, 2049}, .page_size = 16, .head_dim = 64, .value_dim = 64});
   Random random(5);

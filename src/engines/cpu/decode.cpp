@@ -1,5 +1,5 @@
-// The CPU engine's decode pass. A unit is one chunk of keys of one kv head; a task is some consecutive units, enough to
-// pay off. When all are done, each kv head's chunks are merged in a fixed order.
+// The CPU engine's decode pass. A unit is one chunk of keys of one kv head, or of some that are taken together; a task
+// is some consecutive units, enough to pay off. When all are done, each kv head's chunks are merged in a fixed order.
 #include "engines/cpu/decode.h"
 
 #include <algorithm>
@@ -26,6 +26,9 @@ constexpr std::int64_t least_chunk = 512;
 constexpr std::int64_t wanted_chunks = 4;
 constexpr std::int64_t most_chunks = 64;
 
+constexpr double together_bytes = 65536;  // of 16 keys of the heads that are taken together
+constexpr std::int64_t wanted_units = 4;  // for a thread, so that all end at about the same time
+
 constexpr double task_bytes = 2e5;     // about 20 microseconds of one core's reading
 constexpr double flops_per_byte = 10;  // that a core does in the time that it takes to read a byte
 
@@ -46,16 +49,29 @@ const DecodeKernel& decode_kernel_for(const Problem& problem) {
   return kernels.decode[storage];
 }
 
-// Kv heads and their chunks in a fixed numbering: sequence by sequence, chunk by chunk, head by head, since the heads'
-// rows of a token often lie side by side, so that they share pages of memory. Also what they need: partials, one kv
-// head's after the other's, and scratch of a thread.
+// Whether a token's rows of the kv heads lie side by side, closer than the rows of two tokens, so that taking a few
+// keys of each head in turn reads memory in order.
+bool heads_are_inner(const Problem& problem, const ConstTensorView& rows) {
+  const std::int64_t from_head = rows.stride(1), from_key = rows.stride(2);
+  return rows.stride(3) == 1 && from_head > 0 && from_head * problem.kv_heads <= from_key;
+}
+
+// Kv heads and their chunks in a fixed numbering: sequence by sequence, chunk by chunk, set of heads by set of heads.
+// Also what they need: partials, one kv head's after the other's, and scratch of a thread.
 class Heads {
  public:
   Heads(const Problem& problem, const DecodeKernel& kernel) : problem_(problem) {
+    std::int64_t chunks = 0;
     for (std::int64_t b = 0; b < problem.batch; ++b) {
       const Sequence current = sequence(problem, b);
       if (is_decoded(problem, current.query_count, current.key_count)) {
-        add(b, current, kernel);
+        chunks += ceil_div(current.key_count, chunk_keys_of(current.key_count));
+      }
+    }
+    for (std::int64_t b = 0; b < problem.batch; ++b) {
+      const Sequence current = sequence(problem, b);
+      if (is_decoded(problem, current.query_count, current.key_count)) {
+        add(b, current, chunks, kernel);
       }
     }
   }
@@ -67,22 +83,26 @@ class Heads {
   const DecodeArgs& first() const { return items_.front().args; }
 
   struct Unit {
-    std::int64_t head, chunk;
+    std::int64_t head, chunk;  // the first head
+    int heads;
   };
   Unit unit(std::int64_t index) const {
     const auto after = std::upper_bound(items_.begin(), items_.end(), index,
                                         [](std::int64_t unit, const Item& item) { return unit < item.first_unit; });
     const Item& item = *(after - 1);
     const std::int64_t inside = index - item.first_unit;
-    const std::int64_t g = inside % problem_.kv_heads;
-    return {(after - 1 - items_.begin()) * problem_.kv_heads + g, inside / problem_.kv_heads};
+    const std::int64_t sets = ceil_div(problem_.kv_heads, item.together);
+    const std::int64_t first = inside % sets * item.together;
+    return {(after - 1 - items_.begin()) * problem_.kv_heads + first, inside / sets,
+            static_cast<int>(std::min<std::int64_t>(item.together, problem_.kv_heads - first))};
   }
 
-  // A kv head with its query heads' arguments, which take the front of a thread's scratch.
-  DecodeArgs arguments(const ForwardProblem& problem, std::int64_t index, char* partials, char* scratch) const {
+  // The n-th of a unit's kv heads with its query heads' arguments, which take the front of a thread's scratch.
+  DecodeArgs arguments(const ForwardProblem& problem, std::int64_t index, char* partials, char* scratch,
+                       std::int64_t n = 0) const {
     const Item& item = items_[static_cast<std::size_t>(index / problem_.kv_heads)];
-    const std::int64_t g = index % problem_.kv_heads;
-    auto* query_heads = reinterpret_cast<ForwardArgs*>(scratch);
+    const std::int64_t g = index % problem_.kv_heads + n;
+    auto* query_heads = reinterpret_cast<ForwardArgs*>(scratch) + n * item.args.group;
     const Sequence current = sequence(problem, item.b);
     const ForwardArgs shared = forward_args(problem, current, item.b);
     for (std::int64_t h = 0; h < item.args.group; ++h) {
@@ -97,18 +117,36 @@ class Heads {
 
   // Where the kernel's scratch begins: behind the arguments.
   std::int64_t argument_bytes() const {
-    return ceil_div(group() * static_cast<std::int64_t>(sizeof(ForwardArgs)), 64) * 64;
+    return ceil_div(most_together_ * group() * static_cast<std::int64_t>(sizeof(ForwardArgs)), 64) * 64;
   }
 
  private:
   struct Item {
     std::int64_t b, first_unit, first_partial, partial_bytes;
+    int together;     // kv heads of a unit
     DecodeArgs args;  // without data
   };
 
   std::int64_t group() const { return problem_.heads / problem_.kv_heads; }
 
-  void add(std::int64_t b, const Sequence& current, const DecodeKernel& kernel) {
+  // How many kv heads a unit takes together: enough to read memory in order, and no more, so that what was fetched is
+  // still in the cache; fewer where that would leave threads without work. Wider rows than those of 8 bits did not gain
+  // from it. No result depends on it.
+  int together(std::int64_t queries, std::int64_t chunks, const DecodeKernel& kernel) const {
+    if (kernel.run_in_turns == nullptr || problem_.spans || problem_.kv_heads < 2 ||
+        !heads_are_inner(problem_, problem_.key) || !heads_are_inner(problem_, problem_.value)) {
+      return 1;
+    }
+    const auto row_bytes =
+        static_cast<double>(std::max<std::int64_t>(problem_.head_dim, 1) * size_of(problem_.key_dtype()));
+    const auto in_cache = static_cast<std::int64_t>(together_bytes / (16 * row_bytes));
+    const std::int64_t units = ceil_div(wanted_units * get_threads(), chunks);
+    return static_cast<int>(std::clamp<std::int64_t>(
+        std::min({in_cache, most_rows_in_turn / (group() * queries), ceil_div(problem_.kv_heads, units)}), 1,
+        most_heads_in_turn));
+  }
+
+  void add(std::int64_t b, const Sequence& current, std::int64_t chunks, const DecodeKernel& kernel) {
     ForwardArgs dimensions;
     dimensions.head_dim = problem_.head_dim;
     dimensions.value_dim = problem_.value_dim;
@@ -119,11 +157,16 @@ class Heads {
     args.query_storage = storage_of(problem_.dtype());
     args.chunk_keys = chunk_keys_of(current.key_count);
     args.chunks = ceil_div(current.key_count, args.chunk_keys);
+    const int heads = together(current.query_count, chunks, kernel);
+    most_together_ = std::max(most_together_, heads);
     kernel_scratch_ = std::max(kernel_scratch_, kernel.scratch_bytes(args));
+    if (heads > 1) {
+      kernel_scratch_ = std::max(kernel_scratch_, heads * kernel.turn_scratch_bytes(args));
+    }
     const std::int64_t bytes = kernel.partial_bytes(args);
     args.heads = nullptr;
-    items_.push_back({b, units_, partial_bytes_, bytes, args});
-    units_ += problem_.kv_heads * args.chunks;
+    items_.push_back({b, units_, partial_bytes_, bytes, heads, args});
+    units_ += ceil_div(problem_.kv_heads, heads) * args.chunks;
     partial_bytes_ += problem_.kv_heads * bytes;
   }
 
@@ -132,6 +175,7 @@ class Heads {
   std::int64_t units_ = 0;
   std::int64_t partial_bytes_ = 0;
   std::int64_t kernel_scratch_ = 0;
+  int most_together_ = 1;
 };
 
 // The work in bytes of keys and values, or the equivalent in time.
@@ -199,24 +243,26 @@ void decode(const ForwardProblem& problem) {
   auto* partials = static_cast<char*>(call_scratch.at_least(heads.partial_bytes()));
 
   SharedProgress progress(problem.operation, problem.progress, problem.weights ? 2 * tasks : tasks);
-  const auto each_unit = [&](void (*run)(const DecodeArgs&, std::int64_t, void*)) {
+  const auto each_unit = [&](const auto& run) {
     parallel_for(tasks, threads, [&](std::int64_t task, int worker) {
       TaskScratch task_scratch;
       auto* scratch = static_cast<char*>(task_scratch.at_least(heads.scratch_bytes()));
-      DecodeArgs args;
+      DecodeArgs args[most_heads_in_turn];
       std::int64_t head = -1;
       for (std::int64_t index = task * group; index < std::min((task + 1) * group, heads.units()); ++index) {
         const Heads::Unit unit = heads.unit(index);
-        if (unit.head != head) {
-          head = unit.head;
-          args = heads.arguments(problem, head, partials, scratch);
+        for (int n = 0; unit.head != head && n < unit.heads; ++n) {
+          args[n] = heads.arguments(problem, unit.head, partials, scratch, n);
         }
-        run(args, unit.chunk, scratch + heads.argument_bytes());
+        head = unit.head;
+        run(args, unit.heads, unit.chunk, scratch + heads.argument_bytes());
       }
       progress.task_done(worker);
     });
   };
-  each_unit(kernel.run);
+  each_unit([&](const DecodeArgs* args, int count, std::int64_t chunk, void* scratch) {
+    count == 1 ? kernel.run(args[0], chunk, scratch) : kernel.run_in_turns(args, count, chunk, scratch);
+  });
   const std::int64_t mergers = std::min<std::int64_t>(heads.count(), threads);
   parallel_for(mergers, threads, [&](std::int64_t task, int) {
     TaskScratch task_scratch;
@@ -226,7 +272,11 @@ void decode(const ForwardProblem& problem) {
     }
   });
   if (problem.weights) {
-    each_unit(kernel.run_weights);
+    each_unit([&](const DecodeArgs* args, int count, std::int64_t chunk, void* scratch) {
+      for (int n = 0; n < count; ++n) {
+        kernel.run_weights(args[n], chunk, scratch);
+      }
+    });
   }
   progress.finish();
 }

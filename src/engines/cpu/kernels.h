@@ -30,6 +30,11 @@ struct DecodeKernel {
   std::int64_t (*scratch_bytes)(const DecodeArgs& args);
   std::int64_t (*partial_bytes)(const DecodeArgs& args);
   int most_queries;  // of a head: with more, panels of queries are faster
+  // run() for several kv heads of a sequence, a few keys of each in turn, and the scratch for each; null: not done.
+  // They have no spans, their rows of K and V lie at one distance from each to the next, and they have at most
+  // most_rows_in_turn rows.
+  void (*run_in_turns)(const DecodeArgs* heads, int count, std::int64_t chunk, void* scratch) = nullptr;
+  std::int64_t (*turn_scratch_bytes)(const DecodeArgs& args) = nullptr;
 };
 
 // kernel/backward_args.h says what each task does and may read.

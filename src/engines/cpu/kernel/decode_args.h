@@ -9,6 +9,9 @@
 
 namespace headway::cpu {
 
+// Kv heads whose rows of a token lie side by side may take turns, a few keys of each. No result depends on it.
+constexpr int most_heads_in_turn = 32, most_rows_in_turn = 32;  // rows of all heads: their scores stay in a cache
+
 struct DecodeArgs {
   const ForwardArgs* heads = nullptr;  // the query heads that share the kv head
   std::int64_t group = 0;              // how many they are

@@ -65,6 +65,13 @@ struct LinesAhead {
   HEADWAY_INLINE void fetch(int k, std::int64_t d) const { __builtin_prefetch(first + k * row_bytes + d, 0, 2); }
 };
 
+// The same for rows that lie anywhere.
+struct ListedAhead {
+  const char* const* rows;
+
+  HEADWAY_INLINE void fetch(int k, std::int64_t d) const { __builtin_prefetch(rows[k] + d, 0, 2); }
+};
+
 template <class S, class Byte>
 class ByteScores {
   using Vector = typename S::Vector;
@@ -77,8 +84,20 @@ class ByteScores {
       : task_(task), block_(block), at_(task.at), scaling_(task.product_scaling), head_(task.head) {}
 
   HEADWAY_NOINLINE void score_rows(const Range& hull) {
-    list_scales(head_.key, block_.begin, hull, at_.scales);
     const RowsAhead<Byte> ahead(head_.key, head_.head_dim, hull.end);
+    score_keys(hull,
+               [&](std::int64_t key) HEADWAY_LAMBDA { return LinesAhead(ahead.beside(key, lanes), at_.rows_at[0]); });
+  }
+
+  // The same for a few keys, up to `lanes`.
+  HEADWAY_NOINLINE void score_turn(const Range& keys, const char* const* ahead) {
+    score_keys(keys, [&](std::int64_t) HEADWAY_LAMBDA { return ListedAhead{ahead}; });
+  }
+
+ private:
+  template <class RowsNext>
+  HEADWAY_INLINE void score_keys(const Range& hull, const RowsNext& rows_next) {
+    list_scales(head_.key, block_.begin, hull, at_.scales);
     for (std::int64_t key = hull.begin; key < hull.end; key += lanes) {
       const int count = at_most(hull.end - key, lanes);
       if (!block_.reaches(key, key + count)) {
@@ -88,7 +107,7 @@ class ByteScores {
       for (int k = count; k < lanes; ++k) {
         at_.rows_at[k] = at_.rows_at[count - 1];
       }
-      const LinesAhead next(ahead.beside(key, lanes), at_.rows_at[0]);
+      const auto next = rows_next(key);
       int r = 0;
       for (; r + 4 <= task_.rows; r += 4) {
         score_group<4>(r, key, next);
@@ -109,13 +128,12 @@ class ByteScores {
     }
   }
 
- private:
   // `lanes` keys for NR rows, `together` keys at a time.
-  template <int NR>
-  HEADWAY_NOINLINE void score_group(int first, std::int64_t key, const LinesAhead& ahead) {
+  template <int NR, class Next>
+  HEADWAY_NOINLINE void score_group(int first, std::int64_t key, const Next& ahead) {
     constexpr int NK = lanes / NR, together = NR == 4 ? 2 : 4;
     const Bytes bytes;
-    const LinesAhead next = ahead;  // in registers
+    const Next next = ahead;  // in registers
     for (int part = 0; part < NR; ++part) {
       Vector products[lanes];
       HEADWAY_UNROLL
@@ -140,8 +158,8 @@ class ByteScores {
   }
 
   // acc[r][n]: the products of query first + r and the list's key k + n, still to be summed over lanes.
-  template <int NR, int together>
-  HEADWAY_INLINE void multiply(const Bytes& bytes, int first, int k, const LinesAhead& next,
+  template <int NR, int together, class Next>
+  HEADWAY_INLINE void multiply(const Bytes& bytes, int first, int k, const Next& next,
                                Vector (&acc)[NR][together]) const {
     HEADWAY_UNROLL
     for (int r = 0; r < NR; ++r) {
@@ -203,27 +221,61 @@ class ByteValues {
 
   // As DecodeValues does it.
   HEADWAY_NOINLINE void add(int row_begin, int row_end, const Range& hull, const std::uint64_t* allowed) {
-    list_scales(head_.value, block_.begin, hull, at_.scales);
-    int suiting = 0;
-    for (int r = row_begin; r < row_end; ++r) {
-      at_.suits[r] = make_pairs(r, hull);
-      suiting += at_.suits[r] ? 1 : 0;
+    if (start(row_begin, row_end, hull)) {
+      const RowsAhead<Byte> ahead(head_.value, head_.value_dim, hull.end);
+      PartSums sums;
+      add_pairs(row_begin, row_end, hull, hull, allowed, sums, [&](std::int64_t key, const void* there) HEADWAY_LAMBDA {
+        return LinesAhead(ahead.beside(key, summed), there);
+      });
     }
-    if (suiting != 0) {  // the others' weights are garbage, and their outputs replaced
-      add_pairs(row_begin, row_end, hull, allowed);
-    }
-    for (int r = row_begin; r < row_end; ++r) {
-      if (!at_.suits[r]) {
-        in_float_.add(r, r + 1, hull, allowed);
-      }
+    add_others(row_begin, row_end, hull, allowed);
+  }
+
+  // The same for all rows in turns: first start_turns(), then add_turn() with the hull's keys in ascending order, cut
+  // at multiples of `summed` from the block's begin, then end_turns().
+  void start_turns(const Range& hull) {
+    turn_sums_ = {};
+    some_suit_ = start(0, task_.rows, hull);
+  }
+  HEADWAY_NOINLINE void add_turn(const Range& hull, const Range& keys, const char* const* ahead) {
+    if (some_suit_) {
+      add_pairs(0, task_.rows, hull, keys, nullptr, turn_sums_,
+                [&](std::int64_t, const void*) HEADWAY_LAMBDA { return ListedAhead{ahead}; });
     }
   }
+  void end_turns(const Range& hull) { add_others(0, task_.rows, hull, nullptr); }
 
   bool output_is_finite(int r) const { return in_float_.output_is_finite(r); }
 
  private:
   // Weights whose products with 8-bit numbers, and sums of those, are normal numbers.
   static constexpr float least_weight = 0x1p-100f, most_weight = 0x1p100f;
+
+  // How far the sums of a block are.
+  struct PartSums {
+    bool starts = true;      // nothing is in the part's sums
+    bool first_part = true;  // nor in the block's
+  };
+
+  // Makes weights pairs; gives whether some row's suit. The others' are garbage.
+  bool start(int row_begin, int row_end, const Range& hull) const {
+    list_scales(head_.value, block_.begin, hull, at_.scales);
+    bool some_suit = false;
+    for (int r = row_begin; r < row_end; ++r) {
+      at_.suits[r] = make_pairs(r, hull);
+      some_suit |= at_.suits[r];
+    }
+    return some_suit;
+  }
+
+  // The rows whose weights do not suit, whose outputs are garbage so far.
+  void add_others(int row_begin, int row_end, const Range& hull, const std::uint64_t* allowed) {
+    for (int r = row_begin; r < row_end; ++r) {
+      if (!at_.suits[r]) {
+        in_float_.add(r, r + 1, hull, allowed);
+      }
+    }
+  }
 
   // weight * scale as bf16 for the keys of the hull that the row sees, 0 for the others of its tiles; gives whether
   // all are 0 or of a size that suits.
@@ -248,26 +300,29 @@ class ByteValues {
     return all_suit;
   }
 
-  void add_pairs(int row_begin, int row_end, const Range& hull, const std::uint64_t* allowed) {
+  // part_outputs and outputs (+)= p V of some of the hull's keys.
+  template <class RowsNext>
+  HEADWAY_INLINE void add_pairs(int row_begin, int row_end, const Range& hull, const Range& some,
+                                const std::uint64_t* allowed, PartSums& sums, const RowsNext& rows_next) {
     constexpr std::int64_t part_keys = summed * summed;
-    const RowsAhead<Byte> ahead(head_.value, head_.value_dim, hull.end);
-    const std::int64_t first = block_.begin + (hull.begin - block_.begin) / summed * summed;
-    for (std::int64_t part = first; part < hull.end;) {
-      const std::int64_t part_end =
-          smaller(hull.end, block_.begin + ((part - block_.begin) / part_keys + 1) * part_keys);
-      bool starts = true;
+    for (std::int64_t part = block_.begin + (some.begin - block_.begin) / summed * summed; part < some.end;) {
+      const std::int64_t whole = block_.begin + ((part - block_.begin) / part_keys + 1) * part_keys;
+      const std::int64_t part_end = smaller(some.end, whole);
       for (std::int64_t key = part; key < part_end; key += summed) {
-        const Range keys{larger(key, hull.begin), smaller(key + summed, part_end)};
+        const Range keys{larger(key, some.begin), smaller(key + summed, part_end)};
         if (!block_.reaches(keys.begin, keys.end)) {
           continue;
         }
         list_rows(key, keys, allowed);
-        const LinesAhead next(ahead.beside(key, summed), at_.rows_at[keys.begin - key]);
-        add_keys(row_begin, row_end, key, static_cast<int>((keys.end - key + 1) / 2), starts, next);
-        starts = false;
+        const auto next = rows_next(key, at_.rows_at[keys.begin - key]);
+        add_keys(row_begin, row_end, key, static_cast<int>((keys.end - key + 1) / 2), sums.starts, next);
+        sums.starts = false;
       }
-      for (int r = row_begin; r < row_end; ++r) {
-        add_part(r, starts, part == first);
+      if (part_end == whole || part_end == hull.end) {
+        for (int r = row_begin; r < row_end; ++r) {
+          add_part(r, sums.starts, sums.first_part);
+        }
+        sums = {true, false};
       }
       part = part_end;
     }
@@ -288,7 +343,8 @@ class ByteValues {
   }
 
   // part_outputs (+)= p V for all rows and columns, of the list's first pairs of keys.
-  void add_keys(int row_begin, int row_end, std::int64_t key, int pairs, bool starts, const LinesAhead& next) {
+  template <class Next>
+  void add_keys(int row_begin, int row_end, std::int64_t key, int pairs, bool starts, const Next& next) {
     for (std::int64_t d = 0; d < head_.value_dim; d += pair_bytes) {
       int r = row_begin;
       for (; r + 4 <= row_end; r += 4) {
@@ -304,9 +360,9 @@ class ByteValues {
     }
   }
 
-  template <int NR>
+  template <int NR, class Next>
   HEADWAY_NOINLINE void add_strip(int first, std::int64_t key, int pairs, std::int64_t d, bool starts,
-                                  const LinesAhead& next) {
+                                  const Next& next) {
     const std::int64_t left = head_.value_dim - d;
     if (left >= pair_bytes) {
       add_pairs_of<NR>(first, key, pairs, d, starts, next, [](const Byte* p) HEADWAY_LAMBDA { return Bytes::load(p); });
@@ -317,11 +373,11 @@ class ByteValues {
     }
   }
 
-  template <int NR, class Load>
+  template <int NR, class Next, class Load>
   HEADWAY_INLINE void add_pairs_of(int first, std::int64_t key, int pairs, std::int64_t d, bool starts,
-                                   const LinesAhead& ahead, const Load& load) {
+                                   const Next& ahead, const Load& load) {
     const Bytes bytes;
-    const LinesAhead next = ahead;  // in registers
+    const Next next = ahead;  // in registers
     Vector acc[NR][strip_vectors];
     float* const sums = at_.part_outputs + first * at_.output_ld + d;
     HEADWAY_UNROLL
@@ -379,6 +435,8 @@ class ByteValues {
   const DecodeLayout<S> at_;
   const ForwardArgs& head_;
   DecodeValues<S, Byte> in_float_;
+  PartSums turn_sums_;
+  bool some_suit_ = false;
 };
 
 }  // namespace

@@ -2,6 +2,8 @@
 // which). The weighted sums of bf16 values are in float either way; those of 8-bit values are dot products too.
 #pragma once
 
+#include <new>
+
 #include "engines/cpu/kernel/decode.h"
 #include "engines/cpu/kernel/decode_finish.h"
 #include "engines/cpu/kernel/forward_pairs.h"
@@ -45,6 +47,35 @@ void run_decode_pairs(const DecodeArgs& args, std::int64_t chunk, void* scratch)
       [&](const DecodeArgs& rows) { Decode<Plain, Row>(rows, scratch).run(chunk); });
 }
 
+// What a head that takes turns needs, its state behind its scratch.
+template <class Pairs, class Row>
+std::int64_t decode_turn_scratch(const DecodeArgs& args) {
+  return Decode<Pairs, Row>::scratch_bytes(args) +
+         static_cast<std::int64_t>((sizeof(Decode<Pairs, Row>) + 63) / 64 * 64);
+}
+
+// Heads take turns if all their rows suit pairs.
+template <class Pairs, class Plain, class Row>
+void run_decode_turns(const DecodeArgs* heads, int count, std::int64_t chunk, void* scratch) {
+  const std::int64_t each = decode_turn_scratch<Pairs, Row>(heads[0]);
+  Decode<Pairs, Row>* states[most_heads_in_turn];
+  bool all_suit = true;
+  for (int h = 0; h < count; ++h) {
+    for (std::int64_t row = 0; row < heads[h].rows(); ++row) {
+      all_suit &= query_suits_pairs<Pairs>(heads[h].heads[row / heads[h].queries], row % heads[h].queries);
+    }
+    char* const memory = static_cast<char*>(scratch) + h * each;
+    states[h] = new (memory + Decode<Pairs, Row>::scratch_bytes(heads[h])) Decode<Pairs, Row>(heads[h], memory);
+  }
+  if (all_suit) {
+    Decode<Pairs, Row>::run_in_turns(states, count, chunk);
+    return;
+  }
+  for (int h = 0; h < count; ++h) {
+    run_decode_pairs<Pairs, Plain, Row>(heads[h], chunk, scratch);
+  }
+}
+
 template <class Pairs, class Plain>
 void run_decode_weights_pairs(const DecodeArgs& args, std::int64_t chunk, void* scratch) {
   split_rows<Pairs>(
@@ -65,6 +96,10 @@ DecodeKernel decode_pairs_kernel(const DecodeKernel& plain) {
   kernel.run = run_decode_pairs<Pairs, Plain, Row>;
   kernel.run_weights = is_scaled<Row> ? nullptr : run_decode_weights_pairs<Pairs, Plain>;
   kernel.scratch_bytes = decode_scratch_pairs<Pairs, Plain, Row>;
+  if constexpr (is_scaled<Row>) {
+    kernel.run_in_turns = run_decode_turns<Pairs, Plain, Row>;
+    kernel.turn_scratch_bytes = decode_turn_scratch<Pairs, Row>;
+  }
   return kernel;
 }
 
