@@ -105,6 +105,10 @@ constexpr Finding findings[] = {
     // A bias with one column: of a sequence with one key dbias came from another kernel than in a pack.
     {"a_sequence_of_one_key_and_its_bias",
      "type=bf16 form=packed b=2 sq=2 sk=3 dv=6 bias=full bias_axes=bi grad=wide seed=5888277855176523385"},
+    // The same for products that vanish: -0 alone, and 0 as the sum in a pack.
+    {"a_sequence_of_one_key_and_its_bias_of_0",
+     "form=packed b=4 sq=2 sk=8 bias=full bias_axes=bi v_size=1.0000000000000001e-37 grad_size=1.0000000000000001e-37 "
+     "seed=4585537954527224850"},
     // lse is 1e39 in float64: the judge of 8-bit pages made it infinite, where a finite one is stored as finite.
     {"infinite_queries_of_a_softcap_beyond_a_float",
      "type=bf16 b=2 softcap=9.9999999999999994e+38 plants=query:minus_inf seed=1379382990326804037"},

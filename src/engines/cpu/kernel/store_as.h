@@ -26,19 +26,20 @@ HEADWAY_INLINE std::int64_t storage_size(Storage storage) {
   return storage == Storage::f64 ? 8 : storage == Storage::f32 ? 4 : 2;
 }
 
-// to[c * stride] = from[c], rounded to Out; halves are rounded from float.
+// to[c * stride] = from[c], rounded to Out; halves are rounded from float. -0 becomes 0, as in a sum
+// that begins with 0: whether a number is summed may depend on the other sequences of a pack.
 template <class Out, class Number>
 HEADWAY_INLINE void store_row_as(Out* to, std::int64_t stride, const Number* from, std::int64_t count) {
   if constexpr (std::is_same_v<Out, float> || std::is_same_v<Out, double>) {
     for (std::int64_t c = 0; c < count; ++c) {
-      to[c * stride] = static_cast<Out>(from[c]);
+      to[c * stride] = static_cast<Out>(from[c] + 0);
     }
   } else {
     for (std::int64_t c = 0; c < count; c += F32::lanes) {
       alignas(64) float rounded[F32::lanes] = {};
       const int some = at_most(count - c, F32::lanes);
       for (int l = 0; l < some; ++l) {
-        rounded[l] = static_cast<float>(from[c + l]);
+        rounded[l] = static_cast<float>(from[c + l] + 0);
       }
       store_row<F32>(to, stride, c, some, F32::load(rounded));
     }
