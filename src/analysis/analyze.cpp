@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <iterator>
 #include <new>
-#include <numeric>
 #include <stdexcept>
 #include <vector>
 
@@ -204,7 +202,7 @@ class Analyzer {
   }
 
   // The cosines of all pairs of maps: the matrix product of the maps [H, cells] with themselves, divided by their
-  // lengths. It is symmetric to the bit, as every sum of products is taken in the order of the cells.
+  // lengths, the roots of its diagonal. It is symmetric to the bit, as every sum is taken in the order of the cells.
   void compare_heads(std::int64_t b) {
     const std::int64_t heads = problem_.heads, cells = result_.map_mean.size(2) * result_.map_mean.size(3);
     if (cells == 0 || heads == 0) {
@@ -216,9 +214,9 @@ class Analyzer {
            ConstTensorView(maps, dtype_of<T>, {cells, heads}, {1, cells}), {},
            TensorView(similarity, dtype_of<T>, {1, heads, heads}), {.operation = problem_.operation});
     std::vector<double> lengths(static_cast<std::size_t>(heads));
-    parallel_for(heads, get_threads(), [&](std::int64_t h, int) {
-      lengths[static_cast<std::size_t>(h)] = std::sqrt(square(maps + h * cells, cells));
-    });
+    for (std::int64_t h = 0; h < heads; ++h) {
+      lengths[static_cast<std::size_t>(h)] = std::sqrt(static_cast<double>(similarity[h * heads + h]));
+    }
     parallel_for(heads, get_threads(), [&](std::int64_t g, int) {
       for (std::int64_t h = 0; h < heads; ++h) {
         const double scale = lengths[static_cast<std::size_t>(g)] * lengths[static_cast<std::size_t>(h)];
@@ -226,22 +224,6 @@ class Analyzer {
         similarity[g * heads + h] = static_cast<T>(cosine > 1 ? 1 : cosine);
       }
     });
-  }
-
-  // In partial sums, which the compiler keeps in vectors: one sum would wait for each addition.
-  static double square(const T* numbers, std::int64_t count) {
-    constexpr std::int64_t lanes = 16;
-    double sums[lanes] = {}, rest = 0;
-    std::int64_t c = 0;
-    for (; c + lanes <= count; c += lanes) {
-      for (std::int64_t lane = 0; lane < lanes; ++lane) {
-        sums[lane] += static_cast<double>(numbers[c + lane]) * static_cast<double>(numbers[c + lane]);
-      }
-    }
-    for (; c < count; ++c) {
-      rest += static_cast<double>(numbers[c]) * static_cast<double>(numbers[c]);
-    }
-    return std::accumulate(std::begin(sums), std::end(sums), rest);
   }
 
   const Problem& problem_;
