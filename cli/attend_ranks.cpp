@@ -307,25 +307,26 @@ void attend_on_ranks(const AttentionCallArguments& arguments, const OutputFiles&
                      std::chrono::milliseconds timeout) {
   const MpiJob job(timeout);
   distributed::MpiTransport transport(MPI_COMM_WORLD, timeout);
-  // Of all ranks alike: the first one says it.
-  const auto fail = [&](const auto& error, ExitCode code) {
-    if (transport.rank() != 0) {
-      throw ReportedElsewhere(code);
+  // Of all ranks alike: the first one says it, before any of them leaves the job. mpirun ends the ranks that still run
+  // as soon as one exits with an error.
+  const auto fail = [&](std::string_view error, ExitCode code) {
+    if (transport.rank() == 0) {
+      std::cerr << printable(text("headway attend: ", error)) << std::endl;
     }
-    throw error;
+    throw AlreadyReported(code);
   };
   try {
     RankOfAttend(arguments, outputs, transport).run();
   } catch (const UsageError& error) {
-    fail(error, ExitCode::usage);
+    fail(error.what(), ExitCode::usage);
   } catch (const Failure& error) {
-    fail(error, ExitCode::failure);
+    fail(error.what(), ExitCode::failure);
   } catch (const InvalidArgument& error) {
-    fail(error, ExitCode::usage);
+    fail(without_operation(error.what()), ExitCode::usage);
   } catch (const TypeMismatch& error) {
-    fail(error, ExitCode::usage);
+    fail(without_operation(error.what()), ExitCode::usage);
   } catch (const Unsupported& error) {
-    fail(error, ExitCode::failure);
+    fail(without_operation(error.what()), ExitCode::failure);
   } catch (const std::exception& error) {  // of this rank alone, while others wait for it
     std::cerr << printable(text("headway attend: rank ", transport.rank(), ": ", without_operation(error.what())))
               << std::endl;

@@ -150,7 +150,7 @@ int run(Command& command, const std::string& who) {
   try {
     command.run();
     return flushed(who, success);
-  } catch (const ReportedElsewhere& error) {
+  } catch (const AlreadyReported& error) {
     return static_cast<int>(error.code);
   } catch (const UsageError& error) {
     return report(who, error.what(), usage);

@@ -23,10 +23,10 @@ class Failure : public std::runtime_error {
 
 enum class ExitCode { success = 0, failure = 1, usage = 2, signalled = 128 };
 
-// A failure of all ranks of a job, which another one reports.
-class ReportedElsewhere : public std::runtime_error {
+// A failure of all ranks of a job, which one of them has reported.
+class AlreadyReported : public std::runtime_error {
  public:
-  explicit ReportedElsewhere(ExitCode exit_code) : runtime_error("reported by another rank"), code(exit_code) {}
+  explicit AlreadyReported(ExitCode exit_code) : runtime_error("already reported"), code(exit_code) {}
   ExitCode code;
 };
 
