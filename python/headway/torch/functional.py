@@ -178,7 +178,7 @@ def require_number(operation: str, name: str, value: Any) -> None:
 
 def draw_seed() -> Tensor:
     """A seed for dropout from torch's generator."""
-    return torch.randint(-(2**63), 2**63 - 1, ())
+    return torch.randint(-(2**63), 2**63 - 1, (), device="cpu")
 
 
 def _options(
@@ -273,14 +273,16 @@ def _seed(operation: str, dropout: float, seed: int | Tensor | None) -> Tensor |
     seed = whole_number(operation, "seed", seed, bits=64)
     if not 0 <= seed < 2**64:
         raise ValueError(f"{operation}: seed is {seed}, expected 0 to 2^64 - 1")
-    return torch.tensor(seed - 2**64 if seed >= 2**63 else seed)  # its 64 bits
+    return torch.tensor(seed - 2**64 if seed >= 2**63 else seed, device="cpu")  # its 64 bits
 
 
 def _integers(operation: str, name: str, numbers: Any) -> Tensor | None:
     """Lengths and bounds: lists become tensors; what is none is left to the call's own checks."""
     if numbers is None or isinstance(numbers, Tensor):
         return numbers
-    tensor = _as_tensor(operation, name, numbers, "integers")
+    # In host memory, whatever torch's default device is, unless they lie on a GPU already.
+    device = None if hasattr(numbers, "__cuda_array_interface__") else "cpu"
+    tensor = _as_tensor(operation, name, numbers, "integers", device=device)
     return tensor.long() if tensor.numel() == 0 else tensor
 
 
