@@ -12,7 +12,7 @@ from headway import _headway
 from headway._rope import settings_of
 from headway.torch._dispatch import is_watched
 from headway.torch._ops import as_function, register_loop
-from headway.torch.functional import require_tensors
+from headway.torch.functional import require_number, require_tensors
 
 
 class _Rotation(torch.autograd.Function):
@@ -109,6 +109,7 @@ def rope(
     torch.Size([2, 4, 10, 64])
     """
     require_tensors("rope", ("x", x))
+    require_number("rope", "base", base)
     settings = settings_of("rope", x.shape[-1] if x.dim() else 0, base, dims, interleaved, scaling)
     if is_watched():
         if not isinstance(positions, Tensor):
