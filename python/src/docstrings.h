@@ -290,6 +290,12 @@ first(1) | window(2, 0): 5 queries x 5 keys, 14 pairs, 56 %
 ■ · ■ ■ ■
 >>> mask.pairs(5, 5), mask.pairs(100_000, 100_000)
 (14, 399994)
+>>> mask.to_bool(5, 5)[0, 0, 4]
+array([ True, False,  True,  True,  True])
+>>> array, rows = mask.spans(5, 5)  # up to two spans of keys for each query
+>>> array[0, 0, 4], rows
+(array([[0, 1],
+       [2, 5]], dtype=int32), 1)
 )";
 inline constexpr const char* mask_batch = "The batch items that it tells apart; 1 where it is the same for all.";
 inline constexpr const char* mask_heads = "The heads that it tells apart; 1 where it is the same for all.";
