@@ -55,7 +55,7 @@ cuda_settings() {
 }
 
 # The instruction sets for which the tests compile the CPU engine: files for instruction sets that the processor lacks are only
-# checked for errors, by check_with_clang.
+# checked for errors, by clang_syntax.
 cpu_settings() {
   if [[ -n ${1:-} ]]; then
     echo -DHEADWAY_CPU_KERNELS=ALL

@@ -303,10 +303,10 @@ inline constexpr const char* mask_pairs =
     "How many pairs of a query and a key it allows, over its own batch items and heads.";
 inline constexpr const char* mask_draw =
     "A drawing of its first batch item and head: a line about it, and a line for each query, or row of cells.";
-inline constexpr const char* mask_to_bool = "It as bools (batch or 1, heads or 1, queries, keys), for tests.";
+inline constexpr const char* mask_to_bool = "The mask as bools (batch or 1, heads or 1, queries, keys), for tests.";
 inline constexpr const char* mask_spans =
-    R"(Its spans, integers (batch or 1, heads or 1, entries, spans, 2), and how many queries share an entry: attention's spans= and
-span_rows=. Those of an entry are sorted and apart, empty ones last. A mask with a dense part has none.)";
+    R"(Its spans as integers (batch or 1, heads or 1, entries, spans, 2), and how many queries share an entry: what attention takes as spans= and
+span_rows=. The spans of an entry are sorted and do not touch; empty ones come last. A mask with a dense part has none.)";
 
 inline constexpr const char* trace =
     R"(The steps of attention as TraceData; headway.trace makes its Trace of it.
