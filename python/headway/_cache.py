@@ -185,7 +185,7 @@ class KVCache:
         >>> cache = headway.KVCache(pages=8, page_size=4, kv_heads=1, head_dim=2)
         >>> id = cache.add()
         >>> cache.append(id, np.zeros((1, 1, 3, 2), np.float32), np.float32([[[[1, 0], [2, 0], [6, 0]]]]))
-        >>> cache.attend(id, np.zeros((1, 4, 1, 2), np.float32))[0, :, 0, 0]
+        >>> cache.attend(id, np.zeros((1, 4, 1, 2), np.float32))[0, :, 0, 0].round(4)
         array([3., 3., 3., 3.], dtype=float32)
         """
         return _headway.attend_cache(self._cache, ids, query, **options)

@@ -48,6 +48,8 @@ class MultiHeadAttention:
     >>> heads = layer.transpose_qkv(X)
     >>> heads.shape, np.array_equal(layer.transpose_output(heads), X)
     ((10, 4, 20), True)
+    >>> layer.scaled_dot_product_attention(heads, heads, heads).shape
+    (10, 4, 20)
 
     astype(np.float32) gives the layer whose parameters, and with float32 inputs whose computations, are float32; save
     and load are for files, which the headway command reads and writes too.
