@@ -234,7 +234,7 @@ def _tangents(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
         options = Options(*tensors, *ctx.plain_options)
         _in_torch.refuse("forward-mode", options)
         if given[3 + Options._fields.index("alibi_slopes")] is not None:
-            raise ValueError("attention: alibi_slopes has a tangent, and no derivative: pass what is learnt as bias")
+            raise ValueError("attention: alibi_slopes has a tangent, and no derivative: pass learnt slopes as a bias")
         _, lse, weights = run_attention(query, key, value[..., :0], *options, True)
         d_inputs = (d_query, d_key, d_value, d_bias, d_sinks)
         d_out, d_lse, d_weights = _forward_mode.tangents(d_inputs, query, key, value, options, lse, weights)
