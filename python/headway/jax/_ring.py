@@ -59,7 +59,7 @@ def ring_attention(
     devices = lax.psum(1, axis_name)
     others: Operands = {}
     if valid_lens is not None:
-        others["valid_lens"] = _integers(valid_lens)
+        others["valid_lens"] = _integers("ring_attention", "valid_lens", valid_lens)
         if others["valid_lens"].ndim != 1:
             raise ValueError(f"ring_attention: valid_lens has shape {others['valid_lens'].shape}, expected (B,)")
     if alibi_slopes is not None:
