@@ -56,6 +56,24 @@ def check_batch():
         np.testing.assert_allclose(np.asarray(x), exact[name], rtol=2e-5, atol=2e-5)
 
 
+def check_infinite_scores(devices):
+    """A part in which all scores of a row are -inf leaves the row to the other parts; NaN and a whole row of -inf stay."""
+    query, key, value, grad_out = inputs(24, 24, jnp.float32)
+    query = abs(query)
+    for begin in range(24 // devices, 24, 24 // devices):  # with the window, a row sees its own key and the one before
+        key = key.at[0, :, begin - 1].set(-jnp.inf)  # of the device before
+        key = key.at[1, 0, begin - 1 : begin + 1].set(-jnp.inf).at[1, 1, begin - 1].set(jnp.nan)
+    options = {"window": (1, 0)}
+    expected = headway.jax.attention(query, key, value, return_lse=True, **options)
+    assert np.isfinite(expected[1][0]).all() and np.isnan(expected[1][1]).any()
+    call = ring(devices, **options)
+    for found, whole in zip(call(query, key, value), expected, strict=True):
+        np.testing.assert_allclose(found, whole, rtol=2e-5, atol=2e-5)
+    found = jax.vjp(lambda value: call(query, key, value)[0], value)[1](grad_out)[0]
+    whole = jax.vjp(lambda value: headway.jax.attention(query, key, value, **options), value)[1](grad_out)[0]
+    np.testing.assert_allclose(found, whole, rtol=2e-5, atol=2e-5)
+
+
 def permutes(devices, **options):
     """How often the compiled program sends keys and values on."""
     query, key, value, _ = inputs(24, 24, jnp.float32)
@@ -71,6 +89,7 @@ if __name__ == "__main__":
     check(3, {"causal": "bottom_right"}, queries=12, keys=36)
     check(4, {"window": (2, 7), "alibi_slopes": slopes})
     check(4, {"valid_lens": np.array([13, 0])})
+    check_infinite_scores(3)
     check_batch()
     # A causal window of 5 keys reaches one block back on three devices of eight rows: one step of K and V.
     assert permutes(3, causal=True, window=(5, None)) == 2

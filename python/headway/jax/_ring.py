@@ -145,9 +145,35 @@ def _ring(static: Static, axis_name: str, query: Array, key: Array, value: Array
             blocks = place.shift(blocks, 1)  # nothing below depends on it: XLA sends while the part is computed
         operands = {"query": wide, "key": _wide(arrived[0]), "value": _wide(arrived[1]), **place.part(step, others)}
         results = {"out": out_like, "lse": _lse_like(place.static, wide)}
-        found = _call("headway_attention", place.static, operands, results)
-        out, lse = (found["out"], found["lse"]) if out is None else _merged(out, lse, found["out"], found["lse"])
+        if steps == 1:
+            found = _call("headway_attention", place.static, operands, results)
+            return found["out"].astype(query.dtype), found["lse"]
+        part = _part(place.static, operands, results)
+        out, lse = part if out is None else _merged(out, lse, *part)
+    undefined = lse == _lowest(lse)  # all scores of the row are -inf
+    out, lse = jnp.where(undefined[..., None], jnp.nan, out), jnp.where(undefined, jnp.nan, lse)
     return out.astype(query.dtype), lse
+
+
+def _lowest(lse: Array) -> Any:
+    return jnp.finfo(lse.dtype).min
+
+
+def _part(static: Static, operands: Operands, results: dict[str, Any]) -> tuple[Array, Array]:
+    """out and lse of a part that others are merged with. A row whose scores are all -inf (from infinite inputs) has
+    the lowest lse, not NaN: keys of other parts may have finite scores, beside which these weigh 0."""
+    found = _call("headway_attention", static, operands, results)
+
+    def beside_sink(out: Array, lse: Array) -> tuple[Array, Array]:
+        """Beside the finite score of a sink such rows are finite; NaN and +inf still give NaN."""
+        sinks = jnp.zeros(operands["query"].shape[1], operands["query"].dtype)
+        again = _call("headway_attention", static, {**operands, "sinks": sinks}, results)
+        only = jnp.isnan(lse) & ~jnp.isnan(again["lse"])
+        return jnp.where(only[..., None], again["out"], out), jnp.where(only, _lowest(lse), lse)
+
+    unsure: Any = jnp.isnan(found["lse"]).any()
+    merged: Any = lax.cond(unsure, beside_sink, lambda out, lse: (out, lse), found["out"], found["lse"])
+    return merged
 
 
 def _merged(out: Array, lse: Any, more: Array, more_lse: Array) -> tuple[Array, Array]:

@@ -1,14 +1,15 @@
 """The schedule of a split sequence run by torch, for tensors on a GPU (schemes ring and all_gather).
 
-Rows travel by the group's own sends and receives (NCCL), while the engine computes parts on the current stream. Parts
-are computed in the inputs' type; what is merged, summed and sent home is float32 (float64 for float64). Nothing here
-depends on the device: the tests run it on the CPU with gloo.
+Rows travel by the group's own sends and receives (NCCL) or through host memory (gloo), while the engine computes parts
+on the current stream. Parts are computed in the inputs' type; what is merged, summed and sent home is float32 (float64
+for float64). Nothing here depends on the device: the tests run it on the CPU with gloo.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -18,17 +19,14 @@ from torch import Tensor
 
 from headway import _headway
 from headway.distributed import Cluster, Sharding, contiguous, explain
+from headway.torch._messages import Direct, LostRank, Staged, needs_host_memory
+
+__all__ = ["Call", "LostRank", "backward", "forward", "make_call"]
 
 Rows = tuple[int, int]
 
 _SCHEMES = ("all_gather", "ring")
 _OPTIONS = ("causal", "window", "valid_lens", "scale", "softcap", "alibi_slopes")
-
-
-class LostRank(RuntimeError):
-    """A rank that failed, left, or did not answer in time."""
-
-    __module__ = "headway.torch.distributed"
 
 
 class Call(NamedTuple):
@@ -40,9 +38,10 @@ class Call(NamedTuple):
     scheme: str
     cluster: Cluster | None
     options: dict[str, Any]  # those of _OPTIONS that are given
+    staged: bool  # rows travel through host memory
 
 
-def make_call(group: dist.ProcessGroup, timeout: float, keywords: dict[str, Any]) -> Call:
+def make_call(group: dist.ProcessGroup, timeout: float, keywords: dict[str, Any], device: torch.device) -> Call:
     """NotImplementedError for options that are only supported in host memory so far."""
     given = {name: x for name, x in keywords.items() if x is not None}
     sharding, cluster, scheme = given.pop("sharding", None), given.pop("cluster", None), given.pop("scheme")
@@ -58,7 +57,7 @@ def make_call(group: dist.ProcessGroup, timeout: float, keywords: dict[str, Any]
         raise NotImplementedError(f"attention: scheme {scheme!r} works in host memory; a GPU has ring and all_gather")
     if "valid_lens" in given and given.get("causal") == "bottom_right":
         raise NotImplementedError("attention: valid_lens with causal='bottom_right' works in host memory, not on a GPU")
-    return Call(group, timeout, sharding, scheme, cluster, given)
+    return Call(group, timeout, sharding, scheme, cluster, given, needs_host_memory(group, device))
 
 
 # ---- Agreement ----
@@ -105,7 +104,8 @@ def _agreed(call: Call, operation: str, query: Tensor, key: Tensor, value: Tenso
         **{name: _plain(call.options.get(name)) for name in _OPTIONS},
     }  # fmt: skip
     lengths = [0, 0] if error else [query.shape[2], key.shape[2]]
-    texts = _gathered(call, query.device, json.dumps([error, facts, lengths]).encode())
+    device = torch.device("cpu") if call.staged else query.device
+    texts = _gathered(call, device, json.dumps([error, facts, lengths]).encode())
     ranks = [json.loads(text) for text in texts]
     for rank, (error, _, _) in enumerate(ranks):
         if error:
@@ -195,7 +195,6 @@ class _Run:
     ) -> None:
         self.call, self.query, self.key, self.value = call, query, key, value
         self.rank = dist.get_rank(call.group)
-        self.peers = [dist.get_global_rank(call.group, rank) for rank in range(dist.get_world_size(call.group))]
         self.sharding, self.sizes = _agreed(call, operation, query, key, value)
         self.queries, self.keys = self.sharding.queries[self.rank], self.sharding.keys[self.rank]
         seen = {name: x for name, x in call.options.items() if name in ("causal", "window", "valid_lens")}
@@ -206,7 +205,8 @@ class _Run:
         )
         self.own_key, self.own_value = _shard_store(self.keys, key), _shard_store(self.keys, value)
         self.arrived: _Store = _Store()  # K and V side by side
-        self.tags = [[0] * len(self.peers) for _ in range(2)]
+        to_peers = (call.group, call.timeout)
+        self.messages: Direct = Staged(*to_peers, query.device) if call.staged else Direct(*to_peers)
 
     def _scheme(self, seen: dict[str, Any], backward: bool) -> str:
         if self.call.scheme != "automatic":
@@ -254,87 +254,135 @@ class _Run:
             value.add((begin, end), memory[..., width:])
         return _joined((self.own_key, key), rows), _joined((self.own_value, value), rows)
 
-    def begin(self, step: int, gradients: _Store | None = None) -> tuple[Any, _Store, list[tuple[Rows, Tensor]]]:
+    def begin(self, step: int, gradients: _Store | None = None) -> tuple[_Store, list[tuple[Rows, Tensor]]]:
         """Starts the transfers of the next step's rows, and of the gradients of the last step's.
 
-        Returns what to wait for, the rows that come, and the gradients that come home, in the schedule's order.
+        Returns the rows that come, and the gradients that come home, in the schedule's order.
         """
         wide = _wide_type(self.query)
         batch, _, kv_heads, _, _, width, value_width, _ = self.sizes
-        coming, home, operations = _Store(), [], []
-        for is_result in (False, True):
-            for when, source, target, begin, end, result in self.transfers:
-                if result != is_result or when != (step if result else step + 1):
-                    continue
-                rows = (begin, end)
-                if source == self.rank:
-                    if is_result:
-                        assert gradients is not None
-                        memory = _joined((gradients,), rows).contiguous()
-                    else:
-                        memory = torch.cat(self.keys_of(rows), dim=3)
-                    operations.append(self._message(dist.isend, memory, target))
-                else:
+        coming, home, sends, receives = _Store(), [], [], []
+        with self.messages.beside():
+            for is_result in (False, True):
+                for when, source, target, begin, end, result in self.transfers:
+                    if result != is_result or when != (step if result else step + 1):
+                        continue
+                    rows = (begin, end)
+                    if source == self.rank:
+                        if is_result:
+                            assert gradients is not None
+                            memory = _joined((gradients,), rows).contiguous()
+                        else:
+                            memory = torch.cat(self.keys_of(rows), dim=3)
+                        sends.append((memory, target))
+                        continue
                     shape = (batch, kv_heads, end - begin, width + value_width)
                     memory = self.query.new_empty(shape, dtype=wide if is_result else self.query.dtype)
-                    operations.append(self._message(dist.irecv, memory, source))
+                    receives.append((memory, source))
                     if is_result:
                         home.append((rows, memory))
                     else:
                         coming.add(rows, memory)
-        return dist.batch_isend_irecv(operations) if operations else [], coming, home
-
-    def _message(self, start: Any, memory: Tensor, peer: int) -> Any:
-        """NCCL keeps the order of messages between two ranks; gloo goes by tags."""
-        tags = self.tags[start is dist.irecv]
-        tags[peer] += 1
-        return dist.P2POp(start, memory, self.peers[peer], self.call.group, tags[peer])
-
-    def end(self, works: Any) -> None:
-        """With NCCL the current stream waits; the host does not."""
-        for work in works:
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise LostRank(f"attention: a rank has left ({str(error).splitlines()[0]})") from error
+            self.messages.begin(sends, receives)
+        return coming, home
 
 
 def _wide_type(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _merged(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Merges the results of two parts of the keys."""
-    total = torch.logaddexp(lse, more_lse)  # -inf where neither part has a key
-    safe = torch.where(total.isneginf(), 0, total)
-    return out * (lse - safe).exp().unsqueeze(-1) + more * (more_lse - safe).exp().unsqueeze(-1), total
+class _Merge:
+    """Sums of the parts of one range of queries.
+
+    In a part, a row may have scores of -inf only (from infinite inputs), and then a lse of NaN, while other parts have
+    finite scores, beside which these weigh 0. Such rows are taken for that at first, and looked at a step later, so
+    that the host does not wait for the work that it has just queued.
+    """
+
+    def __init__(self, wide: torch.dtype) -> None:
+        self.wide, self.lowest = wide, torch.finfo(wide).min
+        self.out: Tensor | None = None
+        self.lse: Tensor | None = None
+
+    def add(self, out: Tensor, lse: Tensor) -> Tensor:
+        """Returns which rows of the part are NaN."""
+        undefined = lse.isnan()
+        out = out.to(self.wide).masked_fill(undefined.unsqueeze(-1), 0)
+        lse = lse.masked_fill(undefined, self.lowest)
+        if self.out is None or self.lse is None:
+            self.out, self.lse = out, lse
+            return undefined
+        total = torch.logaddexp(self.lse, lse)  # -inf where neither part has a key
+        safe = torch.where(total.isneginf(), 0, total)
+        self.out = self.out * (self.lse - safe).exp().unsqueeze(-1) + out * (lse - safe).exp().unsqueeze(-1)
+        self.lse = total
+        return undefined
+
+    def spoil(self, rows: Tensor) -> None:
+        """These rows are NaN after all."""
+        assert self.lse is not None
+        self.lse = self.lse.masked_fill(rows, float("nan"))
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        assert self.out is not None and self.lse is not None
+        undefined = self.lse.isnan() | (self.lse == self.lowest)  # also where all parts had scores of -inf only
+        nan = float("nan")
+        return self.out.masked_fill(undefined.unsqueeze(-1), nan), self.lse.masked_fill(undefined, nan)
+
+
+class _Doubt(NamedTuple):
+    """A part with rows that may be NaN."""
+
+    merge: _Merge
+    rows: Tensor
+    inputs: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def settle(self) -> None:
+        """Beside the finite score of a sink, rows of -inf alone are finite; NaN and +inf still give NaN."""
+        if bool(self.rows.any()):
+            sinks = torch.zeros(self.rows.shape[1], device=self.rows.device)
+            _, lse = _headway.distributed_part(*self.inputs, sinks=sinks, **self.options)
+            self.merge.spoil(self.rows & lse.isnan())
 
 
 def forward(call: Call, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """(out, lse) of this rank's queries."""
     run = _Run(call, "attention", query, key, value)
     wide = _wide_type(query)
-    parts: dict[Rows, tuple[Tensor, Tensor]] = {}
-    for step in range(run.steps):
-        works, coming, _ = run.begin(step)
-        for when, queries, keys in run.tiles:
-            if when == step:
-                found = _headway.distributed_part(
-                    run.query_rows(query, queries), *run.keys_of(keys), run.offset(queries, keys),
-                    **run.part_options(keys),
-                )  # fmt: skip
-                before = parts.get(queries)
-                if before is None:
-                    parts[queries] = found
-                else:
-                    parts[queries] = _merged(before[0].to(wide), before[1], found[0].to(wide), found[1])
-        run.end(works)
-        run.arrived = coming
     out = query.new_zeros(*query.shape[:3], value.shape[3])
     lse = query.new_full(query.shape[:3], float("-inf"), dtype=wide)
-    for queries, (of_rows, lse_of_rows) in parts.items():
+
+    def store(queries: Rows, of_rows: Tensor, lse_of_rows: Tensor) -> None:
         run.query_rows(out, queries).copy_(of_rows)
         run.query_rows(lse.unsqueeze(3), queries).copy_(lse_of_rows.unsqueeze(3))
+
+    number = Counter(queries for _, queries, _ in run.tiles)
+    merges = {queries: _Merge(wide) for queries, parts in number.items() if parts > 1}
+    doubts: list[_Doubt] = []  # of the step before
+    for step in range(run.steps):
+        coming, _ = run.begin(step)
+        new_doubts = []
+        for when, queries, keys in run.tiles:
+            if when == step:
+                inputs = (run.query_rows(query, queries), *run.keys_of(keys), run.offset(queries, keys))
+                options = run.part_options(keys)
+                found = _headway.distributed_part(*inputs, **options)
+                if queries in merges:
+                    undefined = merges[queries].add(*found)
+                    new_doubts.append(_Doubt(merges[queries], undefined, inputs, options))
+                else:
+                    store(queries, *found)
+        run.messages.flush()
+        for doubt in doubts:
+            doubt.settle()
+        doubts = new_doubts
+        run.messages.end()
+        run.arrived = coming
+    for doubt in doubts:
+        doubt.settle()
+    for queries, merge in merges.items():
+        store(queries, *merge.finish())
     return out, lse
 
 
@@ -349,7 +397,7 @@ def backward(
     own = _shard_store(run.keys, d_own)
     gradients = _Store()  # of the rows that came for this step
     for step in range(run.steps):
-        works, coming, home = run.begin(step, gradients)
+        coming, home = run.begin(step, gradients)
         gradients = _Store()
         for begin, end, memory in run.arrived.pieces:
             gradients.add((begin, end), torch.zeros_like(memory, dtype=wide))
@@ -366,7 +414,8 @@ def backward(
                     for (begin, end), sums in store.parts(keys):
                         sums[..., :width].add_(dk.narrow(2, begin - keys[0], end - begin))
                         sums[..., width:].add_(dv.narrow(2, begin - keys[0], end - begin))
-        run.end(works)
+        run.messages.flush()
+        run.messages.end()
         for rows_home, memory in home:
             for (begin, end), sums in own.parts(rows_home):
                 sums.add_(memory.narrow(2, begin - rows_home[0], end - begin))

@@ -1,7 +1,7 @@
 """Attention over a sequence that is split among the processes of a torch.distributed group, with gradients.
 
 Each rank passes its own rows and gets the result for its queries; every rank of the group calls it. gloo carries CPU
-tensors, NCCL those on a GPU.
+tensors, NCCL those on a GPU; a group with gloo alone carries these through host memory.
 
     import torch.distributed as dist, headway.torch.distributed as context_parallel
     dist.init_process_group("gloo")
@@ -123,7 +123,7 @@ class _Call:
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Any:
         if query.is_cuda:
-            return _on_device.forward(self._on_device(bias, sinks), query, key, value)
+            return _on_device.forward(self._on_device(bias, sinks, query.device), query, key, value)
         transport = _Transport("attention", self.group, self.timeout)
         return _headway.distributed_attention(transport, query, key, value, bias=bias, sinks=sinks, **self.keywords)
 
@@ -140,7 +140,7 @@ class _Call:
         wants_dbias: bool,
     ) -> Any:
         if query.is_cuda:
-            call = self._on_device(bias, sinks)
+            call = self._on_device(bias, sinks, query.device)
             return (*_on_device.backward(call, grad_out, query, key, value, out, lse), None, None)
         transport = _Transport("attention_backward", self.group, self.timeout)
         return _headway.distributed_attention_backward(
@@ -148,8 +148,8 @@ class _Call:
             **self.keywords,
         )  # fmt: skip
 
-    def _on_device(self, bias: Tensor | None, sinks: Tensor | None) -> _on_device.Call:
-        return _on_device.make_call(self.group, self.timeout, {"bias": bias, "sinks": sinks, **self.keywords})
+    def _on_device(self, bias: Tensor | None, sinks: Tensor | None, device: torch.device) -> _on_device.Call:
+        return _on_device.make_call(self.group, self.timeout, {"bias": bias, "sinks": sinks, **self.keywords}, device)
 
 
 def attention(
@@ -197,8 +197,8 @@ def attention(
     drops on one process with that seed.
     timeout     seconds to wait for another rank; then LostRank
 
-    On a GPU (NCCL) there are ring and all_gather, with causal, window, valid_lens (B,), scale, softcap, alibi_slopes.
-    A rank that stalls there after the call has begun is found by NCCL's own timeout.
+    On a GPU there are ring and all_gather, with causal, window, valid_lens (B,), scale, softcap, alibi_slopes. A rank
+    that stalls after the call has begun is found by NCCL's own timeout; over gloo it is a LostRank as on the CPU.
 
     DTensors work too: along axes of the mesh that shard batch or heads nothing is sent; along one that shards the
     sequence (contiguously, as DTensors are) the schedule runs.
@@ -237,8 +237,9 @@ def _group_of(group: Any, device: torch.device) -> dist.ProcessGroup:
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"attention: group is a {type(group).__name__}, expected a ProcessGroup or a DeviceMesh")
     backends = dist.get_backend_config(group)  # "cpu:gloo,cuda:nccl"
-    if ("cuda:nccl" if device.type == "cuda" else "cpu:") not in backends:
-        expected = "nccl" if device.type == "cuda" else "gloo"
+    carriers = ("cuda:nccl", "cpu:gloo") if device.type == "cuda" else ("cpu:",)
+    if not any(carrier in backends for carrier in carriers):
+        expected = "nccl or gloo" if device.type == "cuda" else "gloo"
         raise ValueError(f"attention: the tensors are on {device}, expected a group with {expected}, found {backends}")
     return group
 
