@@ -1,4 +1,4 @@
-"""Attention over a split sequence on GPUs: its results beside one process's, and how much of the transfers a ring hides.
+"""Attention over a split sequence on GPUs: its results beside those of one process, and which transfers are hidden.
 
     python benchmarks/gpu_ring.py                                      # on one GPU, about a minute
     torchrun --standalone --nproc-per-node 2 benchmarks/gpu_ring.py    # a GPU for each rank: NCCL
@@ -188,7 +188,9 @@ def check_results(rank: int, ranks: int) -> None:
         out = headway.torch.attention(*whole, **of_tensors)
         out.backward(grad_out)
         sharding = shards.zigzag(1003, keys, ranks=ranks)
-        mine = [shards.take(x, sharding[side][rank]).requires_grad_() for x, side in zip((query, key, value), (0, 1, 1))]
+        mine = [
+            shards.take(x, sharding[side][rank]).requires_grad_() for x, side in zip((query, key, value), (0, 1, 1))
+        ]
         found = context_parallel.attention(*mine, sharding=sharding, scheme=scheme, **of_tensors)
         found.backward(shards.take(grad_out, sharding.queries[rank]))
         results = [(found, out, 0), *((x.grad, y.grad, s) for x, y, s in zip(mine, whole, (0, 1, 1), strict=True))]
@@ -274,8 +276,8 @@ def time_processes(given: argparse.Namespace, rank: int, ranks: int) -> None:
     meet()
     if rank == 0:
         moved = 2 * key.numel() * key.element_size()
-        print(f"  {length} tokens, {given.heads} heads of {WIDTH}, one kv head, bf16, causal zigzag; {moved / 1e6:.0f} MB "
-              f"arrive at a rank")  # fmt: skip
+        print(f"  {length} tokens, {given.heads} heads of {WIDTH}, one kv head, bf16, causal zigzag; a rank receives "
+              f"{moved / 1e6:.0f} MB")  # fmt: skip
         hidden = (parts + transfers - ring) / transfers
         print(f"  ring {ring:.2f} ms, without its messages {parts:.2f} ms, without its parts {transfers:.2f} ms: "
               f"{100 * hidden:.0f} % of the transfers hidden; all_gather {gather:.2f} ms")  # fmt: skip
@@ -327,7 +329,9 @@ def sharing_one_gpu(given: argparse.Namespace, backend: str) -> bool:
     lines = [line for text in said for line in text.splitlines()]
     reasons = [line for line in lines if "Duplicate GPU" in line or "same GPU" in line]
     if backend == "nccl" and reasons:
-        print(f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))} refuses two ranks on one GPU: {reasons[0].strip()}")
+        print(
+            f"NCCL {'.'.join(map(str, torch.cuda.nccl.version()))} refuses two ranks on one GPU: {reasons[0].strip()}"
+        )
         return False
     print(f"two processes over {backend} failed:", *said, sep="\n", flush=True)
     return False

@@ -329,8 +329,8 @@ void attend_on_ranks(const AttentionCallArguments& arguments, const OutputFiles&
   } catch (const Unsupported& error) {
     fail(without_operation(error.what()), ExitCode::failure);
   } catch (const Cancelled&) {
-    // A signal mostly comes to all ranks: the first one ends the job while the others are still silent.
-    std::this_thread::sleep_for(std::chrono::milliseconds(500) * std::min(transport.rank(), 8));
+    // A signal mostly comes to all ranks: mpirun ends the others, within a second or two, while they are still silent.
+    std::this_thread::sleep_for(std::chrono::seconds(3) * std::min(transport.rank(), 3));
     std::cerr << "headway attend: interrupted" << std::endl;
     MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::failure));
   } catch (const std::exception& error) {  // of this rank alone, while others wait for it

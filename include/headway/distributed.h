@@ -176,6 +176,9 @@ struct Cluster {
   double node_bandwidth = 12.5e9;
   double node_latency = 2e-5;
   double call = 3e-5;  // seconds that a call of an engine takes in addition to its FLOPs
+  // Seconds of a rank's own processor for a byte that it sends or receives, in which it does not compute: packing,
+  // merging, and a message layer in software. 0 for accelerators, whose links need no help.
+  double handling = 0;
 };
 
 struct Estimate {

@@ -7,12 +7,15 @@ import itertools
 
 import ml_dtypes
 import numpy as np
+import pytest
 import torch
+import torch.distributed as dist
 
 import headway.distributed as shards
 import headway.torch.distributed as context_parallel
 import oracle
 from cases import DTYPES, assert_close, random_case
+from headway.torch import _on_device
 
 SEEDS = range(80)
 OPTIONS = (
@@ -73,7 +76,6 @@ def check_pairs(rank, ranks):
         queries, keys = case.query.shape[2], case.key.shape[2]
         sharding = list(shardings(queries, keys, ranks))[turn % 3]
         scheme = scheme_of(turn, case, ranks)
-        what = f"seed {SEEDS[turn]}, {dtype}, {scheme}, {sharding}, rank {rank} of {ranks}"
         mine, theirs = sharding.queries[rank], sharding.keys[rank]
         inputs = [
             tensor(shards.take(x, rows)).requires_grad_()
@@ -96,21 +98,53 @@ def check_pairs(rank, ranks):
             *inputs, sharding=sharding, scheme=scheme, return_lse=True, timeout=60, **options
         )
         out.backward(tensor(shards.take(grad_out, mine)))
+        found = {"out": out, "lse": lse, **dict(zip(("query", "key", "value"), (x.grad for x in inputs), strict=True))}
+        found |= {name: options[name].grad for name in ("bias", "sinks") if name in options}
+        results = [(scheme, found)]
+        if not_on_a_gpu(case.options):
+            with pytest.raises(NotImplementedError, match="works in host memory, not on a GPU"):
+                on_device(inputs, grad_out, mine, sharding, turn, options)
+        else:
+            results.append(("on a device", on_device(inputs, grad_out, mine, sharding, turn, options)))
         dropout = case.options.get("dropout", 0)
-        try:
-            assert_close(array(out), shards.take(expected.out, mine), dtype, 1 / (1 - dropout) if dropout < 1 else 1)
-            wide = "float64" if dtype == "float64" else "float32"
-            assert_close(array(lse), shards.take(expected.lse, mine, axis=2), wide)
-            for x, name, rows in zip(inputs, ("query", "key", "value"), (mine, theirs, theirs), strict=True):
-                assert_close(array(x.grad), shards.take(exact[name], rows), dtype, 4.0)
-            if "sinks" in options:
-                assert_close(array(options["sinks"].grad), exact["sinks"], dtype, 4.0)
-            if "bias" in options and (own_rows["bias"] or not each_has_one_query(sharding)):
-                axis = exact["bias"].ndim - 2
-                rows = shards.take(exact["bias"], mine, axis=axis) if own_rows["bias"] else exact["bias"]
-                assert_close(array(options["bias"].grad), rows, dtype, 4.0)
-        except AssertionError as error:
-            raise AssertionError(f"{what}: {case.options}") from error
+        keep = 1 / (1 - dropout) if dropout < 1 else 1
+        wide = "float64" if dtype == "float64" else "float32"
+        for way, found in results:
+            what = f"seed {SEEDS[turn]}, {dtype}, {way}, {sharding}, rank {rank} of {ranks}: {case.options}"
+            for name, x in found.items():
+                whole = {"out": expected.out, "lse": expected.lse, **exact}[name]
+                if name in ("out", "lse", "query"):
+                    whole = shards.take(whole, mine, axis=2)
+                elif name in ("key", "value"):
+                    whole = shards.take(whole, theirs, axis=2)
+                elif name == "bias" and own_rows["bias"]:
+                    whole = shards.take(whole, mine, axis=whole.ndim - 2)
+                elif name == "bias" and each_has_one_query(sharding):
+                    continue
+                try:
+                    scale = {"out": keep, "lse": 1.0}.get(name, 4.0)
+                    assert_close(array(x), whole, wide if name == "lse" else dtype, scale)
+                except AssertionError as error:
+                    raise AssertionError(f"{name}: {what}") from error
+
+
+def not_on_a_gpu(options):
+    lengths = [np.ndim(options[name]) for name in ("valid_lens", "query_lens") if name in options]
+    return options.get("dropout", 0) > 0 or (options.get("causal") == "bottom_right" and 1 in lengths)
+
+
+def on_device(inputs, grad_out, mine, sharding, turn, options):
+    """The same by what runs on a GPU, where torch moves and merges."""
+    inputs = [x.detach() for x in inputs]
+    scheme = ("ring", "all_gather", "automatic")[turn % 3]
+    call = _on_device.make_call(
+        dist.group.WORLD, 60, {"scheme": scheme, "sharding": sharding, **options}, inputs[0].device
+    )._replace(staged=turn % 2 == 0)
+    out, lse = _on_device.forward(call, *inputs)
+    rows = tensor(shards.take(grad_out, mine))
+    gradients = _on_device.backward(call, rows, *inputs, out, lse, "bias" in options)
+    named = zip(("query", "key", "value", "bias", "sinks"), gradients, strict=True)
+    return {"out": out, "lse": lse, **{name: x for name, x in named if x is not None}}
 
 
 def each_has_one_query(sharding):

@@ -294,6 +294,7 @@ def check_on_device(rank: int, ranks: int) -> None:
         ({"causal": "bottom_right", "window": (9, 0), "alibi_slopes": slopes}, LENGTH, KEYS, torch.float32),
         ({"window": (3, 5), "scale": 0.7}, LENGTH, LENGTH, torch.float32),
         ({"valid_lens": [20, 0], "causal": "top_left"}, LENGTH, KEYS, torch.float32),
+        ({"mask": headway.masks.documents(np.arange(LENGTH) // 11)}, LENGTH, LENGTH, torch.float32),
     ):
         query, key, value, grad_out = inputs(queries, keys, dtype)
         numbers = {name: plain(x) for name, x in options.items()}
@@ -332,7 +333,7 @@ def check_on_device(rank: int, ranks: int) -> None:
     assert found == f"ValueError: attention: rank {ranks - 1}: query has 2 axes, expected (B, H, S, D)", found
     found = refused(x, sharding=shards.contiguous(4 * ranks + 1, ranks=ranks))
     assert "brings 4 queries and 4 keys, its shard has 5 and 5" in found, found
-    for options in ({"sinks": x}, {"dropout": 0.5}, {"scheme": "heads"}):
+    for options in ({"cu_seqlens_q": x}, {"dropout": 0.5}, {"scheme": "heads"}):
         found = text_of(
             lambda options=options: _on_device.make_call(dist.group.WORLD, 20, {"scheme": "ring", **options}, x.device)
         )
@@ -340,7 +341,7 @@ def check_on_device(rank: int, ranks: int) -> None:
 
 
 def check_infinite_scores(rank: int, ranks: int) -> None:
-    """A part in which all scores of a row are -inf leaves the row to the other parts; NaN and a whole row of -inf stay."""
+    """A part whose scores of a row are all -inf leaves the row to other parts; NaN, and whole rows of -inf, are NaN."""
     from headway.torch import _on_device
 
     held = shards.contiguous(LENGTH, ranks=ranks)
@@ -396,8 +397,16 @@ def check_stopped(rank: int, ranks: int) -> None:
 
 CHECKS = {
     "pairs": (check_pairs,),
-    "all": (check_numbers, check_packed, check_dtensors, check_wrapped, check_bits, check_on_device,
-            check_infinite_scores, check_errors),
+    "all": (
+        check_numbers,
+        check_packed,
+        check_dtensors,
+        check_wrapped,
+        check_bits,
+        check_on_device,
+        check_infinite_scores,
+        check_errors,
+    ),
     "mesh": (check_mesh_of_two_axes,),
     "killed": (check_killed,),
     "stopped": (check_stopped,),

@@ -18,26 +18,25 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headway import _headway
+from headway._headway import Mask
 from headway.distributed import Cluster, Sharding, contiguous, explain
 from headway.torch._messages import Direct, LostRank, Staged, needs_host_memory
+from headway.torch._split_options import SHARED, Rows, SplitOptions, fact, refuse_unsupported
 
 __all__ = ["Call", "LostRank", "backward", "forward", "make_call"]
 
-Rows = tuple[int, int]
-
 _SCHEMES = ("all_gather", "ring")
-_OPTIONS = ("causal", "window", "valid_lens", "scale", "softcap", "alibi_slopes")
 
 
 class Call(NamedTuple):
-    """The arguments besides tensors, which are the same on every rank."""
+    """The arguments besides query, key and value."""
 
     group: dist.ProcessGroup
     timeout: float
     sharding: Sharding | None
     scheme: str
     cluster: Cluster | None
-    options: dict[str, Any]  # those of _OPTIONS that are given
+    options: dict[str, Any]  # attention's, where they are given
     staged: bool  # rows travel through host memory
 
 
@@ -48,15 +47,9 @@ def make_call(group: dist.ProcessGroup, timeout: float, keywords: dict[str, Any]
     for name, default in (("causal", False), ("dropout", 0.0), ("span_rows", 1)):
         if given.get(name) == default:
             given.pop(name, None)
-    unknown = [name for name in given if name not in _OPTIONS]
-    if unknown:
-        raise NotImplementedError(
-            f"attention: {unknown[0]} over a split sequence works in host memory, and not on a GPU yet"
-        )
+    refuse_unsupported(given)
     if scheme not in ("automatic", *_SCHEMES):
         raise NotImplementedError(f"attention: scheme {scheme!r} works in host memory; a GPU has ring and all_gather")
-    if "valid_lens" in given and given.get("causal") == "bottom_right":
-        raise NotImplementedError("attention: valid_lens with causal='bottom_right' works in host memory, not on a GPU")
     return Call(group, timeout, sharding, scheme, cluster, given, needs_host_memory(group, device))
 
 
@@ -90,20 +83,32 @@ def _finish(call: Call, work: Any) -> None:
         raise LostRank(f"attention: some rank has left ({str(error).splitlines()[0]})") from error
 
 
-def _plain(x: Any) -> Any:
-    return x.tolist() if isinstance(x, Tensor) else list(x) if isinstance(x, (tuple, list)) else x
+def _summed(call: Call, mine: Tensor) -> Tensor:
+    """The sum over ranks, in their order: the same bits on all of them."""
+    device = torch.device("cpu") if call.staged else mine.device
+    host = mine.detach().cpu().contiguous()
+    total = torch.zeros(host.numel(), dtype=torch.float64)
+    for text in _gathered(call, device, host.numpy().tobytes()):
+        total += torch.frombuffer(bytearray(text), dtype=host.dtype)
+    return total.reshape(mine.shape).to(mine)
 
 
-def _agreed(call: Call, operation: str, query: Tensor, key: Tensor, value: Tensor) -> tuple[Sharding, tuple[int, ...]]:
-    """The shards and the sizes of the whole; the same error on every rank if arguments differ or one is wrong."""
-    error = _own_error(query, key, value)
+def _agreed(
+    call: Call, operation: str, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Sharding, tuple[int, ...], bool]:
+    """The shards, the sizes of the whole, and whether all ranks bring the same bias; the same error on every rank if
+    arguments differ or one is wrong."""
+    error = _own_error(call.options, query, key, value)
+    mask, bias = call.options.get("mask"), call.options.get("bias")
     facts: dict[str, Any] = {} if error else {
         "the type": str(query.dtype), "batch": query.shape[0], "the number of heads": query.shape[1],
         "the number of kv heads": key.shape[1], "head_dim": query.shape[3], "value_dim": value.shape[3],
         "the scheme": call.scheme, "the sharding": call.sharding, "the cluster": call.cluster,
-        **{name: _plain(call.options.get(name)) for name in _OPTIONS},
+        **{name: fact(call.options.get(name)) for name in SHARED},
+        "mask": fact(mask) if isinstance(mask, Mask) else mask is not None, "bias": bias is not None,
     }  # fmt: skip
-    lengths = [0, 0] if error else [query.shape[2], key.shape[2]]
+    bias_rows = 1 if bias is None or bias.dim() < 2 else bias.shape[-2]
+    lengths = [0, 0, 1] if error else [query.shape[2], key.shape[2], bias_rows]
     device = torch.device("cpu") if call.staged else query.device
     texts = _gathered(call, device, json.dumps([error, facts, lengths]).encode())
     ranks = [json.loads(text) for text in texts]
@@ -117,7 +122,7 @@ def _agreed(call: Call, operation: str, query: Tensor, key: Tensor, value: Tenso
                     f"{operation}: {name} is {first} on rank 0 and {others[name]} on rank {rank}, expected the same on "
                     "all ranks"
                 )
-    queries, keys = ([lengths[side] for _, _, lengths in ranks] for side in (0, 1))
+    queries, keys, rows = ([lengths[side] for _, _, lengths in ranks] for side in (0, 1, 2))
     sharding = call.sharding or contiguous(queries, keys)
     for rank, (of_queries, of_keys) in enumerate(zip(*sharding, strict=True)):
         if (_count(of_queries), _count(of_keys)) != (queries[rank], keys[rank]):
@@ -127,10 +132,11 @@ def _agreed(call: Call, operation: str, query: Tensor, key: Tensor, value: Tenso
             )
     batch, heads, _, width = query.shape
     whole = (batch, heads, key.shape[1], sum(queries), sum(keys), width, value.shape[3], query.element_size())
-    return sharding, whole
+    # If every rank has one query, a row of a bias is taken for its own.
+    return sharding, whole, all(n == 1 for n in rows) and any(n != 1 for n in queries)
 
 
-def _own_error(query: Tensor, key: Tensor, value: Tensor) -> str:
+def _own_error(options: dict[str, Any], query: Tensor, key: Tensor, value: Tensor) -> str:
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != 4:
             return f"{name} has {x.dim()} axes, expected (B, H, S, D)"
@@ -140,6 +146,10 @@ def _own_error(query: Tensor, key: Tensor, value: Tensor) -> str:
         return f"key and value have shapes {tuple(key.shape)} and {tuple(value.shape)}, query has {tuple(query.shape)}"
     if key.shape[1] == 0 or query.shape[1] % key.shape[1] != 0:
         return f"query has {query.shape[1]} heads, expected a multiple of the key's {key.shape[1]}"
+    for name in ("mask", "bias"):
+        matrix = options.get(name)
+        if isinstance(matrix, Tensor) and matrix.dim() > 1 and matrix.shape[-2] not in (1, query.shape[2]):
+            return f"{name} has {matrix.shape[-2]} rows, expected those of this rank's {query.shape[2]} queries, or 1"
     return ""
 
 
@@ -195,11 +205,10 @@ class _Run:
     ) -> None:
         self.call, self.query, self.key, self.value = call, query, key, value
         self.rank = dist.get_rank(call.group)
-        self.sharding, self.sizes = _agreed(call, operation, query, key, value)
+        self.sharding, self.sizes, self.bias_is_shared = _agreed(call, operation, query, key, value)
         self.queries, self.keys = self.sharding.queries[self.rank], self.sharding.keys[self.rank]
-        seen = {name: x for name, x in call.options.items() if name in ("causal", "window", "valid_lens")}
-        if "valid_lens" in seen:
-            seen["valid_lens"] = _plain(seen["valid_lens"])
+        self.options = SplitOptions(call.options, self.queries, self.sizes, query.device)
+        seen = self.options.seen()
         self.steps, self.transfers, self.tiles = _headway.distributed_schedule(
             self.sizes, self.sharding, self.rank, scheme=self._scheme(seen, backward), backward=backward, **seen
         )
@@ -221,29 +230,10 @@ class _Run:
 
         return min(_SCHEMES, key=seconds)
 
-    def part_options(self, keys: Rows) -> dict[str, Any]:
-        """The options of a part with these keys."""
-        options = dict(self.call.options)
-        if options.get("causal"):
-            options["causal"] = "top_left"  # the offset says how the whole is aligned
-        if "valid_lens" in options:
-            lens = torch.as_tensor(options["valid_lens"], device=self.query.device)
-            options["valid_lens"] = (lens - keys[0]).clamp(0, keys[1] - keys[0])
-        return options
-
     def offset(self, queries: Rows, keys: Rows) -> int:
         """The position of query 0 of a part among its keys."""
         at_start = self.call.options.get("causal") in (True, "square", "top_left")
         return queries[0] - keys[0] + (0 if at_start else self.sizes[4] - self.sizes[3])
-
-    def query_rows(self, tensor: Tensor, rows: Rows) -> Tensor:
-        """Of a tensor with this rank's queries along axis 2."""
-        at = 0
-        for begin, end in self.queries:
-            if begin <= rows[0] and rows[1] <= end:
-                return tensor.narrow(2, at + rows[0] - begin, rows[1] - rows[0])
-            at += end - begin
-        raise AssertionError(rows)
 
     def keys_of(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """K and V of rows on this rank: its own, or those of this step."""
@@ -323,11 +313,16 @@ class _Merge:
         assert self.lse is not None
         self.lse = self.lse.masked_fill(rows, float("nan"))
 
-    def finish(self) -> tuple[Tensor, Tensor]:
+    def finish(self, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        """out and lse, beside the scores of the rows' sinks."""
         assert self.out is not None and self.lse is not None
-        undefined = self.lse.isnan() | (self.lse == self.lowest)  # also where all parts had scores of -inf only
-        nan = float("nan")
-        return self.out.masked_fill(undefined.unsqueeze(-1), nan), self.lse.masked_fill(undefined, nan)
+        out, lse = self.out, self.lse
+        if sinks is not None:
+            lse = torch.logaddexp(self.lse, sinks)
+            safe = torch.where(lse.isneginf(), 0, lse)
+            out = out * (self.lse - safe).exp().unsqueeze(-1)
+        undefined = lse.isnan() | (lse == self.lowest)  # also where all parts had scores of -inf only
+        return out.masked_fill(undefined.unsqueeze(-1), float("nan")), lse.masked_fill(undefined, float("nan"))
 
 
 class _Doubt(NamedTuple):
@@ -352,21 +347,24 @@ def forward(call: Call, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tens
     wide = _wide_type(query)
     out = query.new_zeros(*query.shape[:3], value.shape[3])
     lse = query.new_full(query.shape[:3], float("-inf"), dtype=wide)
+    sinks = None if run.options.sinks is None else run.options.sink_scores(lse)
+    if sinks is not None:
+        lse.copy_(sinks)  # of rows without keys
 
     def store(queries: Rows, of_rows: Tensor, lse_of_rows: Tensor) -> None:
-        run.query_rows(out, queries).copy_(of_rows)
-        run.query_rows(lse.unsqueeze(3), queries).copy_(lse_of_rows.unsqueeze(3))
+        run.options.own_rows(out, queries).copy_(of_rows)
+        run.options.own_rows(lse.unsqueeze(3), queries).copy_(lse_of_rows.unsqueeze(3))
 
     number = Counter(queries for _, queries, _ in run.tiles)
-    merges = {queries: _Merge(wide) for queries, parts in number.items() if parts > 1}
+    merges = {queries: _Merge(wide) for queries, parts in number.items() if parts > 1 or sinks is not None}
     doubts: list[_Doubt] = []  # of the step before
     for step in range(run.steps):
         coming, _ = run.begin(step)
         new_doubts = []
         for when, queries, keys in run.tiles:
             if when == step:
-                inputs = (run.query_rows(query, queries), *run.keys_of(keys), run.offset(queries, keys))
-                options = run.part_options(keys)
+                inputs = (run.options.own_rows(query, queries), *run.keys_of(keys), run.offset(queries, keys))
+                options = run.options.of_part(queries, keys)
                 found = _headway.distributed_part(*inputs, **options)
                 if queries in merges:
                     undefined = merges[queries].add(*found)
@@ -382,19 +380,29 @@ def forward(call: Call, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tens
     for doubt in doubts:
         doubt.settle()
     for queries, merge in merges.items():
-        store(queries, *merge.finish())
+        rows = None if sinks is None else run.options.own_rows(sinks.unsqueeze(3), queries).squeeze(3)
+        store(queries, *merge.finish(rows))
     return out, lse
 
 
 def backward(
-    call: Call, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of this rank's rows."""
+    call: Call,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    wants_dbias: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The gradients of this rank's rows; that of the bias, and of the sinks over all ranks, where there are some."""
     run = _Run(call, "attention_backward", query, key, value, backward=True)
     wide, width = _wide_type(query), key.shape[3]
     d_query = torch.zeros_like(query, dtype=wide)
     d_own = key.new_zeros((*key.shape[:3], width + value.shape[3]), dtype=wide)
     own = _shard_store(run.keys, d_own)
+    bias = run.options.arrays.get("bias") if wants_dbias else None
+    d_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
     gradients = _Store()  # of the rows that came for this step
     for step in range(run.steps):
         coming, home = run.begin(step, gradients)
@@ -403,13 +411,18 @@ def backward(
             gradients.add((begin, end), torch.zeros_like(memory, dtype=wide))
         for when, queries, keys in run.tiles:
             if when == step:
-                rows = [run.query_rows(x, queries) for x in (grad_out, query, out)]
-                dq, dk, dv = _headway.distributed_part_backward(
+                rows = [run.options.own_rows(x, queries) for x in (grad_out, query, out)]
+                options = run.options.of_part(queries, keys)
+                if d_bias is not None:
+                    options["bias"] = options["bias"].to(wide)  # so that its sums are
+                dq, dk, dv, db = _headway.distributed_part_backward(
                     rows[0], rows[1], *run.keys_of(keys), rows[2],
-                    run.query_rows(lse.unsqueeze(3), queries).squeeze(3).contiguous(), run.offset(queries, keys),
-                    **run.part_options(keys),
+                    run.options.own_rows(lse.unsqueeze(3), queries).squeeze(3).contiguous(), run.offset(queries, keys),
+                    wants_dbias=d_bias is not None, **options,
                 )  # fmt: skip
-                run.query_rows(d_query, queries).add_(dq)
+                if d_bias is not None:
+                    run.options.columns(run.options.own_rows(d_bias, queries), keys).add_(db)
+                run.options.own_rows(d_query, queries).add_(dq)
                 for store in (own, gradients):
                     for (begin, end), sums in store.parts(keys):
                         sums[..., :width].add_(dk.narrow(2, begin - keys[0], end - begin))
@@ -421,4 +434,17 @@ def backward(
                 sums.add_(memory.narrow(2, begin - rows_home[0], end - begin))
         run.arrived = coming
     dtype = query.dtype
-    return d_query.to(dtype), d_own[..., :width].to(dtype), d_own[..., width:].to(dtype)
+    gradients_of_rows = d_query.to(dtype), d_own[..., :width].to(dtype), d_own[..., width:].to(dtype)
+    if d_bias is not None:
+        given = call.options["bias"]
+        d_bias = (_summed(call, d_bias) if run.bias_is_shared else d_bias).reshape(given.shape).to(given.dtype)
+    return (*gradients_of_rows, d_bias, _sink_gradients(run, grad_out, out, lse))
+
+
+def _sink_gradients(run: _Run, grad_out: Tensor, out: Tensor, lse: Tensor) -> Tensor | None:
+    if run.options.sinks is None:
+        return None
+    share = torch.where(lse.isneginf(), 0, (run.options.sink_scores(lse) - lse).exp())
+    change = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    mine = -torch.where(share == 0, 0, share * change).sum((0, 2))
+    return _summed(run.call, mine).to(run.options.sinks.dtype)

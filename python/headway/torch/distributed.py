@@ -141,7 +141,7 @@ class _Call:
     ) -> Any:
         if query.is_cuda:
             call = self._on_device(bias, sinks, query.device)
-            return (*_on_device.backward(call, grad_out, query, key, value, out, lse), None, None)
+            return _on_device.backward(call, grad_out, query, key, value, out, lse, wants_dbias)
         transport = _Transport("attention_backward", self.group, self.timeout)
         return _headway.distributed_attention_backward(
             transport, grad_out, query, key, value, out, lse, bias=bias, sinks=sinks, wants_dbias=wants_dbias,
@@ -197,8 +197,9 @@ def attention(
     drops on one process with that seed.
     timeout     seconds to wait for another rank; then LostRank
 
-    On a GPU there are ring and all_gather, with causal, window, valid_lens (B,), scale, softcap, alibi_slopes. A rank
-    that stalls after the call has begun is found by NCCL's own timeout; over gloo it is a LostRank as on the CPU.
+    On a GPU there are the schemes ring and all_gather, and neither dropout nor packed sequences yet, nor lengths of
+    batch items with causal="bottom_right". A rank that stalls after the call has begun is found by NCCL's own timeout;
+    over gloo it is a LostRank as on the CPU.
 
     DTensors work too: along axes of the mesh that shard batch or heads nothing is sent; along one that shards the
     sequence (contiguously, as DTensors are) the schedule runs.
