@@ -40,7 +40,7 @@ def ring(devices, arrays=(), specs=(), **options):
 FACTORS = {
     "devices": (1, 2, 3, 4),
     "causal": (False, "top_left", "bottom_right"),
-    "window": (None, (5, 2)),
+    "window": (None, (5, 2), (14, None)),
     "lengths": ("none", "valid", "valid of rows", "query"),
     "pairs": ("all", "mask", "bias", "bias of keys", "documents"),
     "scores": ("plain", "softcap", "sinks"),

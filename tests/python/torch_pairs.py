@@ -133,6 +133,7 @@ def not_on_a_gpu(options):
     return options.get("dropout", 0) > 0 or (options.get("causal") == "bottom_right" and 1 in lengths)
 
 
+@torch.no_grad()
 def on_device(inputs, grad_out, mine, sharding, turn, options):
     """The same by what runs on a GPU, where torch moves and merges."""
     inputs = [x.detach() for x in inputs]
