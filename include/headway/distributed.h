@@ -102,9 +102,9 @@ struct Packing {
 };
 Seen seen(const Sizes& sizes, const AttentionOptions& options = {}, const std::optional<Packing>& packing = {});
 
-// Gives each rank as many rows and nearly as many allowed pairs: an imbalance (the most pairs of a rank over the mean)
-// of at most 5 % where it finds one, and among such the shards that send few rows. Packed sequences are cut as little
-// as that allows. For self-attention (Sq = Sk).
+// Gives each rank as many rows, within 1 %, and nearly as many allowed pairs: an imbalance (the most pairs of a rank
+// over the mean) of at most 5 % where it finds one, and among such the shards that send few rows. Packed sequences stay
+// whole where that allows it, and nothing is sent then. For self-attention (Sq = Sk).
 Sharding balanced(const Seen& seen, int ranks);
 
 // ---- Who does what, and when ----

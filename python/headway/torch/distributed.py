@@ -30,6 +30,7 @@ from headway.torch.functional import attention as whole_attention
 __all__ = ["Attention", "LostRank", "attention", "join", "take"]
 
 _FIRST_TAG = 18_501_000  # of the messages here, so that they are none of the program's own
+_HEAD = 4096  # bytes of the first message of all_gather
 
 # Messages that were under way when a call failed: gloo may still write to their memory.
 _abandoned: list[Any] = []
@@ -80,13 +81,20 @@ class _Transport:
         ) from error
 
     def all_gather(self, mine: bytes) -> list[bytes]:
-        lengths = [torch.tensor([len(mine)]) for _ in range(self.ranks)]
-        self._swap([lengths[self.rank]] * self.ranks, lengths)
-        parts = [torch.empty(int(length), dtype=torch.uint8) for length in lengths]
-        own = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else parts[self.rank]
-        self._swap([own] * self.ranks, parts)
-        parts[self.rank] = own
-        return [bytes(part.numpy()) for part in parts]
+        """One exchange for texts of usual length; what is longer follows."""
+        heads = [torch.zeros(_HEAD, dtype=torch.uint8) for _ in range(self.ranks)]
+        own = (len(mine).to_bytes(8, "little") + mine)[:_HEAD].ljust(_HEAD)
+        heads[self.rank] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        self._swap([heads[self.rank]] * self.ranks, heads)
+        texts = [bytes(head.numpy()) for head in heads]
+        lengths = [8 + int.from_bytes(text[:8], "little") for text in texts]
+        more = [torch.empty(max(length - _HEAD, 0), dtype=torch.uint8) for length in lengths]
+        if more[self.rank].numel() > 0:
+            more[self.rank] = torch.frombuffer(bytearray(mine[_HEAD - 8 :]), dtype=torch.uint8)
+        self._swap([more[self.rank]] * self.ranks, more)
+        return [
+            (text + bytes(rest.numpy()))[8:length] for text, rest, length in zip(texts, more, lengths, strict=True)
+        ]
 
     def _swap(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
         for start, tensors, counts in ((dist.irecv, receives, self.received), (dist.isend, sends, self.sent)):
