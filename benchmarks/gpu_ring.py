@@ -87,7 +87,7 @@ def overlap(run: Callable[[], Any]) -> str:
             run()
             torch.cuda.synchronize()
         events = [e for e in found.events() or () if e.device_type == DeviceType.CUDA]
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:
         return f"torch's profiler: {str(error).splitlines()[0]}"
     moves = [e.time_range for e in events if "memcpy" in e.name.lower() or "nccl" in e.name.lower()]
     kernels = sorted(

@@ -100,7 +100,8 @@ Cluster read_cluster(const Argument& argument) {
       refuse<InvalidArgument>(argument, "has ", numbers[n], " as its number ", n, ", expected one above 0");
     }
   }
-  return {static_cast<int>(numbers[0]), numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6], numbers[7]};
+  return {
+      static_cast<int>(numbers[0]), numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6], numbers[7]};
 }
 
 // (batch, heads, kv_heads, queries, keys, head_dim, value_dim, bytes of an element)
@@ -384,12 +385,11 @@ void add_distributed(nb::module_& module) {
       "For headway.torch.distributed.");
   add_method<call_part>(module, {"distributed_part", {{"query"}, {"key"}, {"value"}, {"offset"}}, {}},
                         "For headway.torch.distributed.");
-  add_method<call_part_backward>(
-      module,
-      {"distributed_part_backward",
-       {{"grad_out"}, {"query"}, {"key"}, {"value"}, {"out"}, {"lse"}, {"offset"}},
-       {{"wants_dbias", "False"}}},
-      "For headway.torch.distributed.");
+  add_method<call_part_backward>(module,
+                                 {"distributed_part_backward",
+                                  {{"grad_out"}, {"query"}, {"key"}, {"value"}, {"out"}, {"lse"}, {"offset"}},
+                                  {{"wants_dbias", "False"}}},
+                                 "For headway.torch.distributed.");
   add_method<call_attention>(module,
                              {"distributed_attention",
                               {{"transport"}, {"query"}, {"key"}, {"value"}},

@@ -101,8 +101,8 @@ std::vector<Rows> independent_blocks(const Seen& seen, std::int64_t shortest) {
   return blocks;
 }
 
-// Where each rank's rows end among blocks that lie one after the other: at an equal share of the rows or, if a block ends
-// nearly there (ranks then have the same rows within 1 %), with that block, so that nothing is cut.
+// Where each rank's rows end among blocks that lie one after the other: at an equal share of the rows or, if a block
+// ends nearly there (ranks then have the same rows within 1 %), with that block, so that nothing is cut.
 std::vector<std::int64_t> ends_of_ranks(const std::vector<Rows>& blocks, std::int64_t length, int ranks) {
   const std::int64_t slack = length / ranks / 200;
   std::vector<std::int64_t> ends;

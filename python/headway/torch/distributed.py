@@ -92,9 +92,7 @@ class _Transport:
         if more[self.rank].numel() > 0:
             more[self.rank] = torch.frombuffer(bytearray(mine[_HEAD - 8 :]), dtype=torch.uint8)
         self._swap([more[self.rank]] * self.ranks, more)
-        return [
-            (text + bytes(rest.numpy()))[8:length] for text, rest, length in zip(texts, more, lengths, strict=True)
-        ]
+        return [(text + bytes(rest.numpy()))[8:length] for text, rest, length in zip(texts, more, lengths, strict=True)]
 
     def _swap(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
         for start, tensors, counts in ((dist.irecv, receives, self.received), (dist.isend, sends, self.sent)):
