@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from headway._headway import Mask
-from headway.jax._attention import _DEFAULTS, _check, _integers, _parts_of, _static, _to_rank, as_arrays
+from headway.jax._attention import _DEFAULTS, _as_array, _check, _integers, _parts_of, _static, _to_rank, as_arrays
 from headway.jax._call import Array, Operands, ShapeDtype, Static, _call, _like, _lse_like, _varying_axes
 
 lax: Any = jax.lax  # parts of it have no annotations
@@ -66,8 +66,8 @@ def ring_attention(
     by_length = query_lens is not None or (valid_lens is not None and jnp.ndim(valid_lens) == 1)
     if by_length and causal == "bottom_right":
         raise NotImplementedError(
-            "ring_attention: lengths of batch items with causal='bottom_right' are not there: each item would have its "
-            "own offset"
+            "ring_attention: lengths of batch items with causal='bottom_right' are not supported: each item would have "
+            "its own offset"
         )
     devices = lax.psum(1, axis_name)
     whole = {name: jax.ShapeDtypeStruct((*x.shape[:2], x.shape[2] * devices, x.shape[3]), x.dtype)
@@ -79,9 +79,9 @@ def ring_attention(
         others |= _rows_of_mask(mask, inputs["query"].shape[2], whole, lax.axis_index(axis_name))
         mask = None
     given = {"mask": mask, "bias": bias, "alibi_slopes": alibi_slopes, "sinks": sinks}
-    others |= {name: jnp.asarray(x) for name, x in given.items() if x is not None}
+    others |= {name: _as_array("ring_attention", name, x) for name, x in given.items() if x is not None}
     given = {"valid_lens": valid_lens, "query_lens": query_lens, "spans": spans}
-    others |= {name: _integers(x) for name, x in given.items() if x is not None}
+    others |= {name: _integers("ring_attention", name, x) for name, x in given.items() if x is not None}
     options = {**_DEFAULTS, "causal": causal, "window": window, "scale": scale, "softcap": softcap}
     described = [(name, x.shape, np.dtype(x.dtype)) for name, x in whole.items()]
     described += [
