@@ -54,9 +54,8 @@ constexpr Finding findings[] = {
      "type=f64 h=8 hkv=8 sq=3 sk=3 d=31 dv=31 sharing=all alibi=f16 k=constant k_size=649.17335680729718 "
      "seed=12322707637345376528"},
     // 32 chains of them: lse 1.4 times its bound.
-    {"equal_products_of_wide_heads", "sq=70 sk=70 d=512 q=constant q_size=17.3 k=constant k_size=33.7", open_on_cuda},
-    {"equal_products_of_wide_heads_in_few_rows", "sq=20 sk=20 d=520 q=constant q_size=17.3 k=constant k_size=33.7",
-     open_on_cuda},
+    {"equal_products_of_wide_heads", "sq=70 sk=70 d=512 q=constant q_size=17.3 k=constant k_size=33.7"},
+    {"equal_products_of_wide_heads_in_few_rows", "sq=20 sk=20 d=520 q=constant q_size=17.3 k=constant k_size=33.7"},
     // A reference that rises by 2^140 after a weight was found.
     {"weights_before_a_rows_highest_score",
      "type=bf16 form=bsd sq=484 sk=484 d=2 dv=2 sharing=all k=apart seed=18261938594801349286"},
@@ -70,15 +69,13 @@ constexpr Finding findings[] = {
     // Products of 112 equal numbers, which round alike: lse 1.03 times its bound (open, docs/reliability.md).
     {"equal_products_of_usual_heads",
      "sq=9 sk=53 d=112 k_layout=repeated_columns alibi=f32 q=constant q_size=455801.01311310916 "
-     "k_size=16408836.472071929 seed=6533415480697191585",
-     open_on_cuda},
+     "k_size=16408836.472071929 seed=6533415480697191585"},
     // 12 chains of 16 of them: lse 1.4 times its bound (open, docs/reliability.md).
     {"equal_products_of_many_chains",
-     "d=192 q=constant q_size=2.7557946806613203e+17 k=constant k_size=2.7557946806613203e+17", open_on_cuda},
+     "d=192 q=constant q_size=2.7557946806613203e+17 k=constant k_size=2.7557946806613203e+17"},
     {"equal_products_of_queries_without_heads",
      "form=sd sq=6 d=100 q_layout=repeated_heads bias=full q_size=28.105411830248379 k=constant "
-     "k_size=1011.7948258889415 seed=11850334710133039228",
-     open_on_cuda},
+     "k_size=1011.7948258889415 seed=11850334710133039228"},
     {"equal_products_beside_a_sink",
      "sq=18 d=31 q_layout=repeated_columns sinks=bf16 q=channel q_size=24.565414059588967 k=constant "
      "k_size=884.3549061452029 seed=2"},
@@ -87,8 +84,7 @@ constexpr Finding findings[] = {
     // Products that round alike and a large one: 9 units of the score, two more in lse (open, docs/reliability.md).
     {"equal_products_beside_a_large_one",
      "b=3 sq=3 d=71 bias=full scale=0.001 q=constant q_size=297.71948080405281 k=constant k_size=297.71948080405281 "
-     "plants=key:large seed=9599619295661894599",
-     open_on_cuda},
+     "plants=key:large seed=9599619295661894599"},
     // bf16 dot products of small multiples of one number: 16 units (open).
     {"multiples_of_equal_half_products",
      "type=bf16 d=219 dv=219 sharing=all k=integers k_size=14.80346978246985 seed=15074069161174026157", open_on_cuda},
