@@ -35,7 +35,7 @@ bool needs_compensation(const Problem& problem) {
 }
 
 Refusal plain_refusal(const Problem& problem) {
-  return has_extreme_scale(problem) ? Refusal() : "its scale is not extreme";
+  return extreme_scale(problem) ? Refusal() : "neither its scale nor its softcap is extreme";
 }
 
 Refusal mma_refusal(const Problem& problem) { return problem.pages ? "keys in pages" : tensor_core_refusal(problem); }

@@ -179,15 +179,24 @@ class PlainHead {
         return ordered;
       }
     }
-    const SplitScale scale(args_.scale);
-    return bounded<Real>(
-        plain_product<T>(query, args_.query.feature, key, args_.key.feature, args_.head_dim, scale.of_queries) *
-        scale.of_products);
+    return bounded<Real>(scaled_in_f64(query, key));
+  }
+
+  // d(capped) / d(scaled) of a pair, for a softcap of which Real has few bits.
+  __device__ double slope(std::int64_t i, std::int64_t j) const {
+    const double share = tanh(scaled_in_f64(query_row(args_.query, i), key_row(args_.key, j)) / args_.softcap);
+    return 1 - share * share;
   }
 
  private:
   const Arguments& args_;
   const Sequence sequence_;
+  __device__ double scaled_in_f64(const T* query, const T* key) const {
+    const SplitScale scale(args_.scale);
+    return plain_product<T>(query, args_.query.feature, key, args_.key.feature, args_.head_dim, scale.of_queries) *
+           scale.of_products;
+  }
+
   const Modifiers<Real> modifiers_;
   const std::int64_t b_, h_;
 };
