@@ -123,11 +123,9 @@ constexpr Finding findings[] = {
     {"weights_from_the_lse_of_infinite_slopes", "sq=2 alibi=f16 alibi_size=10000000000"},
     // Products that cancel: lse is small, and far from the scores as another kernel rounds them.
     {"weights_from_the_lse_of_large_products",
-     "sk=32 d=3 q=integers q_size=77276.244782110603 k=constant k_size=3510.8599305599614 seed=14336535442742292483",
-     open_on_cuda},
+     "sk=32 d=3 q=integers q_size=77276.244782110603 k=constant k_size=3510.8599305599614 seed=14336535442742292483"},
     {"weights_from_the_lse_of_huge_products",
-     "d=62 q=integers q_size=2715007001504.0469 k=constant k_size=2715007001504.0469 seed=12133805955837078930",
-     open_on_cuda},
+     "d=62 q=integers q_size=2715007001504.0469 k=constant k_size=2715007001504.0469 seed=12133805955837078930"},
     {"mean_weights_of_no_heads", "h=0"},
     // bf16 dot products take denormals for 0: NaN where infinity times one is infinite, and the softcap of that finite.
     {"infinite_queries_of_denormal_keys",
