@@ -258,6 +258,17 @@ constexpr Finding findings[] = {
     {"gradients_of_infinite_half_queries",
      "type=bf16 form=packed b=4 d=2 dv=32 k_layout=repeated_heads causal=bottom_right v=denormal "
      "plants=query:minus_inf seed=1616700192811346023"},
+    // Keys of -inf without a modifier: the pair was taken for a forbidden one, and an element of dq was finite.
+    {"gradients_of_infinite_half_keys_without_a_modifier",
+     "type=bf16 h=8 hkv=2 sk=25 d=31 dv=8 queries=item q=channel v=apart plants=query:nan,key:minus_inf "
+     "seed=7887445035836846517"},
+    {"gradients_of_infinite_half_keys_beside_finite_ones", "type=bf16 sq=3 sk=5 d=8 plants=key:minus_inf seed=5"},
+    // Sums of half products beyond a float, of ordinary scores, in one block for all keys.
+    {"short_gradients_of_products_beyond_a_float",
+     "type=bf16 sq=5 sk=9 d=16 scale=1e-19 q_size=1e19 k_size=1e20 seed=3", open_on_cuda},
+    // lse is rounded by more than 1 there, and dbias had other sums of products than the row's statistics.
+    {"gradients_of_an_f64_bias_of_large_scores", "type=f64 sq=5 sk=7 d=40 bias=full q_size=1e9 k_size=1e9 seed=9"},
+    {"gradients_of_an_f64_bias_of_larger_scores", "type=f64 sq=5 sk=7 d=90 bias=full q_size=1e15 k_size=1e15 seed=9"},
     // A grad_out of 0 beside an infinite value that weighs nothing: the row of a large lse was left out.
     {"gradients_of_0_beside_infinite_values",
      "type=f16 form=bsd dv=10 k_layout=reversed out_layout=gaps bias=random causal=top_left left=14 sinks=bf16 "
