@@ -236,7 +236,16 @@ def distributed_schedule(
 ) -> tuple[int, list[tuple[int, int, int, int, int, bool]], list[tuple[int, tuple[int, int], tuple[int, int]]]]: ...
 def distributed_part(query: Any, key: Any, value: Any, offset: int, **options: Unpack[Options]) -> Any: ...
 def distributed_part_backward(
-    grad_out: Any, query: Any, key: Any, value: Any, out: Any, lse: Any, offset: int, **options: Unpack[Options]
+    grad_out: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    lse: Any,
+    offset: int,
+    *,
+    wants_dbias: bool = False,
+    **options: Unpack[Options],
 ) -> Any: ...
 def distributed_attention(
     transport: Any,
