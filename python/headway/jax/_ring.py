@@ -70,7 +70,7 @@ def ring_attention(
             "its own offset"
         )
     devices = lax.psum(1, axis_name)
-    whole = {name: jax.ShapeDtypeStruct((*x.shape[:2], x.shape[2] * devices, x.shape[3]), x.dtype)
+    whole = {name: ShapeDtype((*x.shape[:2], x.shape[2] * devices, x.shape[3]), x.dtype)
              for name, x in inputs.items()}  # fmt: skip
     others: Operands = {}
     if isinstance(mask, Mask):
@@ -159,13 +159,15 @@ class _Place:
 
     def first_key(self, step: int) -> Array:
         """In the whole sequence, of the keys that have come."""
-        return (self.device - step) % self.devices * self.keys
+        first: Array = (self.device - step) % self.devices * self.keys
+        return first
 
     def columns(self, matrix: Array, step: int) -> Array:
         """Those of the keys that have come."""
         if matrix.shape[3] == 1:
             return matrix
-        return lax.dynamic_slice_in_dim(matrix, self.first_key(step), self.keys, 3)
+        columns: Array = lax.dynamic_slice_in_dim(matrix, self.first_key(step), self.keys, 3)
+        return columns
 
     def steps(self) -> int:
         """How many blocks a device looks at: up to the last distance at which some device sees a key."""
@@ -229,7 +231,7 @@ def _sink_scores(place: _Place, others: Operands, lse: Array) -> Array:
 
 
 def _lowest(lse: Array) -> Any:
-    return jnp.finfo(lse.dtype).min
+    return jnp.finfo(lse.dtype).min  # type: ignore[no-untyped-call]
 
 
 def _part(static: Static, operands: Operands, results: dict[str, Any]) -> tuple[Array, Array]:
@@ -247,7 +249,7 @@ def _part(static: Static, operands: Operands, results: dict[str, Any]) -> tuple[
         return jnp.where(only[..., None], again["out"], out), jnp.where(only, _lowest(lse), lse)
 
     unsure: Any = jnp.isnan(found["lse"]).any()
-    merged: Any = lax.cond(unsure, beside_sink, lambda out, lse: (out, lse), found["out"], found["lse"])
+    merged: tuple[Array, Array] = lax.cond(unsure, beside_sink, lambda out, lse: (out, lse), found["out"], found["lse"])
     return merged
 
 

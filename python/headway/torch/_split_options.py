@@ -91,7 +91,7 @@ class SplitOptions:
 
     def seen(self) -> dict[str, Any]:
         """What says which keys are sent; dense masks do not."""
-        found = {name: self.plain[name] for name in ("causal", "window") if name in self.plain}
+        found: dict[str, Any] = {name: self.plain[name] for name in ("causal", "window") if name in self.plain}
         for name in ("valid_lens", "query_lens"):
             if name in self.arrays:
                 found[name] = self.arrays[name].tolist()
@@ -116,7 +116,7 @@ class SplitOptions:
 
     def of_part(self, queries: Rows, keys: Rows) -> dict[str, Any]:
         """Of a call with these rows; the offset is given beside them, and a sink counts once, at the end."""
-        options = dict(self.plain)
+        options: dict[str, Any] = dict(self.plain)
         if options.get("causal"):
             options["causal"] = "top_left"  # the offset says how the whole is aligned
         count, width = queries[1] - queries[0], keys[1] - keys[0]
