@@ -116,7 +116,7 @@ class SplitOptions:
 
     def of_part(self, queries: Rows, keys: Rows) -> dict[str, Any]:
         """Of a call with these rows; the offset is given beside them, and a sink counts once, at the end."""
-        options: dict[str, Any] = dict(self.plain)
+        options: dict[str, Any] = {**self.plain}
         if options.get("causal"):
             options["causal"] = "top_left"  # the offset says how the whole is aligned
         count, width = queries[1] - queries[0], keys[1] - keys[0]
