@@ -54,7 +54,7 @@ class SplitOptions:
         self, given: dict[str, Any], queries: Sequence[Rows], sizes: Sequence[int], device: torch.device
     ) -> None:
         self.queries, self.sizes, self.device = queries, sizes, device
-        self.plain = {name: given[name] for name in ("causal", "window", "scale", "softcap") if name in given}
+        self.plain: dict[str, Any] = {name: given[name] for name in ("causal", "window", "scale", "softcap") if name in given}
         self.arrays = {
             name: torch.as_tensor(given[name], device=device)
             for name in ("valid_lens", "query_lens", "spans", "alibi_slopes", "mask", "bias")
@@ -116,7 +116,7 @@ class SplitOptions:
 
     def of_part(self, queries: Rows, keys: Rows) -> dict[str, Any]:
         """Of a call with these rows; the offset is given beside them, and a sink counts once, at the end."""
-        options: dict[str, Any] = {**self.plain}
+        options: dict[str, Any] = dict(self.plain)
         if options.get("causal"):
             options["causal"] = "top_left"  # the offset says how the whole is aligned
         count, width = queries[1] - queries[0], keys[1] - keys[0]
