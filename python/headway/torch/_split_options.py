@@ -54,7 +54,9 @@ class SplitOptions:
         self, given: dict[str, Any], queries: Sequence[Rows], sizes: Sequence[int], device: torch.device
     ) -> None:
         self.queries, self.sizes, self.device = queries, sizes, device
-        self.plain: dict[str, Any] = {name: given[name] for name in ("causal", "window", "scale", "softcap") if name in given}
+        self.plain: dict[str, Any] = {
+            name: given[name] for name in ("causal", "window", "scale", "softcap") if name in given
+        }
         self.arrays = {
             name: torch.as_tensor(given[name], device=device)
             for name in ("valid_lens", "query_lens", "spans", "alibi_slopes", "mask", "bias")
