@@ -98,7 +98,10 @@ def alone(tensors: list[torch.Tensor], options: dict, backward: bool):
 def split(tensors: list[torch.Tensor], sharding, options: dict, backward: bool, scheme: str, rank: int):
     """This rank's part of the call."""
     axis = 0 if "cu_seqlens_q" in options else 2
-    mine = [shards.take(x, sharding.queries[rank], axis).requires_grad_(backward) for x in tensors]
+    mine = [
+        shards.take(x, sharding[side][rank], axis).requires_grad_(backward)
+        for x, side in zip(tensors, (0, 1, 1), strict=True)
+    ]
 
     def run() -> None:
         out = context_parallel.attention(*mine, sharding=sharding, scheme=scheme, **options)
@@ -187,7 +190,7 @@ def handling(rank: int, ranks: int, given: argparse.Namespace) -> dict[str, floa
     sharding = shards.contiguous(queries, given.length, ranks=ranks)
     sizes = {"heads": given.heads, "head_dim": WIDTH, "text": False, "scheme": "ring"}
     set_threads(1)
-    found, before = {}, (0.0, 0.0)
+    found, forward = {}, 0.0
     for name, backward in PASSES.items():
         one = alone(tensors, {}, backward)
         parts = split(tensors, sharding, {}, backward, "ring", rank)
@@ -199,8 +202,8 @@ def handling(rank: int, ranks: int, given: argparse.Namespace) -> dict[str, floa
         more = torch.tensor(statistics.median(spent[2:]))
         dist.broadcast(more, 0)
         moved = shards.explain(sharding, backward=backward, **sizes).bytes
-        found[name] = max(more.item() - before[0], 0.0) / (2 * moved)
-        before = (more.item(), moved)
+        found[name] = max(more.item() - forward, 0.0) / (2 * moved)
+        forward = more.item()
     return found
 
 
