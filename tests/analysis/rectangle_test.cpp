@@ -1,8 +1,10 @@
 // Parts of the matrix: the same numbers as the whole one has there.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "headway/headway.h"
 #include "support/inputs.h"
@@ -106,6 +108,25 @@ TEST_P(WeightsIn, maps_are_means_and_maxima_of_the_weights) {
     }
 }
 
+TEST_P(WeightsIn, a_cell_of_a_map_may_be_larger_than_everything) {
+  constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
+  const Inputs inputs = random_inputs({.batch = 1, .heads = 2, .kv_heads = 1, .queries = 9, .keys = 13});
+  const Tensor lse = run_analyze(inputs.q, inputs.k, on_engine()).lse;
+  const Rectangle part{3, 8, 2, 13};
+  const Tensor weights = run_weights_in(inputs.q, inputs.k, part, on_engine(), lse);
+  double sum = 0, highest = 0;
+  for (std::int64_t i = 0; i < 5; ++i)
+    for (std::int64_t j = 0; j < 11; ++j) {
+      const double p = weights.at<float>({0, 1, i, j});
+      sum += p;
+      highest = std::max(highest, p);
+    }
+  const TileMap map = run_tile_map(inputs.q, inputs.k, lse, 0, 1, part, largest, largest, on_engine());
+  ASSERT_EQ(map.mean.sizes(), (Dims{1, 1}));
+  EXPECT_NEAR(get(map.mean, {0, 0}), sum / 55, 1e-6);
+  EXPECT_NEAR(get(map.max, {0, 0}), highest, 1e-6);
+}
+
 TEST_P(WeightsIn, a_forbidden_nan_is_not_seen) {
   Inputs inputs = random_inputs({});
   for (std::int64_t d = 0; d < 8; ++d) inputs.k.at<float>({0, 1, 6, d}) = NAN;
@@ -142,7 +163,6 @@ TEST_P(WeightsIn, say_what_is_wrong) {
 
 ON_EVERY_ENGINE(WeightsIn);
 
-// On CUDA they are open: docs/reliability.md.
 class WeightsFromLse : public EngineTest {};
 
 // lse is rounded: exp(s - lse) of scores of 3e14 passes what a float holds.
@@ -179,7 +199,7 @@ TEST_P(WeightsFromLse, of_no_heads_have_a_mean_of_0) {
   each_index(mean.sizes(), [&](const Dims& at) { EXPECT_EQ(get(mean, at), 0); });
 }
 
-ON_EVERY_HOST_ENGINE(WeightsFromLse);
+ON_EVERY_ENGINE(WeightsFromLse);
 
 }  // namespace
 }  // namespace headway::test

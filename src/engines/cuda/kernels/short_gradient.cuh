@@ -283,7 +283,7 @@ class ShortGradient {
       const bool full = __all_sync(~0u, own.x <= first_key && own.y >= first_key + 16) != 0;
       multiply_short_rows<Depth, T>(lane_, keys_, first_key, step.query, col, static_cast<int>(args_.head_dim), p);
       float slopes[Scores == ShortScores::modified ? slots : 1];
-      const std::uint32_t forbidden = make_weights(thread, modifiers, step, col, full, p, slopes);
+      const std::uint32_t forbidden = make_weights(thread, modifiers, step, col, full, careful, p, slopes);
       const std::uint32_t kept =
           Scores == ShortScores::modified && args_.dropout.active
               ? kept_slots_transposed<tiles>(thread, args_.dropout, b_, step.h, 0, step.first + col)
@@ -302,7 +302,8 @@ class ShortGradient {
   // Products become weights p, 0 in the slots returned as forbidden.
   template <int Count>
   __device__ std::uint32_t make_weights(const MmaThread& thread, const Modifiers<float>& modifiers, const Step& step,
-                                        int col, bool full, float (&p)[tiles][4], float (&slopes)[Count]) const {
+                                        int col, bool full, bool careful, float (&p)[tiles][4],
+                                        float (&slopes)[Count]) const {
     const auto inside = [&](int slot) {
       const int2 range = states(step.number).ranges[col + thread.col_of(slot)];
       const int key = thread.row_of(slot);
@@ -332,6 +333,15 @@ class ShortGradient {
       for (int slot = 0; slot < slots; ++slot) {
         float& score = p[slot / 4][slot % 4];
         score = inside(slot) ? modifiers.scaled(score) : -infinity<float>();
+      }
+    }
+    if (careful) {  // an allowed score of -inf is not a forbidden pair's, and rows that are left out are forbidden
+#pragma unroll
+      for (int slot = 0; slot < slots; ++slot) {
+        float& score = p[slot / 4][slot % 4];
+        const bool left_out = states(step.number).lse[col + thread.col_of(slot)] == infinity<float>();
+        const bool allowed = Scores == ShortScores::modified ? score != -infinity<float>() : inside(slot);
+        score = allowed && !left_out ? Modifiers<float>::of_allowed(score) : -infinity<float>();
       }
     }
     std::uint32_t forbidden = 0;
