@@ -1,5 +1,8 @@
 #include "engines/cuda/forward.h"
 
+#include <cstdlib>
+
+#include "core/text.h"
 #include "engines/cuda/decode.h"
 #include "engines/cuda/direct.h"
 #include "engines/cuda/hopper_forward.h"
@@ -86,6 +89,28 @@ Launch choose_paged_bytes(const Problem& problem, const ForwardArguments& argume
 
 Refusal takes_all(const Problem&) { return std::nullopt; }
 
+// Its block has a multiprocessor for itself, and tiles of 128 queries or more: several blocks of mma_forward, with masks
+// as bits, are done sooner where sequences are short. A pack's sequences and an invariant batch have one kernel for all
+// lengths.
+Refusal short_masked_refusal(const Problem& problem) {
+  const char* ab = std::getenv("HEADWAY_AB_SHORT");
+  const std::int64_t most_keys = ab != nullptr ? std::atoll(ab) : 256;
+  const bool any = std::getenv("HEADWAY_AB_ANY") != nullptr;
+  const bool halves = !problem.bias || is_half_type(problem.bias->dtype());
+  const bool suits = (any || ((problem.mask || problem.bias) && !problem.dropout.active())) && halves && !problem.softcap && !problem.alibi_slopes && !problem.spans;
+  if (!suits || problem.packed() || problem.batch_invariant || problem.pages || problem.key_len > most_keys) {
+    return std::nullopt;
+  }
+  return text("mma_forward is faster with a mask or bias over at most ", most_keys, " keys");
+}
+
+Refusal hopper_forward_refusal(const Problem& problem) {
+  if (Refusal reason = hopper_refusal(problem)) {
+    return reason;
+  }
+  return short_masked_refusal(problem);
+}
+
 Launch choose_hopper(const Problem& problem, const ForwardArguments&) { return hopper_launch(problem); }
 
 std::size_t no_workspace(const Problem&, const Launch&) { return 0; }
@@ -111,7 +136,7 @@ constexpr ForwardKernel kernels[] = {
     {"direct_forward", 0, direct_forward_refusal, nullptr, choose_direct_forward, no_workspace, queue_direct_forward},
     {"hopper_decode", 1024, hopper_decode_refusal, nullptr, choose_hopper_decode, decode_bytes, queue_decode},
     {"decode", 1024, decode_refusal, nullptr, choose_decode, decode_bytes, queue_decode},
-    {"hopper_forward", 0, hopper_refusal, hopper_refusal, choose_hopper, hopper_bytes, queue_hopper},
+    {"hopper_forward", 0, hopper_forward_refusal, hopper_refusal, choose_hopper, hopper_bytes, queue_hopper},
     {"simt_forward (8-bit pages)", 4096, paged_bytes_refusal, nullptr, choose_paged_bytes, no_workspace, queue_tiles},
     {"mma_forward (pages)", 2048, paged_mma_refusal, nullptr, of_type<paged_mma_launch>, no_workspace, queue_tiles},
     {"simt_forward (pages)", 4096, paged_refusal, nullptr, of_type<paged_exact_launch>, no_workspace, queue_tiles},
