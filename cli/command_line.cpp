@@ -53,16 +53,17 @@ std::size_t distance(const std::string& from, const std::string& to) {
   return steps.back().back();
 }
 
-// "; did you mean NAME?" with the name that is nearest to a word, if one is near.
+// "; did you mean NAME?" with the name that a word begins, or that is nearest to it, if one is near.
 std::string suggestion(const std::vector<std::string>& names, const std::string& word) {
-  constexpr std::size_t longest_word = 20, furthest = 2;
+  constexpr std::size_t longest_word = 20, furthest = 2, least_begun = 3;
   std::string nearest;
   std::size_t least = furthest + 1;
   if (word.size() > longest_word) {
     return "";
   }
   for (const std::string& name : names) {
-    const std::size_t steps = distance(word, name);
+    const bool is_begun = name.starts_with(word) && word.size() >= word.find_first_not_of('-') + least_begun;
+    const std::size_t steps = is_begun ? 0 : distance(word, name);
     if (steps < least && steps < word.size()) {
       least = steps;
       nearest = name;

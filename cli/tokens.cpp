@@ -17,7 +17,7 @@ std::vector<std::string> lines_of(const char* option, const std::optional<std::s
   }
   std::ifstream file(*path, std::ios::binary);
   if (!file) {
-    throw Failure(text(*path, ": cannot be read"));
+    throw Failure(text(option, ": ", *path, ": cannot be read; expected a text file with a token per line"));
   }
   for (std::string line; std::getline(file, line);) {
     if (!line.empty() && line.back() == '\r') {

@@ -55,7 +55,7 @@ cuda_settings() {
 }
 
 # The instruction sets for which the tests compile the CPU engine: files for instruction sets that the processor lacks are only
-# checked for errors, by check_with_clang.
+# checked for errors, by clang_syntax.
 cpu_settings() {
   if [[ -n ${1:-} ]]; then
     echo -DHEADWAY_CPU_KERNELS=ALL
@@ -63,7 +63,7 @@ cpu_settings() {
     echo -DHEADWAY_CPU_KERNELS=RUNNABLE
   fi
 }
-lacks_avx512() { [[ $(uname -m) == x86_64 ]] && ! grep -qw avx512vl /proc/cpuinfo; }
+lacks_flag() { [[ $(uname -m) == x86_64 ]] && ! grep -qw "$1" /proc/cpuinfo; }
 
 # GCC 12's thread sanitizer does not know every address layout that a newer kernel may choose at random.
 steady_addresses() {

@@ -30,7 +30,11 @@ test_command() {
   check_test_parts
   local preset settings untested=()
   has_gpu || untested+=("GPU kernels (no GPU here)")
-  ! lacks_avx512 || untested+=("AVX-512 and AMX kernels (this processor has neither)")
+  if lacks_flag avx512vl; then
+    untested+=("AVX-512 and AMX kernels (this processor has neither)")
+  elif lacks_flag amx_bf16; then
+    untested+=("AMX kernels on AMX itself (this processor has none; tests emulate it)")
+  fi
   if [[ " $presets " == *" release "* ]]; then
     begin_python "${test_packages[@]}"  # beside the build
   fi
@@ -41,9 +45,13 @@ test_command() {
       [[ -n $all ]] || settings=(--exclude-regex "$slow_tests")
       read -ra build_settings <<<"$(cuda_settings "$all") $(cpu_settings "$all")"
     fi
+    build "$preset" || fail "failed: $preset"
+    if [[ $preset == release ]]; then
+      begin_beside_tests
+    fi
     run_tests "$preset" "${settings[@]}" || fail "failed: $preset"
     if [[ $preset == release ]]; then
-      check_with_clang || fail "failed: clang"
+      finish beside_tests || fail "failed: clang, or the Python package"
       run_python_tests "$all" || fail "failed: the Python tests, or they could not run"
     fi
   done
@@ -61,7 +69,6 @@ slow_tests='/cpu_and_reference_[12]( |$)'
 run_tests() {
   local preset=$1
   shift
-  build "$preset" || return
   printf '%stesting (%s)%s\n' "$bold" "$preset" "$plain"
   if [[ -t 1 ]]; then
     $(steady_addresses "$preset") ctest --preset "$preset" --parallel "$jobs" "$@" --progress
@@ -81,14 +88,29 @@ slowest_tests() {
     awk '{ printf "%s%s %.0f s", (NR > 1 ? ", " : ""), $2, $1 }')"
 }
 
+# Begins what takes the time that ctest leaves idle, in tests that wait: the check with clang, then the Python package.
+begin_beside_tests() {
+  clang=$(find_clang)
+  [[ -n $clang ]] || untested+=("clang (none here)")
+  find_python "${test_packages[@]}"
+  begin beside_tests beside_tests
+}
+beside_tests() {
+  renice --priority 15 --pid "$BASHPID" >/dev/null 2>&1 || true
+  if [[ -n $clang ]]; then
+    step "checking with $clang, beside the tests" clang_syntax "$clang" || return
+  fi
+  if [[ -n $python ]]; then
+    step "building (python), beside the tests" install_python_package
+  fi
+}
+
 # run_python_tests [all]: without "all", tests with the mark slow are left out.
 run_python_tests() {
-  find_python "${test_packages[@]}"
   if [[ -z $python ]]; then
     note "the Python tests need nanobind, scikit-build-core, numpy, pytest and hypothesis, which could not be installed"
     return 1
   fi
-  step "building (python)" install_python_package || return
   printf '%stesting (python)%s\n' "$bold" "$plain"
   local settings=(--durations 10 --durations-min 5)
   [[ -n ${1:-} ]] || settings+=(-m "not slow")
@@ -96,18 +118,8 @@ run_python_tests() {
   PYTHONPATH=$PWD/build/python-package "$python" -m pytest "${settings[@]}"
 }
 
-# Checks every file of the library with clang, with warnings as errors and without generating code: half a second a file.
-check_with_clang() {
-  local clang
-  clang=$(find_clang)
-  if [[ -z $clang ]]; then
-    untested+=("clang (none here)")
-    return
-  fi
-  step "checking with $clang" clang_syntax "$clang"
-}
-
-# The headers that most files include are compiled once for each set of flags.
+# Checks every file of the library with clang, with warnings as errors and without generating code: half a second a file. The
+# headers that most files include are compiled once for each set of flags.
 clang_syntax() {
   CXX='' cmake --preset clang -G "$(generator clang)" -DCMAKE_CXX_COMPILER="$1" || return
   local commands=build/clang/syntax_commands header=build/clang/common.h flags

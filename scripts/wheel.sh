@@ -9,6 +9,8 @@ wheel_command() {
       --cuda) cuda=ON ;;
       --python)
         [[ -n ${2:-} ]] || fail "wheel: --python takes a program"
+        "$2" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
+          fail "wheel: '$2' is no Python 3.10 or later that runs here"
         pythons+=("$2")
         shift
         ;;

@@ -9,7 +9,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 # By the page of the reference that has them. A module that a version does not have is left out.
 MODULES = {
     "python": ("headway", "headway.masks", "headway.convert", "headway.distributed"),
-    "torch": ("headway.torch",),
+    "torch": ("headway.torch", "headway.torch.distributed"),
     "jax": ("headway.jax", "headway.flax", "headway.flax.nnx", "headway.keras"),
 }
 

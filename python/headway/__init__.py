@@ -24,6 +24,7 @@ headway.keras                         a layer for Keras 3
 """
 
 import importlib as _importlib
+import sys as _sys
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from headway import convert, masks
@@ -63,6 +64,19 @@ if _TYPE_CHECKING:
     from headway import torch as torch
 
 _FRAMEWORKS = ("flax", "jax", "keras", "torch")
+
+# Where names are that people look for here.
+_ELSEWHERE = {
+    "MultiheadAttention": "headway.torch",
+    "activate": "headway.torch",
+    "dot_product_attention": "headway.jax and headway.flax",
+    "flash_attn_func": "headway.torch",
+    "flash_attn_varlen_func": "headway.torch",
+    "record": "headway.torch",
+    "register_with_transformers": "headway.torch",
+    "replace_attention": "headway.torch",
+    "scaled_dot_product_attention": "headway.torch",
+}
 
 __all__ = [
     "Analysis",
@@ -112,7 +126,11 @@ def __getattr__(name: str) -> "ModuleType":
             return _importlib.import_module(f"headway.{name}")
         except ImportError as error:  # help(), inspect and hasattr() expect no other error than AttributeError
             raise AttributeError(str(error)) from error
-    raise AttributeError(f"module 'headway' has no attribute '{name}'")
+    found = f"module 'headway' has no attribute '{name}'"
+    if name in _ELSEWHERE:
+        raise AttributeError(f"{found}; it is in {_ELSEWHERE[name]}")
+    # With its name and module the error suggests the nearest attribute where it is printed.
+    raise AttributeError(found, name=name, obj=_sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -89,15 +89,41 @@ class KVCache:
         return self._cache.add()
 
     def fork(self, id: int) -> int:
-        """Makes a second sequence with the same tokens and pages; a page is copied when either of them writes to it."""
+        """Makes a second sequence with the same tokens and pages; a page is copied when either of them writes to it.
+
+        >>> import numpy as np, headway
+        >>> cache = headway.KVCache(pages=8, page_size=4, kv_heads=1, head_dim=2)
+        >>> prompt = cache.add()
+        >>> cache.append(prompt, np.ones((1, 1, 4, 2), np.float32), np.ones((1, 1, 4, 2), np.float32))
+        >>> answer = cache.fork(prompt)
+        >>> cache.length(answer), cache.free_pages
+        (4, 7)
+        """
         return self._cache.fork(_id("fork", id))
 
     def truncate(self, id: int, length: int) -> None:
-        """Removes the tokens from `length` on. ValueError if the next query would see keys that a window freed."""
+        """Removes the tokens from `length` on. ValueError if the next query would see keys that a window freed.
+
+        >>> import numpy as np, headway
+        >>> cache = headway.KVCache(pages=8, page_size=4, kv_heads=1, head_dim=2)
+        >>> id = cache.add()
+        >>> cache.append(id, np.ones((1, 1, 6, 2), np.float32), np.ones((1, 1, 6, 2), np.float32))
+        >>> cache.truncate(id, 3)  # of six tokens that a draft model proposed, three were accepted
+        >>> cache.length(id), cache.free_pages
+        (3, 7)
+        """
         self._cache.truncate(_id("truncate", id), _whole("length", length, "KVCache.truncate"))
 
     def remove(self, id: int) -> None:
-        """Removes the sequence; pages that no other sequence shares become free."""
+        """Removes the sequence; pages that no other sequence shares become free.
+
+        >>> import headway
+        >>> cache = headway.KVCache(pages=4, page_size=16, kv_heads=2, head_dim=8)
+        >>> id = cache.add()
+        >>> cache.remove(id)
+        >>> cache.ids
+        []
+        """
         self._cache.remove(_id("remove", id))
 
     def length(self, id: int) -> int:
@@ -159,7 +185,7 @@ class KVCache:
         >>> cache = headway.KVCache(pages=8, page_size=4, kv_heads=1, head_dim=2)
         >>> id = cache.add()
         >>> cache.append(id, np.zeros((1, 1, 3, 2), np.float32), np.float32([[[[1, 0], [2, 0], [6, 0]]]]))
-        >>> cache.attend(id, np.zeros((1, 4, 1, 2), np.float32))[0, :, 0, 0]
+        >>> cache.attend(id, np.zeros((1, 4, 1, 2), np.float32))[0, :, 0, 0].round(4)
         array([3., 3., 3., 3.], dtype=float32)
         """
         return _headway.attend_cache(self._cache, ids, query, **options)

@@ -29,6 +29,8 @@ class ViewServer:
     >>> with headway.view(x, x, serve=True) as server:
     ...     server.url.startswith("http://127.0.0.1:")
     True
+    >>> server.close()  # the with block has done it already
+    >>> headway.view(x, x, serve=True).wait()  # doctest: +SKIP
     """
 
     def __init__(self, view: LiveView, port: int = 0) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Sequence
-from errno import EEXIST
+from contextlib import suppress
+from errno import EEXIST, EISDIR, ENODEV, EOPNOTSUPP
 from html import escape
 from pathlib import Path
 
@@ -54,11 +57,42 @@ def page_of(title: str, pages: Sequence[tuple[str, str]]) -> str:
 
 
 def write(path: Path, text: str, replace: bool) -> None:
-    """Writes a file; FileExistsError where there is one already, unless it may be replaced."""
+    """Writes a file whole or not at all; FileExistsError where there is one already, unless it may be replaced."""
+    target = Path(os.path.realpath(path)) if replace else path  # a link is followed
     try:
-        with path.open("w" if replace else "x", encoding="utf-8") as file:
-            file.write(text)
+        if not replace and os.path.lexists(target):
+            raise FileExistsError
+        if target.exists() and not target.is_file():  # also a folder
+            raise OSError(EISDIR if target.is_dir() else ENODEV, "expected a regular file to overwrite")
+        _write_whole(target, text.encode("utf-8", "backslashreplace"), replace)
     except FileExistsError:
         raise os_error(EEXIST, f"view: {path}: the file exists; set overwrite to replace it") from None
     except OSError as error:
         raise os_error(error.errno, f"view: {path}: cannot be written: {error.strerror}") from None
+
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+def _write_whole(target: Path, page: bytes, replace: bool) -> None:
+    temporary = target.parent / f".headway-{secrets.token_hex(8)}.tmp"
+    try:  # unnamed: nothing remains of it if the process dies
+        number = os.open(target.parent, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in (EISDIR, EOPNOTSUPP):
+            raise
+        number = os.open(temporary, _NEW, 0o666)
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(page)
+            file.flush()
+            os.fsync(number)
+            if not temporary.exists():
+                # With a descriptor, whichever it is, Python follows the link that leads to the unnamed file.
+                os.link(f"/proc/self/fd/{number}", temporary, src_dir_fd=number)
+        if not replace:
+            os.close(os.open(target, _NEW, 0o666))  # the name, unless somebody has it by now
+        os.replace(temporary, target)
+    finally:
+        with suppress(OSError):
+            os.unlink(temporary)

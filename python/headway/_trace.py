@@ -196,6 +196,12 @@ class Trace:
         """Writes a page to step through, one HTML file that needs nothing else, and returns its path.
 
         A file that exists is an error, unless overwrite says to replace it.
+
+        >>> import headway, os, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     page = headway.trace([[2.0]], [[3.0]], [[7.0]]).save(os.path.join(folder, "trace.html"))
+        ...     page.name, page.stat().st_size > 10_000
+        ('trace.html', True)
         """
         with named("Trace.save"):
             self._data.save(path_bytes("Trace.save", path), flag("Trace.save", "overwrite", overwrite))

@@ -18,7 +18,7 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -265,15 +265,25 @@ def to_numpy(array: Any, operation: str = "to_numpy", name: str = "array") -> An
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
-def _flat(operation: str, tree: Mapping[str, Any], prefix: str = "") -> Weights:
+def _flat(operation: str, tree: Mapping[str, Any]) -> Weights:
     """{"query": {"kernel": ...}} and {"layer/query/kernel:0": ...} both as {"query/kernel": ...}."""
     result: Weights = {}
+    paths: dict[str, str] = {}
+    for path, array in _leaves(operation, tree, ""):
+        name = "/".join(path.split("/")[-2:])
+        if name in paths:
+            raise ValueError(f"{operation}: found {paths[name]} and {path}, expected the weights of one layer")
+        paths[name], result[name] = path, array
+    return result
+
+
+def _leaves(operation: str, tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """The arrays of nested dicts with their paths."""
     for name, branch in tree.items():
         if not isinstance(name, str):
             raise TypeError(f"{operation}: found the key {shown(name)}, expected names")
         path = prefix + name.removesuffix(":0")
         if isinstance(branch, Mapping):
-            result |= _flat(operation, branch, path + "/")
+            yield from _leaves(operation, branch, path + "/")
         else:
-            result["/".join(path.split("/")[-2:])] = branch
-    return result
+            yield path, branch

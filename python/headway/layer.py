@@ -45,6 +45,11 @@ class MultiHeadAttention:
     >>> gradients = layer.backward(np.ones((2, 4, 100)))
     >>> gradients["W_q"].shape, gradients["keys"].shape
     ((100, 100), (2, 6, 100))
+    >>> heads = layer.transpose_qkv(X)
+    >>> heads.shape, np.array_equal(layer.transpose_output(heads), X)
+    ((10, 4, 20), True)
+    >>> layer.scaled_dot_product_attention(heads, heads, heads).shape
+    (10, 4, 20)
 
     astype(np.float32) gives the layer whose parameters, and with float32 inputs whose computations, are float32; save
     and load are for files, which the headway command reads and writes too.

@@ -111,7 +111,7 @@ void Array::read_dlpack() {
   if (exchange_ == nullptr && !nb::hasattr(object, "__dlpack__")) {
     const bool sequence = nb::isinstance<nb::list>(object) || nb::isinstance<nb::tuple>(object);
     refuse<TypeMismatch>(argument_, "must be an array (NumPy, or any with DLPack), found ", class_name(object),
-                         sequence ? ": numpy.asarray makes one of it" : "");
+                         sequence ? ": convert it with numpy.asarray" : "");
   }
   owner_ = readable(argument_);
   try {

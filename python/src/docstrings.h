@@ -290,6 +290,12 @@ first(1) | window(2, 0): 5 queries x 5 keys, 14 pairs, 56 %
 ■ · ■ ■ ■
 >>> mask.pairs(5, 5), mask.pairs(100_000, 100_000)
 (14, 399994)
+>>> mask.to_bool(5, 5)[0, 0, 4]
+array([ True, False,  True,  True,  True])
+>>> array, rows = mask.spans(5, 5)  # up to two spans of keys for each query
+>>> array[0, 0, 4], rows
+(array([[0, 1],
+       [2, 5]], dtype=int32), 1)
 )";
 inline constexpr const char* mask_batch = "The batch items that it tells apart; 1 where it is the same for all.";
 inline constexpr const char* mask_heads = "The heads that it tells apart; 1 where it is the same for all.";
@@ -297,10 +303,10 @@ inline constexpr const char* mask_pairs =
     "How many pairs of a query and a key it allows, over its own batch items and heads.";
 inline constexpr const char* mask_draw =
     "A drawing of its first batch item and head: a line about it, and a line for each query, or row of cells.";
-inline constexpr const char* mask_to_bool = "It as bools (batch or 1, heads or 1, queries, keys), for tests.";
+inline constexpr const char* mask_to_bool = "The mask as bools (batch or 1, heads or 1, queries, keys), for tests.";
 inline constexpr const char* mask_spans =
-    R"(Its spans, integers (batch or 1, heads or 1, entries, spans, 2), and how many queries share an entry: attention's spans= and
-span_rows=. Those of an entry are sorted and apart, empty ones last. A mask with a dense part has none.)";
+    R"(Its spans as integers (batch or 1, heads or 1, entries, spans, 2), and how many queries share an entry: what attention takes as spans= and
+span_rows=. The spans of an entry are sorted and do not touch; empty ones come last. A mask with a dense part has none.)";
 
 inline constexpr const char* trace =
     R"(The steps of attention as TraceData; headway.trace makes its Trace of it.

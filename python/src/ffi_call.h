@@ -65,7 +65,7 @@ class FfiCall {
  public:
   FfiCall(const xla::CallFrame& frame, const FfiPlace& place);
 
-  std::int64_t items() const { return folded_ ? 1 : mapped_items_; }
+  std::int64_t items() const { return folded_ && mapped_items_ > 0 ? 1 : mapped_items_; }
   FfiItem item(std::int64_t index) const;
 
  private:

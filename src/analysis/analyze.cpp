@@ -192,13 +192,15 @@ class Analyzer {
                    at<T>(result_.top_weights, b, h) + i * request_.top, request_.top};
     const RowSums sums = sum_row(row, position, top);
     const auto weight_of = [&](std::int64_t j) { return j >= row.begin && j < row.end ? row.p[j] : T{0}; };
-    const auto& [left, right] = request_.near;
+    const auto side = [](const std::optional<std::int64_t>& width) {  // wide enough, and no sum with it overflows
+      return std::min(width.value_or(RangeRule::unlimited), RangeRule::unlimited);
+    };
+    const std::int64_t left = side(request_.near.left), right = side(request_.near.right);
     at<T>(result_.entropy, b, h)[i] = static_cast<T>(sums.entropy);
     at<T>(result_.distance, b, h)[i] = static_cast<T>(sums.distance);
     at<T>(result_.first, b, h)[i] = weight_of(0);
     at<T>(result_.diagonal, b, h)[i] = weight_of(position);
-    at<T>(result_.near, b, h)[i] =
-        static_cast<T>(sum_between(row, left ? position - *left : row.begin, right ? position + *right + 1 : row.end));
+    at<T>(result_.near, b, h)[i] = static_cast<T>(sum_between(row, position - left, position + right + 1));
   }
 
   // The cosines of all pairs of maps: the matrix product of the maps [H, cells] with themselves, divided by their

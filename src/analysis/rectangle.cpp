@@ -251,6 +251,9 @@ TileMap tile_map(ConstTensorView query, ConstTensorView key, ConstTensorView lse
   if (row_cell < 1 || key_cell < 1) {
     invalid(problem, "cells are ", row_cell, " by ", key_cell, ", expected 1 or more");
   }
+  // A cell that covers everything need not be larger, and no sum with its size overflows.
+  row_cell = std::clamp<std::int64_t>(rectangle.row_end - rectangle.row_begin, 1, row_cell);
+  key_cell = std::clamp<std::int64_t>(rectangle.key_end - rectangle.key_begin, 1, key_cell);
   if (problem.query.device() != Device{}) {
     const Dims cells{ceil_div(rectangle.row_end - rectangle.row_begin, row_cell),
                      ceil_div(rectangle.key_end - rectangle.key_begin, key_cell)};

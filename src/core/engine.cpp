@@ -54,7 +54,7 @@ Choice choose(const Problem& problem) {
   for (const Plan::PassedOver& passed : choice.plan.passed_over) {
     reasons += text(reasons.empty() ? "" : "; ", name(passed.engine), ": ", passed.reason);
   }
-  throw Unsupported(text(problem.operation, ": no engine asked for can run this (", reasons, ")"));
+  throw Unsupported(text(problem.operation, ": no requested engine can run this (", reasons, ")"));
 }
 
 }  // namespace headway

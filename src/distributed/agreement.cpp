@@ -150,7 +150,7 @@ std::vector<std::vector<std::int64_t>> Agreement::reach() {
       if (name == "own") {
         numbers[rank].push_back(std::stoll(value));
       } else if (n >= ranks[0].size() || ranks[0][n].first != name) {
-        throw InvalidArgument(text(operation_, ": rank ", rank, " was called otherwise than rank 0"));
+        throw InvalidArgument(text(operation_, ": rank ", rank, " made another call than rank 0"));
       } else if (ranks[0][n].second != value) {
         throw InvalidArgument(text(operation_, ": ", name, " is ", ranks[0][n].second, " on rank 0 and ", value,
                                    " on rank ", rank, ", expected the same on all ranks"));

@@ -23,7 +23,7 @@ void check(const char* operation, std::int64_t offset, const AttentionOptions& o
   }
   if (options.dropout != 0) {
     throw Unsupported(
-        text(operation, ": dropout is ", options.dropout, "; dropout over a split sequence is not there yet"));
+        text(operation, ": dropout is ", options.dropout, "; dropout over a split sequence is not supported yet"));
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "analysis/cells.h"
@@ -54,8 +55,9 @@ void expect_rows(const Call& call, const Spec& spec, const Forward& exact, const
           const Real weight = p(b, h, i, j);
           if (weight > 0) row.entropy -= weight * std::log(weight);
           row.distance += weight * static_cast<Real>(std::abs(position - j));
-          const bool left = !request.near.left || j >= position - *request.near.left;
-          const bool right = !request.near.right || j <= position + *request.near.right;
+          const Real distance = static_cast<Real>(j) - static_cast<Real>(position);
+          const bool left = !request.near.left || -distance <= static_cast<Real>(*request.near.left);
+          const bool right = !request.near.right || distance <= static_cast<Real>(*request.near.right);
           if (left && right) row.near += weight;
         }
         const Real error = row_error(bound, type, b, h, i);
@@ -164,6 +166,15 @@ TEST_P(Analyze, agrees_for_cells_and_lists_of_any_size_and_every_type) {
       const AttentionOptions options = on_engine({.causal = Causal::bottom_right, .window = Window{90, {}}});
       expect_analysis(inputs.call(options), {.top = cells, .near = {{}, 3}, .cells = cells});
     }
+}
+
+TEST_P(Analyze, agrees_for_neighbourhoods_wider_than_any_number_of_keys) {
+  constexpr std::int64_t widest = std::numeric_limits<std::int64_t>::max();
+  for (std::int64_t keys : {3, 9}) {
+    const Inputs inputs = random_inputs({.batch = 1, .heads = 1, .kv_heads = 1, .queries = 6, .keys = keys});
+    for (const Window& near : {Window{widest, widest}, Window{0, widest}, Window{widest, 0}})
+      expect_analysis(inputs.call(on_engine()), {.top = 2, .near = near, .cells = 2});
+  }
 }
 
 TEST_P(Analyze, a_head_alone_has_the_bits_that_it_has_among_others) {

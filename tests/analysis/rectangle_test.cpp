@@ -1,8 +1,10 @@
 // Parts of the matrix: the same numbers as the whole one has there.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "headway/headway.h"
 #include "support/inputs.h"
@@ -104,6 +106,25 @@ TEST_P(WeightsIn, maps_are_means_and_maxima_of_the_weights) {
       EXPECT_NEAR(get(map.mean, {r, c}), sum / count, 1e-6);
       EXPECT_NEAR(get(map.max, {r, c}), highest, 1e-6);
     }
+}
+
+TEST_P(WeightsIn, a_cell_of_a_map_may_be_larger_than_everything) {
+  constexpr std::int64_t largest = std::numeric_limits<std::int64_t>::max();
+  const Inputs inputs = random_inputs({.batch = 1, .heads = 2, .kv_heads = 1, .queries = 9, .keys = 13});
+  const Tensor lse = run_analyze(inputs.q, inputs.k, on_engine()).lse;
+  const Rectangle part{3, 8, 2, 13};
+  const Tensor weights = run_weights_in(inputs.q, inputs.k, part, on_engine(), lse);
+  double sum = 0, highest = 0;
+  for (std::int64_t i = 0; i < 5; ++i)
+    for (std::int64_t j = 0; j < 11; ++j) {
+      const double p = weights.at<float>({0, 1, i, j});
+      sum += p;
+      highest = std::max(highest, p);
+    }
+  const TileMap map = run_tile_map(inputs.q, inputs.k, lse, 0, 1, part, largest, largest, on_engine());
+  ASSERT_EQ(map.mean.sizes(), (Dims{1, 1}));
+  EXPECT_NEAR(get(map.mean, {0, 0}), sum / 55, 1e-6);
+  EXPECT_NEAR(get(map.max, {0, 0}), highest, 1e-6);
 }
 
 TEST_P(WeightsIn, a_forbidden_nan_is_not_seen) {

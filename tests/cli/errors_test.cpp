@@ -114,6 +114,7 @@ TEST_F(Errors, commands_that_are_not_there_have_code_2) {
   expect_failure(run({}), 2, "headway", "expected a command");
   expect_failure(run({"atend"}), 2, "headway", "there is no command atend; did you mean attend?");
   expect_failure(run({"veiw"}), 2, "headway", "did you mean view?");
+  expect_failure(run({"comp"}), 2, "headway", "did you mean completion?");
   expect_failure(run({"zzz"}), 2, "headway", "there is no command zzz (see headway --help)");
   expect_failure(run({""}), 2, "headway", "there is no command");
   expect_failure(run({"attend"}), 2, "headway attend", "required (see headway attend --help)");
@@ -129,6 +130,8 @@ TEST_F(Errors, an_option_that_is_not_there_has_code_2_and_a_suggestion) {
   expect_failure(attend({"-mask"}), 2, "headway attend", "there is no option -mask; did you mean --mask?" + see);
   expect_failure(attend({"--thread", "2"}), 2, "headway attend",
                  "there is no option --thread; did you mean --threads?" + see);
+  expect_failure(attend({"--out", "o.npy"}), 2, "headway attend",
+                 "there is no option --out; did you mean --output?" + see);
   expect_failure(attend({"--frobnicate"}), 2, "headway attend", "there is no option --frobnicate" + see);
   expect_failure(attend({"q.npy"}), 2, "headway attend", "expected no further argument, found q.npy" + see);
   expect_failure(run({"--verson"}), 2, "headway",

@@ -82,7 +82,8 @@ TEST_F(TraceCommand, says_what_is_wrong) {
   fails({"x.npy", "x.npy", "x.npy", "-o", "none/a.html"}, 1, "there is no folder");
   fails({"x.npy", "x.npy", "x.npy", "--heads", "3"}, 2, "multiple of its 3 heads");
   fails({"x.npy", "x.npy", "x.npy", "--kv-heads", "2"}, 2, "--kv-heads needs --heads");
-  fails({"x.npy", "x.npy", "x.npy", "--tokens", "none.txt"}, 1, "cannot be read");
+  fails({"x.npy", "x.npy", "x.npy", "--tokens", "none.txt"}, 1,
+        "--tokens: none.txt: cannot be read; expected a text file with a token per line");
   fails({"--layer", "none.safetensors", "x.npy"}, 1, "none.safetensors");
   fails({"--layer", "none.safetensors"}, 2, "expected the layer's input");
   fails({"--layer", "none.safetensors", "x.npy", "--heads", "2"}, 2, "--heads goes without --layer");

@@ -152,7 +152,7 @@ TEST_F(ViewCommand, says_what_is_wrong) {
   fails({"--serve", "--port", "99999999999"}, 2, "expected a port, 1 to 65535, found 99999999999");
   fails({"-o", "a.html", "--tokens", "t.txt"}, 2, "--tokens: t.txt has 4 lines, expected 5, one for each key");
   fails({"-o", "a.html", "--query-tokens", "t.txt"}, 2, "--query-tokens: t.txt has 4 lines, expected 5, one for each");
-  fails({"-o", "a.html", "--tokens", "none.txt"}, 1, "cannot be read");
+  fails({"-o", "a.html", "--tokens", "the cat"}, 1, "--tokens: the cat: cannot be read; expected a text file");
   EXPECT_EQ(files(), (std::set<std::string>{"q.npy", "t.txt"}));
 }
 

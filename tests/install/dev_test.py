@@ -1,6 +1,6 @@
 """What ./dev says in its last line, with programs in the place of the real ones that only succeed or fail.
 
-dev_test.py python_missing|python_there ...
+dev_test.py python_missing|python_there|wrong_arguments ...
 """
 
 import os
@@ -21,6 +21,23 @@ echo ' "command": "true -o file.o -c file.cpp",' >build/clang/compile_commands.j
 }
 
 
+WRONG = {  # arguments, and the last line
+    "tset": "there is no command 'tset'",
+    "clean all": "clean: there is no argument 'all'",
+    "demo --fast": "demo: there is no argument '--fast'",
+    "docs serve": "docs: there is no argument 'serve'",
+    "build relaese": "build: expected release, debug, asan or tsan, found 'relaese'",
+    "build release debug": "build: there is no argument 'debug'",
+    "format --check src": "format: there is no argument 'src'",
+    "test --fast": "test: expected --all or --sanitize, found '--fast'",
+    "test --sanitize msan": "test: --sanitize takes asan, tsan or all, found 'msan'",
+    "bench disk": "bench: expected cpu, python or gpu, found 'disk'",
+    "fuzz --sanitize msan": "fuzz: --sanitize takes asan or tsan, found 'msan'",
+    "wheel --gpu": "wheel: expected --cuda or --python, found '--gpu'",
+    "wheel --python nothing": "wheel: 'nothing' is no Python 3.10 or later that runs here",
+}
+
+
 def main():
     args = arguments("step")
     folder = args.scratch / "dev" / args.step
@@ -32,6 +49,9 @@ def main():
     for name, text in programs.items():
         (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / "bin" / name).chmod(0o755)
+    if args.step == "wrong_arguments":
+        check_wrong_arguments(folder)
+        return
     result = test_run(folder)
     last = result.stdout.strip().splitlines()[-1]
     if "checking with clang++" not in result.stdout:
@@ -50,9 +70,24 @@ def main():
             fail(f"expected --all to run the slow tests too, found\n{everything.stdout}")
 
 
+def check_wrong_arguments(folder):
+    """They are refused before anything is installed, built or deleted."""
+    (folder / "build").mkdir()
+    for given, expected in WRONG.items():
+        result = run_dev(folder, *given.split())
+        if result.returncode == 0 or result.stdout.strip().splitlines()[-1] != expected:
+            fail(f"./dev {given}: expected\n{expected}\nfound exit status {result.returncode} and\n{result.stdout}")
+    if list((folder / "build").iterdir()):
+        fail("expected that nothing is built")
+
+
 def test_run(folder, *options):
+    return run_dev(folder, "test", *options)
+
+
+def run_dev(folder, *given):
     return subprocess.run(
-        [folder / "dev", "test", *options],
+        [folder / "dev", *given],
         env=dict(os.environ, PATH=f"{folder}/bin:/usr/bin:/bin", HEADWAY_INSTALL="never", NO_COLOR="1"),
         text=True,
         stdout=subprocess.PIPE,

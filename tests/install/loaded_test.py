@@ -8,6 +8,7 @@ libcuda.so.1 stands for a driver.
 
 import os
 import pathlib
+import re
 import shutil
 
 from script import arguments, fail, libdir, project_version, run
@@ -56,6 +57,24 @@ def main():
         found = run(program, env=environment)
         if found != f"{reason}\nthe CUDA engine: {reason}\n":
             fail(f"with {name} expected\n{reason}\nfound\n{found}")
+    check_truncated(args, program, file, environment)
+
+
+def check_truncated(args, program, file, environment):
+    """A copy that was interrupted, cut anywhere: dlopen itself would end the program."""
+    shared_library(args, "char zeros[1000000] = {1}; int something() { return zeros[5]; }", file)
+    whole = file.read_bytes()
+    reasons = set()
+    for percent in range(0, 100, 5):
+        file.write_bytes(whole[: len(whole) * percent // 100])
+        found = run(program, env=environment).splitlines()[0]
+        reasons.add(re.sub(r"\d+", "N", found.replace(str(file), "FILE")))
+    expected = {
+        "its library could not be loaded: FILE: file too short",
+        "its library is incomplete: FILE has N of at least N bytes",
+    }
+    if reasons != expected:
+        fail(f"of truncated libraries expected\n{expected}\nfound\n{reasons}")
 
 
 def shared_library(args, text, file: pathlib.Path):

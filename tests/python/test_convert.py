@@ -161,6 +161,14 @@ def test_what_does_not_fit_is_named():
         convert.from_keras({**weights, "query/bias": np.ones(12)})
     with pytest.raises(ValueError, match="from_keras: value/kernel is missing"):
         convert.from_keras({name: array for name, array in weights.items() if name != "value/kernel"})
+    two = {f"encoder/{layer}/{name}": array for layer in ("mha", "mha_1") for name, array in weights.items()}
+    with pytest.raises(
+        ValueError,
+        match="^from_keras: found encoder/mha/query/kernel and encoder/mha_1/query/kernel, expected the weights of one",
+    ):
+        convert.from_keras(two)
+    with pytest.raises(ValueError, match="^from_flax: found first/query/kernel and second/query/kernel, expected"):
+        convert.from_flax({"params": {"first": params, "second": params}})
 
 
 def test_bfloat16_becomes_float32_with_the_same_numbers():

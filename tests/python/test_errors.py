@@ -142,7 +142,7 @@ INPUTS = [
     (TypeError, "query has type <U3", (np.full(Q.shape, "abc"), K, V)),
     (TypeError, "query has type (float128|longdouble)", (Q.astype(np.longdouble), K, V)),
     (TypeError, "query has type datetime64", (Q.astype("M8[s]"), K, V)),
-    (TypeError, r"query must be an array .*, found list: numpy.asarray makes one of it$", (Q.tolist(), K, V)),
+    (TypeError, r"query must be an array .*, found list: convert it with numpy.asarray$", (Q.tolist(), K, V)),
     (TypeError, r"query must be an array .*, found float$", (1.0, K, V)),
     (TypeError, r"query has type \[\('x', '<f4'\)\]", (np.zeros(Q.shape, [("x", "f4")]), K, V)),
 ]

@@ -344,6 +344,8 @@ def test_a_seed_is_a_number_an_array_or_a_key():
     for seed in (0, 7, 2**40 + 3, 2**64 - 1):
         assert np.array_equal(dropped(seed), headway.attention(array, array, array, dropout=0.5, seed=seed))
     assert np.array_equal(dropped(jnp.int32(7)), dropped(7)) and np.array_equal(dropped(np.uint8(7)), dropped(7))
+    for number in (np.int64(2**40 + 3), np.array(2**40 + 3), np.array(2**64 - 1, np.uint64)):
+        assert np.array_equal(dropped(number), dropped(int(number)))
     with jax.enable_x64(True):
         assert np.array_equal(dropped(jnp.int64(2**40 + 3)), dropped(2**40 + 3))
     key = jax.random.key(1)
@@ -407,6 +409,39 @@ def test_lengths_out_of_range_are_errors_of_the_running_program():
     assert np.array_equal(run(jnp.array([5, 5])), headway.attention(X, X, X))
 
 
+def test_options_that_are_no_arrays_are_named():
+    for name, given, error, text in [
+        ("valid_lens", [None], TypeError, "has type object, expected an array"),
+        ("query_lens", ["a"], TypeError, "has type <U1, expected an array"),
+        ("spans", [[1, 2], [3]], ValueError, r"is \[\[1, 2\], \[3\]\], expected rows of equal length"),
+        ("mask", "x", TypeError, "is a str, expected an array"),
+        ("bias", [[1.0, 2.0], [3.0]], TypeError, "is a list, expected an array"),
+        ("sinks", [None] * 4, TypeError, "is a list, expected an array"),
+    ]:
+        with pytest.raises(error, match=f"^attention: {name} {text}"):
+            hj.attention(X, X, X, **{name: given})
+
+
+def test_numbers_that_jax_would_cut_are_errors():
+    """JAX keeps 32 bits of what NumPy and Python give it: 2^32 + 3 would be a length of 3."""
+    for given in (np.array([5, 2**32 + 3]), [5, 2**32 + 3], np.array([5, 2**32 + 3], np.uint64)):
+        with pytest.raises(
+            ValueError, match=r"^attention: valid_lens\[1\] is 4294967299, expected a number below 2\^31"
+        ):
+            hj.attention(X, X, X, valid_lens=given)
+    with pytest.raises(ValueError, match=r"^attention: query_lens\[0\] is -4294967293, expected a number below 2\^31"):
+        hj.attention(X, X, X, query_lens=np.array([-(2**32) + 3, 5]))
+    spans = np.zeros((1, 1, 5, 1, 2), np.int64)
+    spans[..., 1] = 2**32 + 5
+    with pytest.raises(ValueError, match=r"^attention: spans\[0, 0, 0, 0, 1\] is 4294967301, expected a number below"):
+        hj.attention(X, X, X, spans=spans)
+    with (
+        jax.enable_x64(True),
+        pytest.raises(jax.errors.JaxRuntimeError, match=r"valid_lens\[1\] is 4294967299, expected"),
+    ):
+        hj.attention(X, X, X, valid_lens=np.array([5, 2**32 + 3])).block_until_ready()
+
+
 def test_forward_mode_and_the_second_derivative_of_lse_are_errors():
     def loss(x):
         out, lse = hj.attention(x, x, x, return_lse=True)
@@ -416,6 +451,22 @@ def test_forward_mode_and_the_second_derivative_of_lse_are_errors():
         jax.grad(lambda x: jax.grad(loss)(x).sum())(X)
     with pytest.raises(TypeError, match="jvp"):
         jax.jvp(loss, (X,), (X,))
+
+
+def test_the_second_derivative_takes_windows_of_any_width():
+    def slope(**options):
+        inner = jax.grad(lambda x: (hj.attention(x, x, x, causal="top_left", **options) ** 2).sum())
+        return jax.grad(lambda x: (inner(x) ** 2).sum())(X)
+
+    for width in (2**31, 2**40, 2**63 - 1, 2**70):
+        np.testing.assert_array_equal(slope(window=(width, 0)), slope())
+
+
+def test_a_vmap_of_no_items():
+    none = jnp.zeros((0, *X.shape))
+    for run in (lambda x: hj.attention(x, x, x), lambda x: hj.attention(x, X, X, dropout=0.5, seed=3)):
+        assert jax.vmap(run)(none).shape == none.shape
+        assert jax.jit(jax.vmap(jax.grad(lambda x, run=run: run(x).sum())))(none).shape == none.shape
 
 
 def test_empty_axes():

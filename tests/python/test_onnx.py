@@ -1,4 +1,4 @@
-"""The Attention operator's test vectors that the onnx package carries, through headway's functions."""
+"""The test vectors of Attention and FlexAttention that the onnx package carries, through headway's functions."""
 
 import pathlib
 
@@ -9,6 +9,7 @@ import headway
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 loader = pytest.importorskip("onnx.backend.test.loader")
+pytest.importorskip("onnx.reference")
 
 STAGES = ("scaled", "capped", "biased", "weights")  # of qk_matmul_output_mode 0 to 3
 INPUTS = ("Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen")
@@ -111,3 +112,43 @@ def test_vector(name):
             assert found[place].dtype == expected.dtype and found[place].shape == expected.shape
             half = expected.dtype == np.float16
             np.testing.assert_allclose(found[place], expected, rtol=test.rtol, atol=2e-3 if half else 1e-6)
+
+
+# ---- FlexAttention: what its score_mod adds to each score is a bias ----
+
+
+def flex_vectors():
+    """Every test of one FlexAttention node, but for those that change weights after the softmax."""
+    found = {}
+    for test in loader.load_model_tests(kind="node"):
+        if test.name.startswith("test_flexattention") and not test.name.endswith("_expanded"):
+            model = onnx.load(pathlib.Path(test.model_dir, "model.onnx"))
+            node = model.graph.node[0]
+            attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            if node.op_type == "FlexAttention" and "prob_mod" not in attributes:
+                found[test.name] = (model, attributes, test)
+    return dict(sorted(found.items()))
+
+
+FLEX_VECTORS = flex_vectors()
+
+
+def test_there_are_10_flex_vectors_and_each_runs_below():
+    assert len(FLEX_VECTORS) == 10
+
+
+@pytest.mark.parametrize("name", FLEX_VECTORS)
+def test_flex_vector(name):
+    model, attributes, test = FLEX_VECTORS[name]
+    node = model.graph.node[0]
+    query, key, value = read(test, "input", node.input).values()
+    options = {"scale": attributes.get("scale")}
+    if "score_mod" in attributes:
+        graph, versions = attributes["score_mod"], {one.domain: one.version for one in model.opset_import}
+        scores = headway.attention_scores(query, key, stage="scaled", **options)
+        modified = onnx.reference.ReferenceEvaluator(graph, opsets=versions).run(None, {graph.input[0].name: scores})
+        options["bias"] = modified[0] - scores
+    found, (expected,) = headway.attention(query, key, value, **options), read(test, "output", node.output).values()
+    assert found.dtype == expected.dtype
+    half = expected.dtype == np.float16
+    np.testing.assert_allclose(found, expected, rtol=test.rtol, atol=2e-3 if half else 1e-6)

@@ -1,5 +1,6 @@
 """The package as it is installed: names, signatures, types, the command."""
 
+import importlib
 import importlib.metadata
 import importlib.util
 import inspect
@@ -398,6 +399,26 @@ except AttributeError as error:
     assert str(error) == "module 'headway' has no attribute 'tensorflow'"
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_name_that_is_elsewhere_or_misspelt_is_pointed_to():
+    for name, place in [
+        ("scaled_dot_product_attention", "headway.torch"),
+        ("MultiheadAttention", "headway.torch"),
+        ("dot_product_attention", "headway.jax and headway.flax"),
+    ]:
+        with pytest.raises(AttributeError, match=f"^module 'headway' has no attribute '{name}'; it is in {place}$"):
+            getattr(headway, name)
+    assert not hasattr(headway, "atention")
+    run = subprocess.run([sys.executable, "-c", "import headway; headway.atention"], capture_output=True, text=True)
+    assert "Did you mean: 'attention'?" in run.stderr
+
+
+def test_every_name_that_is_pointed_to_is_there():
+    for name, place in headway._ELSEWHERE.items():
+        for module in place.split(" and "):
+            pytest.importorskip(module.removeprefix("headway."))
+            assert hasattr(importlib.import_module(module), name)
 
 
 def test_help_and_attributes_do_without_the_frameworks():

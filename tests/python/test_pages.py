@@ -1,9 +1,12 @@
 """The Python programs of the README and the guides print what is shown; the README's figures are those measured."""
 
+import inspect
 import re
 
+import numpy as np
 import pytest
 
+import headway
 from pages import ROOT, output_of, programs_of, skip_without_what_it_needs
 
 PAGES = ("README.md", "docs/quickstart.md", "docs/view.md")
@@ -82,7 +85,29 @@ def test_the_readme_s_benchmark_rows_are_those_of_the_full_tables():
         assert "|" + row.split("|", 2)[2] in table.split(f"| {name} ")[1].splitlines()[0]
 
 
+def test_the_calls_in_the_readme_s_sentences_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = re.sub(r"```.*?```", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    calls = [call.replace("mask=", "") for call in re.findall(r"`((?:headway\.|mask=)[^`]*\))`", text)]
+    assert len(calls) == 4
+    x = np.ones((1, 2, 3, 4), np.float32)
+    names = {"headway": headway, "masks": headway.masks, "ids": [0, 0, 1], "words": ["a", "b", "c"]}
+    for call in calls:
+        if "torch" in call:
+            torch = pytest.importorskip("torch", reason="torch is not installed")
+            names["model"] = torch.nn.TransformerEncoderLayer(4, 2, 8)
+        assert eval(call, names | {"query": x, "key": x, "value": x}) is not None, call
+    assert {path.name for path in tmp_path.iterdir()} == {"attention.html", "trace.html"}
+
+
+def test_the_readme_says_what_equal_bits_need_on_a_gpu():
+    text = (ROOT / "README.md").read_text()
+    assert "on a GPU independence of the batch needs `batch_invariant=True`, which is off by default" in text
+    for function in (headway.attention, headway.attention_backward, headway.attention_varlen):
+        assert inspect.signature(function).parameters["batch_invariant"].default is False
+
+
 def test_the_readme_answers_what_why_and_how_on_its_first_screen():
     lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) <= 160
+    assert len(lines) <= 140
     assert lines.index("## Install") < 20 and any("pip install" in line for line in lines[:40])

@@ -76,6 +76,16 @@ def test_every_public_function_of_a_header_is_on_its_page_with_an_example(header
         assert re.search(rf"(\.|::){name}\b", examples), f"the member {name} has no example"
 
 
+def test_the_functions_of_mpi_h_have_an_example_on_the_page_about_several_processes():
+    """Its reference is that page: examples/reference is built without MPI."""
+    page = (ROOT / "docs/distributed.md").read_text()
+    [example] = [text for text in re.findall(r"```cpp\n(.*?)```", page, re.DOTALL) if "<headway/mpi.h>" in text]
+    text = (ROOT / "include/headway/mpi.h").read_text()
+    names = [*re.findall(r"^class (\w+)", text, re.MULTILINE), *re.findall(r"^void (\w+)\(", text, re.MULTILINE)]
+    assert len(names) == 3
+    assert [name for name in names if f"distributed::{name}" not in example] == []
+
+
 def test_the_names_that_are_looked_for_are_those_of_the_headers():
     assert public_names("threads")[0] == {"get_threads", "set_threads", "set_executor", "release_memory"}
     assert {"attention", "explain", "attention_varlen_backward"} < public_names("attention")[0]
@@ -86,7 +96,7 @@ def test_the_names_that_are_looked_for_are_those_of_the_headers():
 
 def python_names():
     modules = [headway]
-    for name in ("masks", "convert", "distributed", "jax", "flax", "flax.nnx", "torch", "keras"):
+    for name in ("masks", "convert", "distributed", "jax", "flax", "flax.nnx", "torch", "torch.distributed", "keras"):
         with contextlib.suppress(ImportError):
             modules.append(importlib.import_module(f"headway.{name}"))
     return [f"{module.__name__}.{name}" for module in modules for name in module.__all__ if name != "__version__"]

@@ -111,3 +111,24 @@ def test_the_module_names_its_arguments():
     refused(lambda: ht.MultiheadAttention(8, 2, kdim=-1), ValueError, "MultiheadAttention", "kdim is -1")
     refused(lambda: ht.MultiheadAttention(8, 2, vdim=2.5), TypeError, "MultiheadAttention", "vdim is 2.5")
     refused(lambda: ht.MultiheadAttention(8, 2, dropout="0.1"), TypeError, "MultiheadAttention", "dropout is '0.1'")
+
+
+def test_a_number_that_is_learnt_is_refused_and_not_taken_for_a_constant():
+    learnt, x = torch.nn.Parameter(torch.tensor(0.5)), torch.randn(1, 2, 5, 8)
+    rows = x[0].transpose(0, 1)
+    remedy = "requires grad, and has no gradient: multiply"
+    for call, name, words in (
+        (lambda n: ht.attention(x, x, x, scale=n), "attention", f"scale {remedy} query by it and pass scale=1"),
+        (lambda n: ht.attention(x, x, x, softcap=n), "attention", "softcap requires grad, and has no gradient"),
+        (lambda n: ht.attention(x, x, x, dropout=n), "attention", "dropout requires grad, and has no gradient"),
+        (lambda n: ht.attention_varlen(rows, rows, rows, [0, 5], [0, 5], scale=n), "attention_varlen", remedy),
+        (lambda n: ht.scaled_dot_product_attention(x, x, x, scale=n), "scaled_dot_product_attention", remedy),
+        (lambda n: ht.flash_attn_func(x, x, x, softmax_scale=n), "flash_attn_func", f"softmax_scale {remedy} q by it"),
+        (lambda n: ht.rope(x, range(5), base=n), "rope", "base requires grad, and has no gradient"),
+    ):
+        refused(lambda call=call: call(learnt), ValueError, name, words)
+        refused(lambda call=call: call(learnt.exp()), ValueError, name, words)
+        with torch.no_grad():
+            call(learnt)
+        call(learnt.detach())
+    assert torch.equal(ht.attention(x, x, x, scale=learnt.detach()), ht.attention(x, x, x, scale=0.5))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cases import check_examples
 from pages import programs_of
 
 pytest.importorskip("torch.distributed")
@@ -48,3 +49,11 @@ def test_the_programs_of_the_page_run_under_torchrun(tmp_path):
     program = "\n".join(program for program, _ in programs_of("docs/distributed.md")).replace("16384", "64")
     (tmp_path / "page.py").write_text(program)
     assert run(*TORCHRUN, str(tmp_path / "page.py")).count("distributed attention") == 2
+
+
+def test_the_examples_of_the_docstrings_run(monkeypatch):
+    import headway.torch.distributed as split
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for name in ("attention", "Attention", "LostRank"):  # test_distributed.py runs those of take and join
+        check_examples(getattr(split, name))

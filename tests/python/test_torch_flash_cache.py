@@ -130,7 +130,8 @@ def test_packed_queries_over_pages():
 
 
 def test_errors_leave_the_cache_as_it_was():
-    cache, q, k = torch.zeros(2, 8, 2, 8), torch.zeros(2, 1, 4, 8), torch.ones(2, 3, 2, 8)
+    cache, values = torch.zeros(2, 2, 8, 2, 8)
+    q, k = torch.zeros(2, 1, 4, 8), torch.ones(2, 3, 2, 8)
     cos = torch.ones(4, 4)
     new, turn = {"k": k, "v": k, "cache_seqlens": 0}, {"rotary_cos": cos, "rotary_sin": cos}
     for text, error, arguments in [
@@ -146,7 +147,16 @@ def test_errors_leave_the_cache_as_it_was():
         (r"block_table\[1, 0\] is 9", ValueError, {"block_table": torch.tensor([[0], [9]]), "cache_seqlens": 3}),
         ("found both", ValueError, {"block_table": torch.tensor([[0], [1]]), "cache_batch_idx": torch.tensor([0, 1])}),
         (r"cache_seqlens\[0\] is 99", ValueError, {"cache_seqlens": 99}),
+        # What attention itself refuses, and the rotation of the queries.
+        (r"alibi_slopes has shape \(5,\), expected \(4,\)", ValueError, new | {"alibi_slopes": torch.ones(5)}),
+        ("scale is nan", ValueError, new | {"softmax_scale": float("nan")}),
+        ("softcap is -1", ValueError, new | {"softcap": -1.0}),
+        ("window_size left is -3", ValueError, new | {"window_size": (-3, 0)}),
+        ("q has 3 heads, expected a multiple of the 2", ValueError, new | {"q": q[:, :, :3]}),
+        ("k_cache has type f32, expected the q's f64", TypeError, new | {"q": q.double()}),
+        ("q is at position 8, rotary_cos has 4", ValueError, new | turn | {"q": q.expand(2, 9, 4, 8), "causal": True}),
+        ("v is on meta, v_cache is on cpu", ValueError, new | {"v": k.to("meta")}),
     ]:  # fmt: skip
         with pytest.raises(error, match=f"^flash_attn_with_kvcache: .*{text}"):
-            flash_attn_with_kvcache(q, cache, cache.clone(), **arguments)
-        assert not cache.any()
+            flash_attn_with_kvcache(**{"q": q, "k_cache": cache, "v_cache": values} | arguments)
+        assert not cache.any() and not values.any()

@@ -247,3 +247,81 @@ print((peak() - before) / (4 * 2048**2 * 4))
 def test_a_second_derivative_stores_about_ten_matrices_for_each_head():
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", MEASURING], stdout=subprocess.PIPE, check=True)
     assert 3 < float(ended.stdout) < 11
+
+
+# ---- vmap of nothing, rope ----
+
+
+def test_a_vmap_of_no_items_has_the_shapes_of_some():
+    x, none = draw(1, 2, 3, 4, seed=0), torch.zeros(0, 1, 2, 3, 4).double()
+
+    def results(query, lengths=None):
+        return ht.attention(query, x, x, valid_lens=lengths, return_weights=True, return_lse=True)
+
+    lengths = torch.zeros(0, 1, dtype=torch.int64)
+    for found in (torch.vmap(results)(none), torch.vmap(results, (None, 0))(x, lengths)):
+        assert [tuple(part.shape) for part in found] == [(0, 1, 2, 3, 4), (0, 1, 2, 3, 3), (0, 1, 2, 3)]
+    gradient = torch.vmap(torch.func.grad(lambda query: results(query)[0].sum()))
+    assert gradient(none).shape == none.shape
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "truncate": False}
+ROTATIONS = [{}, {"base": 500.0, "dims": 4, "interleaved": True}, {"scaling": YARN}]
+
+
+@pytest.mark.parametrize("options", ROTATIONS)
+def test_rope_goes_through_every_transform(options):
+    """Rotations are linear: tangents are rotated as the numbers are, gradients back."""
+    positions, x, direction = torch.tensor([0, 7, 3]), draw(2, 3, 6, seed=0), draw(2, 3, 6, seed=1)
+    plain = lambda x: ht.rope(x, positions, **options)  # noqa: E731
+    expected = plain(x)
+    found, tangent = torch.func.jvp(plain, (x,), (direction,))
+    assert torch.equal(found, expected) and torch.equal(tangent, plain(direction))
+    assert torch.equal(torch.vmap(plain)(torch.stack([x, direction])), torch.stack([expected, plain(direction)]))
+    by_item = torch.stack([positions, positions + 5])
+    each = torch.vmap(lambda x, p: ht.rope(x, p, **options))(torch.stack([x, x]), by_item)
+    assert torch.equal(each[1], ht.rope(x, positions + 5, **options))
+    recorded = x.clone().requires_grad_()
+    plain(recorded).pow(3).sum().backward()
+    assert torch.equal(torch.func.grad(lambda x: plain(x).pow(3).sum())(x), recorded.grad)
+    first = x[:1, :, :].clone()
+    jacobian = torch.func.jacrev(plain)(first).reshape(18, 18)
+    torch.testing.assert_close(jacobian, torch.func.jacfwd(plain)(first).reshape(18, 18))
+    torch.testing.assert_close(jacobian @ first.flatten(), plain(first).flatten())
+    hessian = torch.func.hessian(lambda x: plain(x).square().sum())(first).reshape(18, 18)
+    factor = float(plain(first).square().sum() / first.square().sum()) if not options.get("dims") else 1.0
+    torch.testing.assert_close(hessian, 2 * factor * torch.eye(18).double())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", ROTATIONS)
+def test_rope_is_one_call_of_a_compiled_program(options):
+    run = torch.compile(lambda x, p: 2 * ht.rope(x, p, **options), fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (3, 5, 8):
+        x, positions = draw(2, length, 6, seed=length), torch.arange(length)
+        ours, compiled = x.clone().requires_grad_(), x.clone().requires_grad_()
+        (2 * ht.rope(ours, positions, **options)).square().sum().backward()
+        run(compiled, positions).square().sum().backward()
+        assert torch.equal(ours.grad, compiled.grad)
+
+
+# ---- torch's default device ----
+
+
+def test_lists_and_seeds_are_in_host_memory_whatever_the_default_device_is():
+    x = draw(1, 2, 6, 8, seed=0).requires_grad_()
+    rows, cache = x.detach()[0].transpose(0, 1), torch.zeros(1, 8, 2, 8).double()
+    torch.manual_seed(0)
+    expected = ht.attention(x, x, x, dropout=0.5, valid_lens=[4])
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        assert torch.equal(ht.attention(x, x, x, dropout=0.5, valid_lens=[4]), expected)
+        ht.attention(x, x, x, dropout=0.5, seed=3, spans=[[[0, 2]]] * 6).sum().backward()
+        ht.scaled_dot_product_attention(x, x, x, dropout_p=0.5).sum().backward()
+        assert ht.attention_varlen(rows, rows, rows, [0, 4, 6], [0, 4, 6]).device.type == "cpu"
+        assert ht.rope(x, range(6)).device.type == torch.vmap(lambda x: ht.rope(x, range(6)))(x).device.type == "cpu"
+        query = x.detach().transpose(1, 2)
+        found = ht.flash_attn_with_kvcache(query, cache, cache.clone(), query, query, cache_seqlens=1)
+        assert found.device.type == "cpu" and cache[0, 1].any()
+    with pytest.raises(ValueError, match=r"valid_lens\[0\] is 9, expected 0 to 6"), torch.device("meta"):
+        ht.attention(x, x, x, valid_lens=[9])

@@ -122,6 +122,17 @@ def test_calls_on_torch_s_threads_survive_a_fork_and_any_number_of_them():
     subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=60)
 
 
+def test_importing_it_imports_no_compiler():
+    """Which takes longer than all of torch."""
+    program = "import sys, torch; before = {*sys.modules}; import headway.torch; print(*({*sys.modules} - before))"
+    printed = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
+    )
+    imported = {name.partition(".")[0] for name in printed.stdout.split()}
+    assert imported.isdisjoint({"sympy", "transformers", "matplotlib", "jax"})
+    assert "torch._dynamo" not in printed.stdout.split() and "headway.torch.sdpa" in printed.stdout.split()
+
+
 def test_short_readable_reprs():
     assert repr(headway.torch.MultiHeadAttention(8, 2)).splitlines()[:2] == [
         "MultiHeadAttention(",

@@ -1,7 +1,9 @@
 """headway.torch.record: queries, keys and masks of every attention layer of a model that runs as always."""
 
 import html
+import os
 import re
+import resource
 
 import numpy as np
 import pytest
@@ -297,6 +299,28 @@ def test_encoder_decoder_and_cross_attention_are_in_one_page(translation, tmp_pa
         translation.view(query_tokens="abcd")
     with pytest.raises(ValueError, match=r"^record: serve=True shows layers of one length, found encoder.*: pass some"):
         translation.view(serve=True)
+
+
+def test_a_page_of_several_lengths_is_written_whole_or_not_at_all(translation, tmp_path):
+    page = translation.view(path=tmp_path / "a.html")
+    before, limits = page.read_text(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    (tmp_path / "link.html").symlink_to(page)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (page.stat().st_size - 1, limits[1]))
+    try:
+        for path in (page, tmp_path / "link.html"):
+            with pytest.raises(OSError, match=r"^view: .*\.html: cannot be written: File too large"):
+                translation.view(path=path, overwrite=True)
+        with pytest.raises(OSError, match=r"^view: .*new\.html: cannot be written: File too large"):
+            translation.view(path=tmp_path / "new.html")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert page.read_text() == before
+    translation.view(path=tmp_path / "link.html", title="Translation", overwrite=True)
+    assert "<title>Translation</title>" in page.read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "link.html"]
+    os.mkfifo(tmp_path / "pipe.html")
+    with pytest.raises(OSError, match=r"^view: .*pipe\.html: cannot be written: expected a regular file"):
+        translation.view(path=tmp_path / "pipe.html", overwrite=True)
 
 
 def test_layers_are_chosen_by_their_numbers(translation, tmp_path):

@@ -333,7 +333,7 @@ def test_what_no_engine_can_run_is_refused_in_the_function_s_own_name(monkeypatc
 
     def refuse(name):
         def call(*_, **__):
-            raise NotImplementedError(f"{name}: no engine asked for can run this (cuda: not built into this library)")
+            raise NotImplementedError(f"{name}: no requested engine can run this (cuda: not built into this library)")
 
         return call
 

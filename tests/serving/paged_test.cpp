@@ -37,10 +37,15 @@ class Paged : public EngineTest {
 
   // Runs a batch of `queries` rows for each sequence, and every sequence alone over its gathered rows.
   void expect_gathered(const PagedShape& shape, std::int64_t heads, std::int64_t queries,
-                       AttentionOptions options = causal(), DType query_type = DType::f32) {
+                       const AttentionOptions& options = causal(), DType query_type = DType::f32) {
+    expect_gathered(PagedInputs(shape), heads, queries, options, query_type);
+  }
+
+  void expect_gathered(const PagedInputs& inputs, std::int64_t heads, std::int64_t queries, AttentionOptions options,
+                       DType query_type) {
+    const PagedShape& shape = inputs.shape;
     SCOPED_TRACE(testing::Message() << "pages of " << shape.page_size << ", " << shape.type << " pages, " << query_type
                                     << " queries, " << queries << " of them");
-    const PagedInputs inputs(shape);
     const auto batch = static_cast<std::int64_t>(shape.lengths.size());
     Random random(7);
     const Tensor query = normal({batch, heads, queries, shape.head_dim}, query_type, random);
@@ -339,21 +344,21 @@ TEST_P(Paged, packed_queries_mix_prefill_and_decode) {
 // Where the rows of a token's kv heads lie side by side, kernels may take a few keys of each head in turn; gathered
 // rows lie head by head.
 TEST_P(Paged, many_heads_give_the_bits_of_each_alone) {
-  for (const int threads : {1, 4}) {
-    set_threads(threads);
-    for (const DType type : {DType::f32, DType::bf16, DType::i8})
-      for (const std::int64_t page_size : {1, 5, 16, 48}) {
-        const DType query_type = type == DType::i8 ? DType::bf16 : type;
-        const PagedShape shape{.lengths = {2200, 333, 40},
-                               .page_size = page_size,
-                               .kv_heads = 11,
-                               .head_dim = 40,
-                               .value_dim = 72,
-                               .type = type};
-        expect_gathered(shape, 22, 1, causal(), query_type);
-        expect_gathered(shape, 11, 3, causal({.window = Window{100, 0}}), query_type);
+  for (const DType type : {DType::f32, DType::bf16, DType::i8})
+    for (const std::int64_t page_size : {1, 5, 16, 48}) {
+      const DType query_type = type == DType::i8 ? DType::bf16 : type;
+      const PagedInputs inputs({.lengths = {2200, 333, 40},
+                                .page_size = page_size,
+                                .kv_heads = 11,
+                                .head_dim = 40,
+                                .value_dim = 72,
+                                .type = type});
+      for (const int threads : {1, 4}) {
+        set_threads(threads);
+        expect_gathered(inputs, 22, 1, causal(), query_type);
+        expect_gathered(inputs, 11, 3, causal({.window = Window{100, 0}}), query_type);
       }
-  }
+    }
 }
 
 TEST_P(Paged, heads_of_other_sizes_of_queries_change_no_bit_of_their_neighbours) {

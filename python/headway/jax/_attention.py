@@ -11,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from headway import _headway
+from headway._arguments import as_numpy
 from headway._headway import Mask
 from headway._suggest import suggests_keywords
 from headway.jax._call import Array, Layout, Operands, Static, run
@@ -135,13 +136,15 @@ def check_matrix(operation: str, name: str, shape: tuple[int, ...], full: tuple[
 
 def as_arrays(operation: str, inputs: dict[str, Any]) -> Operands:
     """The inputs as JAX's arrays; TypeError for the first that is none and cannot become one."""
-    arrays = {}
-    for name, x in inputs.items():
-        try:
-            arrays[name] = jnp.asarray(x)
-        except (TypeError, ValueError):
-            raise TypeError(f"{operation}: {name} is a {type(x).__name__}, expected an array") from None
-    return arrays
+    return {name: _as_array(operation, name, x) for name, x in inputs.items()}
+
+
+def _as_array(operation: str, name: str, x: Any) -> Array:
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError):
+        found = f"has type {x.dtype}" if isinstance(x, np.ndarray) else f"is a {type(x).__name__}"
+        raise TypeError(f"{operation}: {name} {found}, expected an array") from None
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -165,8 +168,12 @@ def _prepare(operation: str, layout: Layout, inputs: dict[str, Any], **given: An
     for name in _ARRAYS:
         array = given.pop(name, None)
         if array is not None:
-            operands[name] = _integers(array) if name in _INTEGERS else jnp.asarray(array)
+            operands[name] = (
+                _integers(operation, name, array) if name in _INTEGERS else _as_array(operation, name, array)
+            )
     seed = given.pop("seed", None)
+    if isinstance(seed, np.ndarray) and seed.ndim == 0 and seed.dtype.kind in "iu":
+        seed = int(seed)  # JAX would keep 32 bits of it
     options = _DEFAULTS | given
     for name, option in options.items():
         if isinstance(option, Tracer):
@@ -252,13 +259,27 @@ def _static(layout: Layout, **options: Any) -> Static:
     )
 
 
-def _integers(lens: Any) -> Array:
-    array = jnp.asarray(lens)
+def _integers(operation: str, name: str, lens: Any) -> Array:
+    whole = lens if isinstance(lens, jax.Array) else _kept_whole(operation, name, lens)
+    array = _as_array(operation, name, whole)
     if array.dtype in (jnp.int8, jnp.int16, jnp.uint8, jnp.uint16):
         return array.astype(jnp.int32)
     if array.dtype in (jnp.uint32, jnp.uint64):  # what is past the type is past every length too
         return jnp.minimum(array, np.iinfo(np.int32).max).astype(jnp.int32)
     return array.astype(jnp.int32) if array.size == 0 else array  # an empty list is one of floats
+
+
+def _kept_whole(operation: str, name: str, numbers: Any) -> Any:
+    """An array of NumPy's or Python's numbers, of which JAX would keep 32 bits: ValueError for what they cannot say."""
+    array = as_numpy(operation, name, numbers)
+    holds = np.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
+    integers = array.dtype.kind in "iu" or (array.dtype.kind == "O" and all(isinstance(x, int) for x in array.flat))
+    past = np.argwhere((array > holds.max) | (array < holds.min)) if integers else ()
+    if len(past) > 0:
+        place = f"[{', '.join(map(str, past[0]))}]" if array.ndim else ""
+        found = array[tuple(past[0])]
+        raise ValueError(f"{operation}: {name}{place} is {found}, expected a number below 2^{holds.bits - 1}")
+    return array
 
 
 def _seed_words(operation: str, seed: Any) -> Array:

@@ -54,7 +54,8 @@ def _pairs(static: Static, operands: Operands, shape: tuple[int, ...]) -> tuple[
         offset = jnp.full(batch, keys - queries)
     place = jnp.arange(queries)[:, None] + offset[:, None, None]
     key = jnp.arange(keys)
-    left, right = static.window
+    # A side wider than all positions hides nothing, and need not fit JAX's integers.
+    left, right = (None if side is None else min(side, queries + keys) for side in static.window)
     allowed = jnp.broadcast_to(jnp.arange(queries)[:, None] < rows[:, None, None], (batch, queries, keys))
     allowed = allowed & (key <= place if static.causal else True)
     allowed = allowed & (True if left is None else key >= place - left)

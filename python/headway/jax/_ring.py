@@ -55,7 +55,7 @@ def ring_attention(
         shapes = ", ".join(str(x.shape) for x in inputs.values())
         raise ValueError(f"ring_attention: expected (B, H, S, D) arrays, found shapes {shapes}")
     if valid_lens is not None and causal == "bottom_right":
-        raise NotImplementedError("ring_attention: valid_lens with causal='bottom_right' is not there yet")
+        raise NotImplementedError("ring_attention: valid_lens with causal='bottom_right' is not supported yet")
     devices = lax.psum(1, axis_name)
     others: Operands = {}
     if valid_lens is not None:

@@ -132,7 +132,7 @@ def attend(
             take(query, key, options)
     alibi = options.alibi_slopes
     if alibi is not None and alibi.requires_grad and is_grad_enabled():
-        raise ValueError("attention: alibi_slopes requires grad, and has no gradient: pass what is learnt as bias")
+        raise ValueError("attention: alibi_slopes requires grad, and has no gradient: pass learnt slopes as a bias")
     if not is_plain(query, key, value, options):
         if type(query).__name__ == "DTensor":  # without importing what torch imports lazily
             return _attend_dtensors(query, key, value, options, return_weights)

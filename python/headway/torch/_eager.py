@@ -45,7 +45,7 @@ class _Sdpa(torch.autograd.Function):
             causal="top_left" if causal else "none",
             scale=scale,
             dropout=dropout,
-            seed=None if seed is None else torch.tensor(seed),
+            seed=None if seed is None else torch.tensor(seed, device="cpu"),
         )
         eager = _dispatch.is_eager(grad_out)
         saved: tuple[Any, ...] = (query, key, value, out, lse, None)

@@ -26,7 +26,15 @@ _OPTIONS = ("causal", "window", "valid_lens", "scale", "softcap", "alibi_slopes"
 
 
 class LostRank(RuntimeError):
-    """A rank that failed, left, or did not answer in time."""
+    """A rank that failed, left, or did not answer in time.
+
+    >>> from headway.torch.distributed import LostRank
+    >>> try:
+    ...     raise LostRank("attention: rank 2 has not answered rank 1 for 60 s")
+    ... except LostRank as error:
+    ...     print(error)
+    attention: rank 2 has not answered rank 1 for 60 s
+    """
 
     __module__ = "headway.torch.distributed"
 

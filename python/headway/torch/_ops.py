@@ -181,22 +181,32 @@ register_flop_formula(torch.ops.headway.attention_backward, get_raw=True)(_flops
 
 
 def _one_by_one(operator: Any) -> Any:
-    """A vmap rule: each item separately, the results stacked."""
+    """A vmap rule: each item separately, the results stacked. An item of zeros has the shapes of no items."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        count = info.batch_size
+
+        def of(item: int, arg: Any, axis: int) -> Any:
+            return arg.select(axis, item) if count > 0 else arg.new_zeros(arg.movedim(axis, 0).shape[1:])
+
         items = [
-            operator(*(arg if axis is None else arg.select(axis, item) for arg, axis in zip(args, in_dims)))
-            for item in range(info.batch_size)
+            operator(*(arg if axis is None else of(item, arg, axis) for arg, axis in zip(args, in_dims)))
+            for item in range(max(count, 1))
         ]
         if isinstance(items[0], Tensor):
-            return torch.stack(items), 0
-        results = tuple(torch.stack(parts) for parts in zip(*items))
+            return torch.stack(items)[:count], 0
+        results = tuple(torch.stack(parts)[:count] for parts in zip(*items))
         return results, (0,) * len(results)
 
     return rule
 
 
-def _function(operator: Any, save: Any, gradients: Any, tangents: Any = None) -> Any:
+def register_loop(operator: Any) -> None:
+    """Has vmap run an operator for each item."""
+    operator.register_vmap(_one_by_one(operator))
+
+
+def as_function(operator: Any, save: Any, gradients: Any, tangents: Any = None) -> Any:
     """The operator for torch.func and forward mode, which do not use its autograd formula."""
     parts = {
         "forward": staticmethod(lambda *inputs: operator(*inputs)),
@@ -224,7 +234,7 @@ def _tangents(ctx: Any, *given: Any) -> tuple[Tensor | None, ...]:
         options = Options(*tensors, *ctx.plain_options)
         _in_torch.refuse("forward-mode", options)
         if given[3 + Options._fields.index("alibi_slopes")] is not None:
-            raise ValueError("attention: alibi_slopes has a tangent, and no derivative: pass what is learnt as bias")
+            raise ValueError("attention: alibi_slopes has a tangent, and no derivative: pass learnt slopes as a bias")
         _, lse, weights = run_attention(query, key, value[..., :0], *options, True)
         d_inputs = (d_query, d_key, d_value, d_bias, d_sinks)
         d_out, d_lse, d_weights = _forward_mode.tangents(d_inputs, query, key, value, options, lse, weights)
@@ -237,10 +247,8 @@ def _backward_tangents(ctx: Any, *given: Any) -> NoReturn:
     raise AssertionError
 
 
-attention.register_vmap(_one_by_one(attention))
-attention_backward.register_vmap(_one_by_one(attention_backward))
+for _operator in (attention, attention_backward, _in_torch.fixed_terms):
+    register_loop(_operator)
 
-_in_torch.fixed_terms.register_vmap(_one_by_one(_in_torch.fixed_terms))
-
-run_attention = _function(attention, _save, _gradients, _tangents)
-_run_backward = _function(attention_backward, _save_for_double_backward, _double_backward, _backward_tangents)
+run_attention = as_function(attention, _save, _gradients, _tangents)
+_run_backward = as_function(attention_backward, _save_for_double_backward, _double_backward, _backward_tangents)

@@ -1,4 +1,4 @@
-"""headway.rope under autograd."""
+"""headway.rope under autograd, and torch.ops.headway.rope: what torch.compile, vmap and torch.func see of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from torch import Tensor
 
 from headway import _headway
 from headway._rope import settings_of
-from headway.torch.functional import require_tensors
+from headway.torch._dispatch import is_watched
+from headway.torch._ops import as_function, register_loop
+from headway.torch.functional import require_number, require_tensors
 
 
 class _Rotation(torch.autograd.Function):
@@ -27,6 +29,66 @@ class _Rotation(torch.autograd.Function):
 
 
 _rotation: Callable[..., Tensor] = _Rotation.apply
+
+
+# ---- The operator, which takes texts and no dicts ----
+
+_KINDS: dict[str, Callable[[str], Any]] = {
+    "float": float,
+    "int": int,
+    "str": str,
+    "bool": "True".__eq__,
+    "NoneType": lambda _: None,
+}
+
+
+def _spelled(settings: dict[str, Any]) -> str:
+    """The settings as one text, in words that a compiler can follow."""
+    return " ".join([f"{name}={type(value).__name__}:{value}" for name, value in settings.items()])
+
+
+def _read(text: str) -> dict[str, Any]:
+    """What _spelled wrote."""
+    entries = [entry.replace("=", ":", 1).split(":") for entry in text.split(" ")]
+    return {name: _KINDS[kind](value) for name, kind, value in entries}
+
+
+@torch.library.custom_op(
+    "headway::rope", mutates_args=(), schema="(Tensor x, Tensor positions, str settings, bool back) -> Tensor"
+)
+def _rotate(x: Tensor, positions: Tensor, settings: str, back: bool) -> Tensor:
+    """The settings are those of settings_of, as _spelled writes them."""
+    return _headway.rotate(x.detach(), positions, _read(settings), back, None)
+
+
+@_rotate.register_fake
+def _(x: Tensor, positions: Tensor, settings: str, back: bool) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, positions, ctx.settings, ctx.back = inputs
+    ctx.save_for_backward(positions)
+    ctx.save_for_forward(positions)
+
+
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    (positions,) = ctx.saved_tensors
+    return _run(grad, positions, ctx.settings, not ctx.back), None, None, None
+
+
+def _tangent(ctx: Any, d_x: Tensor, *_: Any) -> Tensor:
+    (positions,) = ctx.saved_tensors
+    rotated: Tensor = _run(d_x, positions, ctx.settings, ctx.back)
+    return rotated
+
+
+_rotate.register_autograd(_gradient, setup_context=_save)
+register_loop(_rotate)
+_run = as_function(_rotate, _save, _gradient, _tangent)
+
+
+# ---- The function ----
 
 
 def rope(
@@ -47,5 +109,11 @@ def rope(
     torch.Size([2, 4, 10, 64])
     """
     require_tensors("rope", ("x", x))
+    require_number("rope", "base", base)
     settings = settings_of("rope", x.shape[-1] if x.dim() else 0, base, dims, interleaved, scaling)
+    if is_watched():
+        if not isinstance(positions, Tensor):
+            positions = torch.as_tensor(positions, device="cpu")
+        rotated: Tensor = _run(x, positions, _spelled(settings), False)
+        return rotated
     return _rotation(x, positions, settings, False)

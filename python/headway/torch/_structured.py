@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -66,6 +66,20 @@ def _tensors(mask: Mask, sizes: Any, device: torch.device, make: Any) -> tuple[T
     return tensors
 
 
-# Outside of compiled graphs: what a mask becomes depends on its numbers.
-_outside_of_graphs: Any = torch.compiler.disable
-with_mask: Callable[[str, Mask, Tensor, Tensor, Options], Options] = _outside_of_graphs(_with_mask)
+_disabled: Any = None
+
+
+def with_mask(operation: str, mask: Mask, query: Tensor, key: Tensor, options: Options) -> Options:
+    """The options with the mask in them, outside of compiled graphs: what a mask becomes depends on its numbers."""
+    global _disabled
+    if "torch._dynamo" not in sys.modules:  # nothing compiles yet
+        return _with_mask(operation, mask, query, key, options)
+    if _disabled is None:
+        disable: Any = torch.compiler.disable
+        _disabled = disable(_with_mask)
+    found: Options = _disabled(operation, mask, query, key, options)
+    return found
+
+
+# What torch.compiler.disable would set; but it imports the compiler, which takes longer than all of torch.
+with_mask._torchdynamo_disable = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]

@@ -202,6 +202,15 @@ def attention(
 
     DTensors work too: along axes of the mesh that shard batch or heads nothing is sent; along one that shards the
     sequence (contiguously, as DTensors are) the schedule runs.
+
+    >>> import tempfile, torch, torch.distributed as dist
+    >>> from headway.torch.distributed import attention
+    >>> store = "file://" + tempfile.mktemp()
+    >>> dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)  # torchrun gives rank and world_size
+    >>> query, key, value = torch.randn(3, 1, 8, 16, 64)  # the rows of this rank
+    >>> attention(query, key, value, causal="top_left").shape
+    torch.Size([1, 8, 16, 64])
+    >>> dist.destroy_process_group()
     """
     if _is_dtensor(query):
         return _attention_of_dtensors(query, key, value, group, sharding, return_lse, dict(
@@ -298,6 +307,7 @@ def _attention_of_dtensors(
 class Attention(nn.Module):
     """attention as a module: the group and the options are given once.
 
+    >>> from headway.torch.distributed import Attention
     >>> Attention(causal=True, scheme="ring")
     Attention(causal=True, scheme='ring')
     """

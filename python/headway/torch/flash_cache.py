@@ -84,16 +84,20 @@ def flash_attn_with_kvcache(
     after = before + new
     if k is not None or v is not None:
         k = _rotated_keys(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, before, rotary_interleaved)
-        _write(k_cache, v_cache, k, v, table, before)
+        places = _places(k_cache, k, table, before)
         if rotary_cos is not None:
             local = causal or tuple(window_size) != (-1, -1)
-            steps = torch.arange(q.shape[1]) if local else torch.zeros(q.shape[1], dtype=torch.int64)
+            steps = _steps(q.shape[1]) if local else torch.zeros(q.shape[1], dtype=torch.int64, device="cpu")
             q = _rotated("q", q, rotary_cos, rotary_sin, before[:, None] + steps, rotary_interleaved)
     elif rotary_cos is not None or rotary_sin is not None:
         raise ValueError(f"{_NAME}: rotary_cos and rotary_sin need k and v, found none")
-    if cache_leftpad is not None:
-        options["spans"] = _spans_from(cache_leftpad, after, q.shape[1])
     try:
+        if k is not None and v is not None:
+            # Without queries: what attention refuses is refused before anything is written.
+            _attend(q[:, :0], k_cache, v_cache, table, before, alibi_slopes, False, options)
+            k_cache[places], v_cache[places] = k, v
+        if cache_leftpad is not None:
+            options["spans"] = _spans_from(cache_leftpad, after, q.shape[1])
         return _attend(q, k_cache, v_cache, table, after, alibi_slopes, return_softmax_lse, options)
     except Exception as error:
         raise _in_their_words(error) from None
@@ -136,7 +140,7 @@ def _table(
         return (cache_batch_idx if stays else cache_batch_idx.cpu()).reshape(-1, 1)
     if len(k_cache) != len(q):
         raise ValueError(f"{_NAME}: k_cache has batch {len(k_cache)}, q has {len(q)}: expected cache_batch_idx")
-    return torch.arange(len(q), dtype=torch.int32)[:, None]
+    return torch.arange(len(q), dtype=torch.int32, device="cpu")[:, None]
 
 
 def _lengths(q: Tensor, k_cache: Tensor, table: Tensor, cache_seqlens: int | Tensor | None, stays: bool) -> Tensor:
@@ -144,7 +148,7 @@ def _lengths(q: Tensor, k_cache: Tensor, table: Tensor, cache_seqlens: int | Ten
     if cache_seqlens is None:
         cache_seqlens = most
     if isinstance(cache_seqlens, int):
-        return torch.full((len(q),), cache_seqlens, dtype=torch.int64)
+        return torch.full((len(q),), cache_seqlens, dtype=torch.int64, device="cpu")
     return cache_seqlens if stays else cache_seqlens.to("cpu", torch.int64)
 
 
@@ -168,11 +172,13 @@ def _rotated_keys(
             raise ValueError(f"{_NAME}: {name} has shape {_shape(rows)}, expected {wanted}")
         if rows.dtype != cache.dtype:
             raise TypeError(f"{_NAME}: {name} has type {rows.dtype}, {name}_cache has {cache.dtype}")
+        if rows.device != cache.device:
+            raise ValueError(f"{_NAME}: {name} is on {rows.device}, {name}_cache is on {cache.device}")
     if (cos is None) != (sin is None):
         raise ValueError(f"{_NAME}: expected both rotary_cos and rotary_sin, found one of them")
     if cos is None or sin is None:
         return k
-    return _rotated("k", k, cos, sin, before[:, None] + torch.arange(k.shape[1]), interleaved)
+    return _rotated("k", k, cos, sin, before[:, None] + _steps(k.shape[1]), interleaved)
 
 
 def _rotated(name: str, x: Tensor, cos: Tensor, sin: Tensor | None, positions: Tensor, interleaved: bool) -> Tensor:
@@ -196,7 +202,8 @@ def _rotated(name: str, x: Tensor, cos: Tensor, sin: Tensor | None, positions: T
     return torch.cat((turned, rotated[..., dims:]), dim=-1).to(x.dtype)
 
 
-def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor | None, table: Tensor, before: Tensor) -> None:
+def _places(k_cache: Tensor, k: Tensor, table: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """The page and the slot of each new key (B, new), all different."""
     size, new = k_cache.shape[1], k.shape[1]
     most = table.shape[1] * size
     if before.shape != (len(k),):
@@ -206,23 +213,23 @@ def _write(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor | None, table:
             raise ValueError(
                 f"{_NAME}: cache_seqlens[{b}] is {length}, expected 0 to {most - new}: {most} keys, {new} of them new"
             )
-    if new == 0:
-        return
-    positions = before[:, None] + torch.arange(new)  # (B, new)
-    pages, slots = table.long().gather(1, positions // size), positions % size
-    if int(pages.min()) < 0 or int(pages.max()) >= len(k_cache):
+    positions = before[:, None] + _steps(new)
+    pages, slots = table.long().gather(1, positions // max(size, 1)), positions % max(size, 1)
+    if pages.numel() > 0 and (int(pages.min()) < 0 or int(pages.max()) >= len(k_cache)):
         raise ValueError(f"{_NAME}: expected pages from 0 to {len(k_cache) - 1}, found {pages.tolist()}")
     if len(set((pages * size + slots).flatten().tolist())) != pages.numel():
         raise ValueError(f"{_NAME}: two sequences would write to the same place of the cache")
-    k_cache[pages, slots] = k
-    assert v is not None
-    v_cache[pages, slots] = v
+    return pages, slots
 
 
 def _spans_from(leftpad: Tensor, lengths: Tensor, queries: int) -> Tensor:
     """Every row sees the keys from leftpad on: (B, 1, Sq, 1, 2)."""
     begin = leftpad.to("cpu", torch.int64).clamp(min=0).minimum(lengths)
     return torch.stack((begin, lengths), dim=-1)[:, None, None, None].expand(-1, 1, queries, 1, 2).contiguous()
+
+
+def _steps(count: int) -> Tensor:
+    return torch.arange(count, device="cpu")
 
 
 def _shape(x: Tensor) -> tuple[int, ...]:

@@ -171,14 +171,27 @@ def require_tensors(operation: str, *inputs: tuple[str, Any]) -> None:
 
 
 def require_number(operation: str, name: str, value: Any) -> None:
-    """TypeError for what cannot be compared with one."""
-    if not isinstance(value, int | float) and (not hasattr(value, "__float__") or getattr(value, "ndim", 0) != 0):
+    """TypeError for what cannot be compared with one; ValueError for one that is learnt, which would learn nothing."""
+    if isinstance(value, int | float):
+        return
+    if not hasattr(value, "__float__") or getattr(value, "ndim", 0) != 0:
         raise TypeError(f"{operation}: {name} is {shown(value)}, expected a number")
+    if isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled():
+        remedy = "multiply query by it and pass scale=1" if name == "scale" else "pass a number"
+        raise ValueError(f"{operation}: {name} requires grad, and has no gradient: {remedy}")
+
+
+def _plain_number(operation: str, name: str, value: Any) -> Any:
+    """A tensor as Python's number, which the operators take; anything else is left to the call's own checks."""
+    if not isinstance(value, Tensor):
+        return value
+    require_number(operation, name, value)
+    return float(value)
 
 
 def draw_seed() -> Tensor:
     """A seed for dropout from torch's generator."""
-    return torch.randint(-(2**63), 2**63 - 1, ())
+    return torch.randint(-(2**63), 2**63 - 1, (), device="cpu")
 
 
 def _options(
@@ -221,9 +234,9 @@ def _options(
         causal=_alignment(operation, causal),
         window_left=left,
         window_right=right,
-        scale=scale,
-        softcap=softcap,
-        dropout=dropout,
+        scale=_plain_number(operation, "scale", scale),
+        softcap=_plain_number(operation, "softcap", softcap),
+        dropout=_plain_number(operation, "dropout", dropout),
         engine=engine,
         batch_invariant=flag(operation, "batch_invariant", batch_invariant),
         span_rows=whole_number(operation, "span_rows", span_rows),
@@ -273,14 +286,16 @@ def _seed(operation: str, dropout: float, seed: int | Tensor | None) -> Tensor |
     seed = whole_number(operation, "seed", seed, bits=64)
     if not 0 <= seed < 2**64:
         raise ValueError(f"{operation}: seed is {seed}, expected 0 to 2^64 - 1")
-    return torch.tensor(seed - 2**64 if seed >= 2**63 else seed)  # its 64 bits
+    return torch.tensor(seed - 2**64 if seed >= 2**63 else seed, device="cpu")  # its 64 bits
 
 
 def _integers(operation: str, name: str, numbers: Any) -> Tensor | None:
     """Lengths and bounds: lists become tensors; what is none is left to the call's own checks."""
     if numbers is None or isinstance(numbers, Tensor):
         return numbers
-    tensor = _as_tensor(operation, name, numbers, "integers")
+    # In host memory, whatever torch's default device is, unless they lie on a GPU already.
+    device = None if hasattr(numbers, "__cuda_array_interface__") else "cpu"
+    tensor = _as_tensor(operation, name, numbers, "integers", device=device)
     return tensor.long() if tensor.numel() == 0 else tensor
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeGuard, cast
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias
 from torch.overrides import handle_torch_function, has_torch_function
 
 from headway._headway import Mask
@@ -16,6 +15,9 @@ from headway.torch._dispatch import attend, is_compiling
 from headway.torch._eager import torch_sdpa
 from headway.torch._nested import nested_attention
 from headway.torch.functional import draw_seed, refuse_keywords, require_number, require_tensors
+
+if TYPE_CHECKING:
+    from torch.nn.attention.bias import CausalBias
 
 _NAME = "scaled_dot_product_attention"
 
@@ -79,7 +81,7 @@ def scaled_dot_product_attention(
         return _nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     leading = None
     try:
-        if isinstance(attn_mask, CausalBias):
+        if _is_causal_bias(attn_mask):
             _check(query, key, value, attn_mask, dropout_p)
         options = _options(attn_mask, dropout_p, is_causal, scale)
         if _is_direct(query.shape, key.shape, value.shape, enable_gqa):
@@ -146,12 +148,17 @@ class _Call(NamedTuple):
 _CAUSAL = Options(causal="top_left")
 
 
+def _is_causal_bias(mask: object) -> TypeGuard[CausalBias]:
+    """By its name: importing the type imports the compiler, which takes longer than all of torch."""
+    return type(mask).__name__ == "CausalBias"
+
+
 def _options(attn_mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None) -> Options:
     if attn_mask is None and dropout_p == 0.0 and scale is None:
         return _CAUSAL if is_causal else NO_OPTIONS
     mask = bias = None
     causal = "top_left" if is_causal else "none"
-    if isinstance(attn_mask, CausalBias):
+    if _is_causal_bias(attn_mask):
         if is_causal:
             raise ValueError(f"{_NAME}: attn_mask is a CausalBias, expected is_causal=False beside it")
         causal = "top_left" if attn_mask.variant.name == "UPPER_LEFT" else "bottom_right"
@@ -199,7 +206,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
         if x.is_nested:
             raise NotImplementedError(f"{_NAME}: {name} is nested, and query is not: expected all three alike")
     _check_axes(query, key, value)
-    if isinstance(attn_mask, CausalBias):
+    if _is_causal_bias(attn_mask):
         sizes = (attn_mask.seq_len_q, attn_mask.seq_len_kv)
         if sizes != (query.shape[-2], key.shape[-2]):
             raise ValueError(

@@ -49,7 +49,7 @@ std::vector<const Kernels*> available_kernels() {
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl");
   const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
-  if (avx512_bf16 && has_amx()) {
+  if (avx512_bf16 && amx_is_built() && has_amx()) {
     result.push_back(&amx_kernels());
   }
   // Intel's bf16 dot product does as many products a cycle as its float multiply-add, so bf16 as float is faster there.

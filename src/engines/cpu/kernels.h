@@ -93,6 +93,7 @@ const Kernels& avx2_kernels();
 bool avx512_is_built();  // false where it and all that follow are left out
 const Kernels& avx512_kernels();
 const Kernels& avx512_bf16_kernels();
+bool amx_is_built();
 const Kernels& amx_kernels();
 const Kernels* emulated_amx_kernels();  // null where it is not built
 

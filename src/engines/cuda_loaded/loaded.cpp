@@ -1,6 +1,11 @@
 // In libheadway: finds the library of the CUDA engine beside it, and calls it by its table.
 #include <dlfcn.h>
+#include <elf.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,6 +31,28 @@ std::string own_folder() {
   return std::string(file.substr(0, file.rfind('/') + 1));
 }
 
+// How many bytes a library must have for its segments: dlopen maps them without looking at the size of the file, and a
+// program that touches what is missing ends with SIGBUS. 0 of what is no library: dlopen says that itself.
+std::uint64_t bytes_of_segments(std::istream& file) {
+  const auto read = [&](std::uint64_t offset, auto& into) {
+    file.seekg(static_cast<std::streamoff>(offset));
+    return bool(file.read(reinterpret_cast<char*>(&into), sizeof into));
+  };
+  Elf64_Ehdr header{};
+  if (!read(0, header) || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
+      header.e_phentsize != sizeof(Elf64_Phdr)) {
+    return 0;
+  }
+  std::uint64_t bytes = header.e_phoff + std::uint64_t{header.e_phnum} * sizeof(Elf64_Phdr);
+  Elf64_Phdr segment{};
+  for (std::uint64_t n = 0; n < header.e_phnum && read(header.e_phoff + n * sizeof segment, segment); ++n) {
+    if (segment.p_type == PT_LOAD) {
+      bytes = std::max(bytes, segment.p_offset + segment.p_filesz);
+    }
+  }
+  return bytes;
+}
+
 struct Loaded {
   const cuda::Table* table = nullptr;
   std::string reason;  // why there is no table
@@ -34,6 +61,13 @@ struct Loaded {
 // Never closed: tensors and streams may outlive every static object here.
 Loaded load() {
   const std::string file = own_folder() + "libheadway_cuda.so";
+  std::ifstream stream(file, std::ios::binary | std::ios::ate);
+  if (stream) {
+    const auto bytes = static_cast<std::uint64_t>(stream.tellg());
+    if (const std::uint64_t needed = bytes_of_segments(stream); bytes < needed) {
+      return {nullptr, text("its library is incomplete: ", file, " has ", bytes, " of at least ", needed, " bytes")};
+    }
+  }
   void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     return {nullptr, text("its library could not be loaded: ", dlerror())};

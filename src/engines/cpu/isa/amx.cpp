@@ -5,6 +5,8 @@
 
 namespace headway::cpu {
 
+bool amx_is_built() { return true; }
+
 const Kernels& amx_kernels() {
   static const Kernels kernels = kernels_with_tiles<AmxTiles>("amx");
   return kernels;

@@ -1,4 +1,4 @@
-// In place of amx_emulated.cpp where no tests are built.
+// In place of amx_emulated.cpp where no tests are built, or AVX-512 is left out.
 #include "engines/cpu/kernels.h"
 
 namespace headway::cpu {
