@@ -1,11 +1,14 @@
 // Forward for bf16 and f16 on tensor cores, for every option and stride and head dims up to Depth.
 //
-// A block owns 64 queries of one head, 16 a warp, and walks over the keys of its rows' ranges, 64 at a time. It has one
-// tile of K and one of V, so that several blocks share a multiprocessor: the next K is copied while the weights are
-// made and multiplied by V, the next V while scores are. Q is read once, K and V once for each query tile, mostly from
-// L2; the products bound it: 4 x 64 x 64 x D operations a step for 2 x 64 x D loads.
+// A block owns 64 queries of one head, 16 a warp, and walks over the keys of its rows' ranges, 64 at a time; the next
+// tile's K and V are copied while this one is computed (two stages up to 128 features). Q is read once, K and V once
+// for each query tile, mostly from L2; the products bound it: 4 x 64 x 64 x D operations a step for 2 x 64 x D loads.
 // Scores and sums are f32; the weights are rounded to the inputs' type before the second product. In f16 they are
 // multiplied by 2^15 first, so that small weights stay normal numbers.
+//
+// OneTile: all keys are in one tile, and nothing but ranges, a mask and a bias of halves stands between a product and
+// its score. Masks are words of bits then (allowed_words.cuh), and a block needs so few registers and so little shared
+// memory that up to four share a multiprocessor.
 //
 // NaN: as in simt_forward.cuh the walk is repeated carefully only where its result holds one.
 #pragma once
@@ -15,16 +18,8 @@
 #include "engines/cuda/kernels/mma_scores.cuh"
 #include "engines/cuda/kernels/plain_again.cuh"
 #include "engines/cuda/kernels/softmax.cuh"
-#include "engines/cuda/ptx/hidden.cuh"
 
 namespace headway::cuda {
-
-// Whether nothing but scale, mask and a bias of halves stands between a product and its score: then masks are words of
-// bits (allowed_words.cuh), and blocks need few enough registers for several to share a multiprocessor.
-inline bool words_suffice(const Arguments& args) {
-  const bool halves = args.bias.dtype == DType::bf16 || args.bias.dtype == DType::f16;
-  return args.softcap == 0 && args.slopes.data == nullptr && (args.bias.data == nullptr || halves);
-}
 
 // A score with a term of the bias: two finite numbers have a finite sum, so that an allowed pair is never taken for a
 // forbidden one.
@@ -34,36 +29,36 @@ __device__ __forceinline__ float sum_of_finite(float score, float term) {
   return passed ? copysignf(FLT_MAX, sum) : sum;
 }
 
-template <class T, int Depth, bool Words, bool Paged = false>
+template <class T, int Depth, bool OneTile, bool Paged = false>
 class MmaForward {
  public:
   static constexpr int tile_bytes = mma_rows * Depth * 2;
-  static constexpr int slots = mma_rows / 2;  // of a warp's scores, in one thread
+  static constexpr int slots = mma_rows / 2;                      // of a warp's scores, in one thread
+  static constexpr int stages = OneTile || Depth == 256 ? 1 : 2;  // what sm_80 has shared memory for
   static constexpr float weight_scale = std::is_same_v<T, float16> ? 32768.0f : 1.0f;
 
-  __host__ static std::size_t shared_bytes() { return 3 * tile_bytes + (Words ? 0 : slots * mma_threads * 4); }
+  __host__ static std::size_t shared_bytes() {
+    return (1 + 2 * stages) * tile_bytes + (OneTile ? 0 : slots * mma_threads * 4);
+  }
 
   __device__ MmaForward(const ForwardArguments& args, unsigned char* shared)
       : args_(args),
         queries_(shared),
         keys_(shared + tile_bytes),
-        values_(keys_ + tile_bytes),
-        scratch_(reinterpret_cast<float*>(values_ + tile_bytes)) {}
+        values_(keys_ + stages * tile_bytes),
+        scratch_(reinterpret_cast<float*>(values_ + stages * tile_bytes)) {}
 
   __device__ void run(std::int64_t b, std::int64_t h, std::int64_t tile) {
-    b_ = b, h_ = h, g_ = h / args_.group, first_ = tile * mma_rows;
-    __syncthreads();  // the tile before has been read
-    if (threadIdx.x == 0) {
-      sequence() = sequence_of(args_, b);
-      range() = tile_range(args_, sequence(), b, first_, mma_rows);
-    }
-    __syncthreads();
-    if (first_ >= sequence().query_count) {
+    b_ = b, h_ = h, first_ = tile * mma_rows;
+    sequence_ = sequence_of(args_, b);
+    if (first_ >= sequence_.query_count) {
       return;
     }
-    const HalfRows<T> queries(args_.query, b, h, sequence().query_begin, sequence().query_count, args_.head_dim);
+    range_ = tile_range(args_, sequence_, b, first_, mma_rows);
+    const HalfRows<T> queries(args_.query, b, h, sequence_.query_begin, sequence_.query_count, args_.head_dim);
+    __syncthreads();  // the tile before has been read
     if (static_cast<int>(threadIdx.x) < mma_rows) {
-      ranges()[threadIdx.x] = row_keys(args_, sequence(), b, h, first_ + threadIdx.x);
+      ranges()[threadIdx.x] = row_keys(args_, sequence_, b, h, first_ + threadIdx.x);
     }
     fill_tile<Depth>(queries, first_, queries_);
     ptx::commit_copies();
@@ -95,15 +90,6 @@ class MmaForward {
     }
   }
 
-  // In shared memory, since they are read now and then and have many numbers.
-  __device__ static Sequence& sequence() {
-    __shared__ Sequence sequence;
-    return sequence;
-  }
-  __device__ static TileRange& range() {
-    __shared__ TileRange range;
-    return range;
-  }
   __device__ static KeyRange* ranges() {
     __shared__ KeyRange ranges[mma_rows];
     return ranges;
@@ -119,51 +105,69 @@ class MmaForward {
     for (int t = 0; t < Depth / 8; ++t) {
       out_[t][0] = out_[t][1] = out_[t][2] = out_[t][3] = 0;
     }
+    const std::int64_t g = h_ / args_.group;
+    const auto keys = key_rows<T, Paged>(args_, args_.key, sequence_, b_, g, args_.head_dim);
+    const auto values = key_rows<T, Paged>(args_, args_.value, sequence_, b_, g, args_.value_dim);
+    const Modifiers<float> modifiers(args_, sequence_, b_, h_);
     const auto next_from = [&](std::int64_t key) {
-      return next_key_tile(args_, sequence(), b_, h_, first_, mma_rows, key, range().end, mma_rows);
+      return next_key_tile(args_, sequence_, b_, h_, first_, mma_rows, key, range_.end, mma_rows);
     };
-    std::int64_t key = next_from(range().begin / mma_rows * mma_rows), next;
-    fetch(args_.key, args_.head_dim, key, keys_);
-    fetch(args_.value, args_.value_dim, key, values_);
-    __syncthreads();  // the rows' ranges are there
+    const auto fetch = [&](std::int64_t key, int stage) {
+      if (key < range_.end) {
+        fill_tile<Depth>(keys, key, keys_ + stage * tile_bytes);
+        if (OneTile) {
+          ptx::commit_copies();  // products need not wait for the values
+        }
+        fill_tile<Depth>(values, key, values_ + stage * tile_bytes);
+      }
+      ptx::commit_copies();
+    };
+    int stage = 0;
+    std::int64_t key = next_from(range_.begin / mma_rows * mma_rows), next;
+    if (stages > 1) {
+      fetch(key, stage);
+    }
 #pragma unroll 1
-    for (; key < range().end; key = next) {
-      // What follows from these alone is found again in each turn, where registers allow several blocks.
-      ptx::hide(b_);
-      ptx::hide(h_);
-      ptx::hide(g_);
-      ptx::hide(thread_.lane);
+    for (; key < range_.end; key = next) {
       next = next_from(key + mma_rows);
-      const Modifiers<float> modifiers(args_, sequence(), b_, h_);
+      fetch(stages > 1 ? next : key, stage ^ (stages - 1));
       // A careful walk tells allowed pairs from forbidden ones by their scores (modifiers.cuh).
       const bool plain =
-          !careful && modifiers.only_scale() && key >= range().full_begin && key + mma_rows <= range().full_end;
-      const std::uint32_t own_word = Words && !plain ? word_of_lane(key) : ~0u;
-      ptx::wait_for_copies<1>();
-      __syncthreads();  // K is there
-      float scores[8][4];  // S = Q K^T  [16, 64] of this warp
-      if constexpr (Words) {
-        find_scores(modifiers, key, plain, own_word, scores);
-      } else {
-        find_modified_scores(modifiers, key, plain, scores);
+          !careful && modifiers.only_scale() && key >= range_.full_begin && key + mma_rows <= range_.full_end;
+      std::uint32_t own_word = ~0u;
+      if (OneTile && !plain) {
+        __syncthreads();  // the rows' ranges are there
+        own_word = word_of_lane(key);
       }
-      ptx::wait_for_copies<0>();
-      __syncthreads();  // V is there, and K has been read
-      fetch(args_.key, args_.head_dim, next, keys_);
-      if (has_holes(args_, sequence(), b_, h_, first_, mma_rows, key, mma_rows)) {
-        fill_span_words<mma_rows, mma_rows>(args_, sequence(), b_, h_, first_, key, words());
+      ptx::wait_for_copies<OneTile ? 1 : stages - 1>();
+      __syncthreads();
+      float scores[8][4];  // S = Q K^T  [16, 64] of this warp
+      if constexpr (OneTile) {
+        find_scores(modifiers, key, plain, own_word, scores);
+        ptx::wait_for_copies<0>();
+        __syncthreads();
+      } else {
+        multiply_rows<Depth, T>(thread_, queries_, keys_ + stage * tile_bytes, scores);
+        const auto where = [&](int r, int c) {
+          const KeyRange range = ranges()[r];
+          return Pair{first_ + r, key + c, key + c >= range.begin && key + c < range.end};
+        };
+        modify_slots(thread_, modifiers, plain, where, scratch_, nullptr, scores);
+      }
+      if (has_holes(args_, sequence_, b_, h_, first_, mma_rows, key, mma_rows)) {
+        fill_span_words<mma_rows, mma_rows>(args_, sequence_, b_, h_, first_, key, words());
         __syncthreads();
         forbid_by_words<false>(thread_, words(), 0, scores);
       }
       const std::uint32_t forbidden = weigh(key, scores);
-      const std::uint64_t found = careful ? take_out_nonfinite<Depth, T>(values_, mma_rows) : 0;
-      multiply_coefficients<Depth, T>(thread_, scores, weight_scale, values_, out_);  // O += P V  [16, Dv]
+      unsigned char* tile = values_ + stage * tile_bytes;
+      const std::uint64_t found = careful ? take_out_nonfinite<Depth, T>(tile, mma_rows) : 0;
+      multiply_coefficients<Depth, T>(thread_, scores, weight_scale, tile, out_);  // O += P V  [16, Dv]
       if (found != 0) {
-        add_nonfinite<Depth>(found, rows_of_keys(args_.value, args_.value_dim), key, scores, weight_scale, forbidden,
-                             out_);
+        add_nonfinite<Depth>(found, values, key, scores, weight_scale, forbidden, out_);
       }
-      __syncthreads();  // V has been read
-      fetch(args_.value, args_.value_dim, next, values_);
+      __syncthreads();  // the stage may be filled again
+      stage ^= stages - 1;
     }
     ptx::wait_for_copies<0>();
     __syncthreads();
@@ -171,39 +175,16 @@ class MmaForward {
     rows_[1].total = quad_sum(rows_[1].total);
   }
 
-  __device__ auto rows_of_keys(const Rows& view, std::int64_t width) const {
-    return key_rows<T, Paged>(args_, view, sequence(), b_, g_, width);
-  }
-
-  // Begins to load a tile of keys or values, unless there are no more.
-  __device__ void fetch(const Rows& view, std::int64_t width, std::int64_t key, unsigned char* tile) const {
-    if (key < range().end) {
-      fill_tile<Depth>(rows_of_keys(view, width), key, tile);
-    }
-    ptx::commit_copies();
-  }
-
-  // S = Q K^T  [16, 64] of this warp as scores, -inf where ranges or modifiers forbid the pair.
-  __device__ void find_modified_scores(const Modifiers<float>& modifiers, std::int64_t key, bool plain,
-                                       float (&scores)[8][4]) const {
-    multiply_rows<Depth, T>(thread_, queries_, keys_, scores);
-    const auto where = [&](int r, int c) {
-      const KeyRange range = ranges()[r];
-      return Pair{first_ + r, key + c, key + c >= range.begin && key + c < range.end};
-    };
-    modify_slots(thread_, modifiers, plain, where, scratch_, nullptr, scores);
-  }
-
   // Of row lane / 2 of the warp's, and 32 keys: see QueryRowWords.
   __device__ std::uint32_t word_of_lane(std::int64_t key) const {
     const int r = thread_.warp * 16 + thread_.lane / 2;
     const std::int64_t first = key + thread_.lane % 2 * 32;
     const KeyRange keys = ranges()[r];
-    return MaskRow(args_.mask, b_, h_, first_ + r, sequence().key_count)
+    return MaskRow(args_.mask, b_, h_, first_ + r, sequence_.key_count)
         .template of<32>(first, range_bits(keys.begin, keys.end, first));
   }
 
-  // The same where nothing but scale, ranges, mask and a bias of halves matters.
+  // S = Q K^T  [16, 64] of this warp as scores, -inf where ranges, mask or bias forbid the pair.
   __device__ void find_scores(const Modifiers<float>& modifiers, std::int64_t key, bool plain, std::uint32_t own_word,
                               float (&scores)[8][4]) const {
     const QueryRowWords allowed(thread_, own_word);
@@ -232,8 +213,8 @@ class MmaForward {
     const bool pairs = bias.key == 1 && reinterpret_cast<std::uintptr_t>(head) % 4 == 0 && bias.query % 2 == 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const std::uint16_t* row = head + (first_ + thread_.row_of(2 * half)) * bias.query +
-                                 (key + 2 * (thread_.lane % 4)) * bias.key;
+      const std::uint16_t* row =
+          head + (first_ + thread_.row_of(2 * half)) * bias.query + (key + 2 * (thread_.lane % 4)) * bias.key;
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
         const bool first = allowed.allows(4 * t + 2 * half), second = allowed.allows(4 * t + 2 * half + 1);
@@ -259,8 +240,7 @@ class MmaForward {
     const bool is_bf16 = args_.bias.dtype == DType::bf16;
 #pragma unroll
     for (int n = 0; n < slots / 2; ++n) {
-      const float2 pair =
-          is_bf16 ? ptx::unpacked_pair<bfloat16>(terms[n]) : ptx::unpacked_pair<float16>(terms[n]);
+      const float2 pair = is_bf16 ? ptx::unpacked_pair<bfloat16>(terms[n]) : ptx::unpacked_pair<float16>(terms[n]);
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
         const float term = x == 0 ? pair.x : pair.y;
@@ -315,9 +295,9 @@ class MmaForward {
     const float sink = sink_of<float>(args_, h_);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const std::int64_t i = first_ + thread_.row_of(2 * half), row = sequence().query_begin + i;
-      const bool exists = i < sequence().query_count;
-      const RowEnd<float> end = close_row(rows_[half], sink, i >= sequence().real_queries);
+      const std::int64_t i = first_ + thread_.row_of(2 * half), row = sequence_.query_begin + i;
+      const bool exists = i < sequence_.query_count;
+      const RowEnd<float> end = close_row(rows_[half], sink, i >= sequence_.real_queries);
       store_row(head_of<T>(args_.out, b_, h_) + row * args_.out.row, half, exists, end.factor);
       if (exists && args_.lse.data != nullptr && thread_.lane % 4 == 0) {
         head_of<float>(args_.lse, b_, h_)[row * args_.lse.row] = end.lse;
@@ -336,9 +316,9 @@ class MmaForward {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const float(&pair)[4] = out_[t + k];
-        words[k] = empty ? 0u
-                         : ptx::packed_pair<T>(pair[2 * half] * factor * kept_scale,
-                                               pair[2 * half + 1] * factor * kept_scale);
+        words[k] =
+            empty ? 0u
+                  : ptx::packed_pair<T>(pair[2 * half] * factor * kept_scale, pair[2 * half + 1] * factor * kept_scale);
       }
       ptx::transpose_quad(words, q);
       const int d = (t + q) * 8, width = static_cast<int>(args_.value_dim);
@@ -362,16 +342,25 @@ class MmaForward {
   unsigned char *queries_, *keys_, *values_;
   float* scratch_;
   MmaThread thread_;
-  std::int64_t b_ = 0, h_ = 0, g_ = 0, first_ = 0;
+  std::int64_t b_ = 0, h_ = 0, first_ = 0;
+  Sequence sequence_;
+  TileRange range_;
   RowSoftmax<float> rows_[2];
   float out_[Depth / 8][4];
 };
 
-template <class T, int Depth, bool Words, bool Paged>
-__global__ void __launch_bounds__(mma_threads, Words ? (Depth == 256 ? 1 : Depth == 128 ? 3 : 4) : Depth == 256 ? 1 : 2)
+// How many blocks a multiprocessor is to have room for.
+template <int Depth, bool OneTile>
+constexpr int mma_forward_blocks = Depth == 256   ? 1
+                                   : !OneTile     ? 2
+                                   : Depth == 128 ? 3
+                                                  : 4;
+
+template <class T, int Depth, bool OneTile, bool Paged>
+__global__ void __launch_bounds__(mma_threads, mma_forward_blocks<Depth, OneTile>)
     mma_forward(const __grid_constant__ ForwardArguments arguments, std::int64_t row_tiles, std::int64_t) {
   extern __shared__ __align__(16) unsigned char shared[];
-  MmaForward<T, Depth, Words, Paged> forward(arguments, shared);
+  MmaForward<T, Depth, OneTile, Paged> forward(arguments, shared);
   const std::int64_t tasks = arguments.batch * arguments.heads * row_tiles;
   for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const std::int64_t head = task / row_tiles;
@@ -379,15 +368,15 @@ __global__ void __launch_bounds__(mma_threads, Words ? (Depth == 256 ? 1 : Depth
   }
 }
 
-template <class T, int Depth, bool Words, bool Paged>
+template <class T, int Depth, bool OneTile, bool Paged>
 Launch mma_forward_launch_of(const ForwardArguments& arguments) {
   Launch launch;
   launch.name = Paged ? "tensor core tiles, keys in pages" : "tensor core tiles";
-  launch.kernel = reinterpret_cast<const void*>(mma_forward<T, Depth, Words, Paged>);
+  launch.kernel = reinterpret_cast<const void*>(mma_forward<T, Depth, OneTile, Paged>);
   launch.threads = mma_threads;
-  launch.shared_bytes = MmaForward<T, Depth, Words, Paged>::shared_bytes();
+  launch.shared_bytes = MmaForward<T, Depth, OneTile, Paged>::shared_bytes();
   launch.query_block = launch.key_block = mma_rows;
-  launch.stages = 1;
+  launch.stages = MmaForward<T, Depth, OneTile, Paged>::stages;
   launch.row_tiles = blocks(arguments.query_len, mma_rows);
   launch.tasks = arguments.batch * arguments.heads * launch.row_tiles;
   return launch;
