@@ -163,7 +163,6 @@ TEST_P(WeightsIn, say_what_is_wrong) {
 
 ON_EVERY_ENGINE(WeightsIn);
 
-// On CUDA they are open: docs/reliability.md.
 class WeightsFromLse : public EngineTest {};
 
 // lse is rounded: exp(s - lse) of scores of 3e14 passes what a float holds.
@@ -200,7 +199,7 @@ TEST_P(WeightsFromLse, of_no_heads_have_a_mean_of_0) {
   each_index(mean.sizes(), [&](const Dims& at) { EXPECT_EQ(get(mean, at), 0); });
 }
 
-ON_EVERY_HOST_ENGINE(WeightsFromLse);
+ON_EVERY_ENGINE(WeightsFromLse);
 
 }  // namespace
 }  // namespace headway::test

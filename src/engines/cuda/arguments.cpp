@@ -41,7 +41,7 @@ PerHead per_head_or_none(const std::optional<ConstTensorView>& view) {
 }
 
 // Kernels for all types but f64 take the cap as f32, where it must not become 0 (that would be none) or infinite. A
-// score below the smallest one changes no weight, and a cap beyond the largest no score.
+// score below the smallest normal one changes no weight, and a cap beyond the largest no score.
 double softcap_in(DType dtype, double softcap) {
   using Limits = std::numeric_limits<float>;
   return dtype == DType::f64 ? softcap : std::clamp<double>(softcap, Limits::min(), Limits::max());
@@ -153,9 +153,16 @@ const DeviceProperties& device_of(const Problem& problem) { return device_proper
 
 bool is_half_type(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
 
-bool has_extreme_scale(const Problem& problem) {
-  const double size = std::abs(problem.scale), limit = problem.dtype() == DType::f64 ? 1e150 : 1e20;
-  return size > limit || size < 1 / limit;
+std::optional<std::string> extreme_scale(const Problem& problem) {
+  const bool wide = problem.dtype() == DType::f64;
+  const double size = std::abs(problem.scale), limit = wide ? 1e150 : 1e20;
+  if (size > limit || size < 1 / limit) {
+    return text("scale ", problem.scale, " is extreme");
+  }
+  if (!wide && problem.softcap && *problem.softcap < std::numeric_limits<float>::min()) {
+    return text("softcap ", *problem.softcap, " is extreme");
+  }
+  return std::nullopt;
 }
 
 std::optional<std::string> tensor_core_refusal(const Problem& problem) {
@@ -184,10 +191,10 @@ std::optional<std::string> split_refusal(const Problem& problem) {
     return text("head_dim ", problem.head_dim, " and value_dim ", problem.value_dim, ", expected at most ", mma_widest);
   }
   constexpr double most_scale = 0x1p32;  // kernels/split_tile.cuh
-  if (std::abs(problem.scale) > most_scale || has_extreme_scale(problem)) {
+  if (std::abs(problem.scale) > most_scale) {
     return text("scale ", problem.scale, " is extreme");
   }
-  return std::nullopt;
+  return extreme_scale(problem);
 }
 
 Arguments arguments_of(const Problem& problem) {

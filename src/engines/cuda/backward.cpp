@@ -1,6 +1,7 @@
 #include "engines/cuda/backward.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "core/text.h"
 #include "engines/cuda/gradient_parts.h"
@@ -138,7 +139,7 @@ class Backward {
     if (kernel_.kind == BackwardKind::general) {
       fine_lse_ = row_array(problem, workspace_.take(row_bytes(problem, 1)));
     }
-    coarse_.all = has_extreme_scale(problem);
+    coarse_.all = extreme_scale(problem).has_value();
     coarse_.tile_rows = rows_a_tile(problem, kernel_.kind);
     coarse_.tiles = coarse_tiles(problem, coarse_.tile_rows);
     coarse_.statistics = row_array(problem, workspace_.take(row_bytes(problem, coarse_numbers)));
@@ -256,7 +257,12 @@ class Backward {
 
   void coarse_gradients() {
     if (problem_.batch * problem_.kv_heads * problem_.query_len > 0) {
-      check(launch_coarse_gradients(all_gradients(), problem_.dtype(), device_of(problem_).multiprocessors, stream_),
+      CoarseGradientArguments arguments = all_gradients();
+      if (problem_.softcap &&
+          *problem_.softcap < arguments.softcap) {  // its slope is that of a cap below normal numbers
+        arguments.softcap = std::max<double>(*problem_.softcap, std::numeric_limits<float>::denorm_min());
+      }
+      check(launch_coarse_gradients(arguments, problem_.dtype(), device_of(problem_).multiprocessors, stream_),
             problem_.operation, "launching the gradients of rows with large scores");
     }
   }

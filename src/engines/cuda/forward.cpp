@@ -27,16 +27,18 @@ struct ForwardKernel {
 
 namespace {
 
-// Whether a running sum over the keys could drift, or avoiding it costs nothing. An invariant call has one kernel for
-// all lengths: those of a pack depend on the others.
+// Whether a running sum over the keys or features could drift, or avoiding it costs nothing. An invariant call has one
+// kernel for all lengths: those of a pack depend on the others. (f64 has short chains of features always.)
 bool needs_compensation(const Problem& problem) {
-  constexpr std::int64_t few_queries = 64;
-  const std::int64_t many_keys = problem.dtype() == DType::f64 ? 1024 : 16384;
-  return problem.key_len > many_keys || problem.query_len <= few_queries || problem.batch_invariant;
+  constexpr std::int64_t few_queries = 64, many_features = 256;
+  const bool wide = problem.dtype() == DType::f64;
+  const std::int64_t many_keys = wide ? 1024 : 16384;
+  return problem.key_len > many_keys || problem.query_len <= few_queries || problem.batch_invariant ||
+         (!wide && problem.head_dim > many_features);
 }
 
 Refusal plain_refusal(const Problem& problem) {
-  return has_extreme_scale(problem) ? Refusal() : "its scale is not extreme";
+  return extreme_scale(problem) ? Refusal() : "neither its scale nor its softcap is extreme";
 }
 
 Refusal mma_refusal(const Problem& problem) { return problem.pages ? "keys in pages" : tensor_core_refusal(problem); }
@@ -67,7 +69,7 @@ Refusal compensated_refusal(const Problem& problem) {
   if (is_half_type(problem.dtype())) {
     return "halves have no sums that could drift further than they are rounded";
   }
-  return needs_compensation(problem) ? Refusal() : "sums over so few keys do not drift";
+  return needs_compensation(problem) ? Refusal() : "sums over so few keys and features do not drift";
 }
 
 Launch compensated_launch(const Problem& problem, const ForwardArguments& arguments) {

@@ -398,8 +398,8 @@ std::optional<std::string> hopper_backward_refusal(const Problem& problem) {
   if (problem.spans && (variant_of(problem) != HopperBackwardVariant::spanned || has_two_kernels(problem))) {
     return "spans beside another option, or of heads wider than 128";
   }
-  if (has_extreme_scale(problem)) {
-    return text("scale ", problem.scale, " is extreme");
+  if (auto reason = extreme_scale(problem)) {
+    return reason;
   }
   if (auto reason = size_refusal(problem)) {
     return reason;

@@ -19,9 +19,9 @@ const DeviceProperties& device_of(const Problem& problem);
 
 bool is_half_type(DType dtype);
 
-// Whether products may overflow or vanish where scores are ordinary, whatever the inputs: such calls are done in plain
-// arithmetic.
-bool has_extreme_scale(const Problem& problem);
+// The scale or softcap, in words, with which products may overflow or vanish where scores are ordinary, whatever the
+// inputs, or which a float does not have: such calls are done in plain arithmetic. Nothing for ordinary ones.
+std::optional<std::string> extreme_scale(const Problem& problem);
 
 // Why the tensor core kernels do not take it: they want a half type, and heads that are not too wide.
 std::optional<std::string> tensor_core_refusal(const Problem& problem);

@@ -33,8 +33,8 @@ std::optional<std::string> short_backward_refusal(const Problem& problem) {
   if (problem.spans) {
     return "spans";
   }
-  if (has_extreme_scale(problem)) {
-    return text("scale ", problem.scale, " is extreme");
+  if (auto reason = extreme_scale(problem)) {
+    return reason;
   }
   // Which kernel runs depends on the longest sequence and on how many there are.
   if (problem.packed() || problem.batch_invariant) {

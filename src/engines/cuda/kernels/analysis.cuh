@@ -69,7 +69,8 @@ class TileAnalysis : Walk {
 
   // One of the thread's rows: what turns its scores into weights.
   struct Row {
-    bool real = false;  // a row of the tile, not one past its end
+    bool real = false;      // a row of the tile, not one past its end
+    bool doubtful = false;  // the given lse is not what its weights are relative to
     Real base = 0, factor = 0, log_total = 0;
   };
 
@@ -101,13 +102,13 @@ class TileAnalysis : Walk {
       top_rows()[threadIdx.x] = {};
     }
     __syncthreads();
-    if (args_.given_lse.data == nullptr || __syncthreads_or(has_coarse_row(b)) != 0) {
-      this->walk_for_softmax(Stage::weights);
-    }
-    begin_rows(b);
     const std::int64_t begin = larger(range_.begin, args_.key_begin), end = smaller(range_.end, args_.key_end);
     // An empty walk too waits for the queries that were copied.
     const std::int64_t aligned = begin < end ? args_.key_begin + (begin - args_.key_begin) / keys * keys : end;
+    if (args_.given_lse.data == nullptr || __syncthreads_or(has_doubtful_row(b, aligned, end)) != 0) {
+      this->walk_for_softmax(Stage::weights);
+    }
+    begin_rows(b);
     this->walk(Stage::weights, aligned, end, [&](std::int64_t key, Scores& scores) { take(key, scores); });
     end_rows();
   }
@@ -118,12 +119,33 @@ class TileAnalysis : Walk {
     return r < tile_rows() ? head_of<Real>(lse, b, h_)[(first_ + r) * lse.row] : Real(0);
   }
 
-  // Whether the lse of one of this thread's rows says too little of its weights: they are found anew.
-  __device__ bool has_coarse_row(std::int64_t b) const {
+  // Finds which of this thread's rows have weights that the given lse does not give, because it says too little of
+  // them: large, or where large products cancel, since a small lse is as far from scores that another kernel rounded as
+  // they are from each other. Weights do not add up to 1 then. Whether there is such a row. A NaN says nothing.
+  __device__ bool has_doubtful_row(std::int64_t b, std::int64_t begin, std::int64_t end) {
+    Real lse[own_rows], sums[own_rows] = {};
+#pragma unroll
+    for (int m = 0; m < own_rows; ++m) {
+      lse[m] = given_lse(b, this->row_of(m));
+    }
+    this->walk(Stage::weights, begin, end, [&](std::int64_t key, Scores& scores) {
+      const int width = static_cast<int>(smaller(keys, args_.key_end - key));
+#pragma unroll
+      for (int slot = 0; slot < slots; ++slot) {
+        const Real score = Walk::at(scores, slot);
+        const bool none = score == -infinity<Real>() || this->col_of(slot) >= width;
+        sums[Walk::own_row(slot)] += none ? Real(0) : exponential(score - lse[Walk::own_row(slot)]);
+      }
+    });
+    const bool all_keys = args_.key_begin == 0 && args_.key_end == args_.key_len && args_.sinks.data == nullptr;
     bool any = false;
 #pragma unroll
     for (int m = 0; m < own_rows; ++m) {
-      any |= is_coarse(given_lse(b, this->row_of(m)));
+      const double sum = Walk::sum_over_row(sums[m]);
+      const bool too_few = all_keys && lse[m] != -infinity<Real>() && sum < 1 - 0x1p-6;
+      const bool real = this->row_of(m) < tile_rows();
+      rows_[m].doubtful = real && (is_coarse(lse[m]) || sum > 1 + 0x1p-6 || too_few);
+      any |= rows_[m].doubtful;
     }
     return any;
   }
@@ -135,7 +157,7 @@ class TileAnalysis : Walk {
       Row row;
       const int r = this->row_of(m);
       row.real = r < tile_rows();
-      if (args_.given_lse.data != nullptr && !is_coarse(given_lse(b, r))) {
+      if (args_.given_lse.data != nullptr && !rows_[m].doubtful) {
         row.base = given_lse(b, r);
         row.factor = 1;
       } else {

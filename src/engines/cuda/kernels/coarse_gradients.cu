@@ -104,6 +104,7 @@ class CoarseGradients : private CoarseBlock<T, CoarseGradientArguments> {
     } else {
       Real slope;
       const Real score = head.score(i, j, slope);
+      const bool tiny_cap = sizeof(Real) == sizeof(float) && args_.softcap != 0 && args_.softcap < FLT_MIN;
       result.allowed = score != -infinity<Real>();
       const double p = exponential(score - row.weights.base) * row.weights.factor;
       const double dp = kept ? plain_product(head.query_row(args_.grad_out, i), args_.grad_out.feature,
@@ -111,7 +112,8 @@ class CoarseGradients : private CoarseBlock<T, CoarseGradientArguments> {
                                    args_.dropout.kept_scale
                              : 0.0;
       result.weight = p * args_.dropout.kept_scale;
-      result.score_gradient = p * (dp - static_cast<double>(row.delta)) * static_cast<double>(slope);
+      result.score_gradient =
+          p * (dp - static_cast<double>(row.delta)) * (tiny_cap ? head.slope(i, j) : static_cast<double>(slope));
     }
     result.kept = kept && result.allowed;
     return result;

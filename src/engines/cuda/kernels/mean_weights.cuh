@@ -50,7 +50,7 @@ class MeanWeights : Walk {
  private:
   __device__ void store(std::int64_t b, std::int64_t first, std::int64_t key, const Real (&sums)[slots]) const {
     const Matrix& to = args_.mean;
-    const Real heads = static_cast<Real>(args_.heads);
+    const Real heads = static_cast<Real>(larger(args_.heads, 1));  // the mean over none is 0
 #pragma unroll
     for (int slot = 0; slot < slots; ++slot) {
       const std::int64_t i = first + this->row_of(Walk::own_row(slot)), j = key + this->col_of(slot);

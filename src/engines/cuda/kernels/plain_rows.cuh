@@ -42,18 +42,20 @@ struct SplitScale {
 };
 
 // How the products of two rows' features are added up: in short chains, so that equal ones do not drift, in f64, so
-// that they overflow only if scores do; or one after another in Real, which gives the bits of simt_pairs.cuh.
+// that they overflow only if scores do; or as simt_pairs.cuh does, with its bits: f32 one after another, f64 in chains
+// of 8.
 enum class Summing : std::uint8_t { in_chains, in_order };
 
 template <class T, Summing summing = Summing::in_chains, class Real = double>
 __device__ inline Real plain_product(const T* a, std::int64_t a_feature, const T* b, std::int64_t b_feature,
                                      std::int64_t width, Real a_factor = 1) {
   constexpr int chains = summing == Summing::in_chains ? 8 : 1, length = 8 * chains;
+  constexpr bool one_after_another = chains == 1 && sizeof(Real) == sizeof(float);
   Real sum = 0;
 #pragma unroll 1
   for (std::int64_t first = 0; first < width; first += length) {
     Real parts[chains] = {};
-    parts[0] = chains == 1 ? sum : Real(0);
+    parts[0] = one_after_another ? sum : Real(0);
 #pragma unroll
     for (int x = 0; x < length; ++x) {
       const std::int64_t d = first + x;
@@ -69,7 +71,7 @@ __device__ inline Real plain_product(const T* a, std::int64_t a_feature, const T
         parts[x] += parts[x + apart];
       }
     }
-    sum = chains == 1 ? parts[0] : sum + parts[0];
+    sum = one_after_another ? parts[0] : sum + parts[0];
   }
   return sum;
 }
@@ -179,13 +181,22 @@ class PlainHead {
         return ordered;
       }
     }
-    const SplitScale scale(args_.scale);
-    return bounded<Real>(
-        plain_product<T>(query, args_.query.feature, key, args_.key.feature, args_.head_dim, scale.of_queries) *
-        scale.of_products);
+    return bounded<Real>(scaled_in_f64(query, key));
+  }
+
+  // d(capped) / d(scaled) of a pair, for a softcap of which Real has few bits.
+  __device__ double slope(std::int64_t i, std::int64_t j) const {
+    const double share = tanh(scaled_in_f64(query_row(args_.query, i), key_row(args_.key, j)) / args_.softcap);
+    return 1 - share * share;
   }
 
  private:
+  __device__ double scaled_in_f64(const T* query, const T* key) const {
+    const SplitScale scale(args_.scale);
+    return plain_product<T>(query, args_.query.feature, key, args_.key.feature, args_.head_dim, scale.of_queries) *
+           scale.of_products;
+  }
+
   const Arguments& args_;
   const Sequence sequence_;
   const Modifiers<Real> modifiers_;

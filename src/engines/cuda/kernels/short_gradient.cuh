@@ -285,7 +285,7 @@ class ShortGradient {
       const std::uint32_t allowed = words.slots(lane_);
       multiply_short_rows<Depth, T>(lane_, keys_, first_key, step.query, col, static_cast<int>(args_.head_dim), p);
       float slopes[Scores == ShortScores::modified ? slots : 1];
-      const std::uint32_t forbidden = make_weights(thread, modifiers, step, col, allowed, p, slopes);
+      const std::uint32_t forbidden = make_weights(thread, modifiers, step, col, allowed, careful, p, slopes);
       const std::uint32_t kept =
           Scores == ShortScores::modified && args_.dropout.active
               ? kept_slots_transposed<tiles>(thread, args_.dropout, b_, step.h, 0, step.first + col)
@@ -304,7 +304,7 @@ class ShortGradient {
   // Products become weights p, 0 in the slots returned as forbidden.
   template <int Count>
   __device__ std::uint32_t make_weights(const MmaThread& thread, const Modifiers<float>& modifiers, const Step& step,
-                                        int col, std::uint32_t allowed, float (&p)[tiles][4],
+                                        int col, std::uint32_t allowed, bool careful, float (&p)[tiles][4],
                                         float (&slopes)[Count]) const {
     const auto inside = [&](int slot) { return (allowed >> slot & 1) != 0; };
     if constexpr (Scores == ShortScores::modified) {
@@ -333,6 +333,15 @@ class ShortGradient {
         float& score = p[slot / 4][slot % 4];
         const float scaled = modifiers.scaled(score);
         score = !inside(slot) ? -infinity<float>() : masked ? modifiers.of_allowed(scaled) : scaled;
+      }
+    }
+    if (careful) {  // an allowed score of -inf is not a forbidden pair's, and rows that are left out are forbidden
+#pragma unroll
+      for (int slot = 0; slot < slots; ++slot) {
+        float& score = p[slot / 4][slot % 4];
+        const bool left_out = states(step.number).lse[col + thread.col_of(slot)] == infinity<float>();
+        const bool seen = Scores == ShortScores::modified ? score != -infinity<float>() : inside(slot);
+        score = seen && !left_out ? Modifiers<float>::of_allowed(score) : -infinity<float>();
       }
     }
     std::uint32_t forbidden = 0;

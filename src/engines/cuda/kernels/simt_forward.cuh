@@ -10,7 +10,8 @@
 // both times.
 //
 // One running sum over a million equal terms drifts by a hundredth. Sums::compensated adds 32 keys at a time to sums
-// that carry what rounding took from them; its registers allow half the rows, which few queries don't fill anyway.
+// that carry what rounding took from them, and products of features in short chains; its registers allow half the rows,
+// which few queries don't fill anyway.
 #pragma once
 
 #include "engines/cuda/kernels/launch.cuh"
@@ -52,6 +53,7 @@ class SimtForward {
   using Shape = Tile;
   static constexpr int M = Shape::M, N = Shape::N, W = Width * 16 / Shape::threads;
   static constexpr int value_stride = Width + simt_pad;
+  static constexpr int chain = Kind == Sums::running && sizeof(Real) == sizeof(float) ? 0 : short_chain<Real>;
 
   __host__ static std::size_t shared_bytes(std::int64_t head_dim) {
     return sizeof(Real) * static_cast<std::size_t>(Shape::own_size(head_dim) + Shape::other_size() +
@@ -312,7 +314,7 @@ class SimtForward {
   }
 
   const ForwardArguments& args_;
-  SimtProduct<T, Shape> product_;
+  SimtProduct<T, Shape, chain> product_;
   Real* weights_;  // [keys][rows]
   Real* values_;   // [keys][Width]
   typename Shape::Thread thread_;

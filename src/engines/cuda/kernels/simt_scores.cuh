@@ -40,10 +40,15 @@ struct SimtShape {
 template <class Real>
 using SmallSimtShape = SimtShape<Real, 4, 8, 32, 32>;
 
+// Of products in f32 whose sums' last bits matter, in features; f64 has shorter ones always.
+template <class Real>
+constexpr int short_chain = sizeof(Real) == sizeof(float) ? 2 * simt_step : simt_step;
+
 // One product tile over all features: `own` [rows] against `other` [keys], both read through shared memory. The own
 // side is filled once when it stays there. Every thread calls it; the shared memory may be reused after the next
-// barrier.
-template <class T, class Shape>
+// barrier. Products are added up in chains of `Chain` features, so that equal ones do not drift; 0: one after another,
+// which takes half the registers.
+template <class T, class Shape, int Chain = sizeof(RealOf<T>) == sizeof(float) ? 0 : simt_step>
 struct SimtProduct {
   using Real = RealOf<T>;
   using Thread = typename Shape::Thread;
@@ -87,18 +92,18 @@ struct SimtProduct {
   }
 
  private:
-  // f64 in short chains: equal products are then off by a few units in the last place, as f32's bound allows by itself.
   __device__ void add_products(const Thread& thread, const Real* own_part, int depth,
                                Real (&c)[Shape::M][Shape::N]) const {
-    if constexpr (sizeof(Real) == sizeof(float)) {
+    static_assert(Chain % simt_step == 0);
+    if constexpr (Chain == 0) {
       multiply<false>(thread, own_part, Shape::row_stride, other, Shape::key_stride, depth, c);
     } else {
 #pragma unroll 1
-      for (int d = 0; d < depth; d += simt_step) {
+      for (int d = 0; d < depth; d += Chain) {
         Real part[Shape::M][Shape::N];
         clear(part);
         multiply<false>(thread, own_part + d * Shape::row_stride, Shape::row_stride, other + d * Shape::key_stride,
-                        Shape::key_stride, simt_step, part);
+                        Shape::key_stride, Chain == simt_step || depth - d > Chain ? Chain : depth - d, part);
 #pragma unroll
         for (int m = 0; m < Shape::M; ++m) {
 #pragma unroll

@@ -190,7 +190,7 @@ class SimtWalk {
   }
 
   const Arguments& args_;
-  SimtProduct<T, Shape> product_;
+  SimtProduct<T, Shape, short_chain<Real>> product_;
   Real* scratch_;
   typename Shape::Thread thread_;
   std::int64_t b_ = 0, h_ = 0, first_ = 0;
