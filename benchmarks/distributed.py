@@ -8,9 +8,10 @@ simulator.
 
 Ranks are processes of this machine under gloo: with more ranks than cores they share cores. Runs of the one process and
 of the ranks alternate, so that a disturbance meets both; each time is the fastest of several. The simulator gets the
-FLOP/s that the one process reached with one thread, and the bandwidth measured between two ranks; where ranks outnumber
-cores, their share of them, less the CPU time (measured too) of what is sent. --json keeps what was measured in a file,
-call by call: a later run replaces its own rows.
+FLOP/s that the one process reached with one thread, the bandwidth measured between two ranks, and the CPU time that
+ranks spend on a byte which they send or receive, measured beforehand with another call (few queries, many keys); where
+ranks outnumber cores, both as much slower. --json keeps what was measured in a file, call by call: a later run replaces
+its own rows.
 
 --peers adds what is done without a schedule (all keys gathered everywhere, then one call of this library's or torch's
 attention) and torch's own context parallel, which has no kernel for the CPU as of torch 2.13: the table says so.
@@ -28,6 +29,7 @@ import platform
 import statistics
 import tempfile
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -167,16 +169,39 @@ def on_all(run, clock) -> float:
     return found.item()
 
 
-def bandwidth(rank: int) -> tuple[float, float]:
-    """Bytes per second from rank 0 to rank 1 as gloo carries them, and the CPU seconds that a byte takes on both."""
+def bandwidth(rank: int) -> float:
+    """Bytes per second from rank 0 to rank 1 as gloo carries them."""
     x = torch.zeros(1 << 24, dtype=torch.uint8)
     carry = {0: lambda: dist.send(x, 1), 1: lambda: dist.recv(x, 0)}.get(rank, lambda: None)
-    turns, start = 6, time.process_time()
-    fastest = torch.tensor(min(seconds(carry) for _ in range(turns)))
-    busy = torch.tensor((time.process_time() - start) / turns if rank < 2 else 0.0)
+    fastest = torch.tensor(min(seconds(carry) for _ in range(6)))
     dist.broadcast(fastest, 0)
-    dist.all_reduce(busy)
-    return x.numel() / fastest.item(), busy.item() / x.numel()
+    return x.numel() / fastest.item()
+
+
+def handling(rank: int, ranks: int, given: argparse.Namespace) -> dict[str, float]:
+    """CPU seconds of ranks for a byte that they send or receive, by pass: few queries over many keys, so that most of
+    the time is spent on them."""
+    queries = 64 * ranks
+    tensors = inputs(given.length, given.heads, "causal")
+    tensors[0] = tensors[0][:, :, :queries]
+    sharding = shards.contiguous(queries, given.length, ranks=ranks)
+    sizes = {"heads": given.heads, "head_dim": WIDTH, "text": False, "scheme": "ring"}
+    set_threads(1)
+    found, before = {}, (0.0, 0.0)
+    for name, backward in PASSES.items():
+        one = alone(tensors, {}, backward)
+        parts = split(tensors, sharding, {}, backward, "ring", rank)
+        spent = []
+        for _ in range(8):
+            own = seconds(one, time.process_time) if rank == 0 else 0.0
+            of_all = on_all(parts, time.process_time)
+            spent.append(of_all - own)
+        more = torch.tensor(statistics.median(spent[2:]))
+        dist.broadcast(more, 0)
+        moved = shards.explain(sharding, backward=backward, **sizes).bytes
+        found[name] = max(more.item() - before[0], 0.0) / (2 * moved)
+        before = (more.item(), moved)
+    return found
 
 
 def measured(kind: str, backward: bool, rank: int, ranks: int, given: argparse.Namespace) -> dict[str, list[float]]:
@@ -227,23 +252,28 @@ def fork_ranks(ranks: int, work) -> dict:
 
 
 def planned(
-    kind: str, backward: bool, ranks: int, scheme: str, one: float, link: tuple[float, float], given: argparse.Namespace
+    kind: str, backward: bool, ranks: int, scheme: str, one: float, link: dict[str, Any], given: argparse.Namespace
 ):
-    """The simulator's time of a scheme on ranks that are each as fast as one thread, or its share of what transfers
-    leave of the cores; imbalance; bytes, and the least that the sharding needs, forward."""
+    """The simulator's time of a scheme on ranks that are each as fast as one thread, or its share of the cores;
+    imbalance; bytes, and the least that the sharding needs, forward."""
     sharding, options = calls(given, ranks, kind)
     whole, _ = calls(given, 1, kind)
     sizes = {"heads": given.heads, "head_dim": WIDTH, "text": False, **options}
-    passes = (False, True) if backward else (False,)
+    passes = ("forward", "both") if backward else ("forward",)
     unit = shards.Cluster(flops=1.0, bandwidth=1e30, node_bandwidth=1e30, latency=0.0, node_latency=0.0, call=0.0)
-    flops = sum(shards.explain(whole, backward=b, cluster=unit, scheme="ring", **sizes).seconds for b in passes) / one
-    rate, copying = link
-    cores = os.cpu_count() or 1
-    if ranks > cores:  # no core is idle while rows travel
-        moved = sum(shards.explain(sharding, backward=b, scheme=scheme, **sizes).bytes for b in passes)
-        flops *= cores / ranks * one / (one + moved * copying)
-    cluster = shards.Cluster(ranks_per_node=ranks, flops=flops, bandwidth=rate, node_bandwidth=rate)
-    time_of = sum(shards.explain(sharding, backward=b, cluster=cluster, scheme=scheme, **sizes).seconds for b in passes)
+    flops = (
+        sum(shards.explain(whole, backward=PASSES[b], cluster=unit, scheme="ring", **sizes).seconds for b in passes)
+        / one
+    )
+    share = min(1.0, (os.cpu_count() or 1) / ranks)  # of a core for each rank
+    rate, time_of = link["bandwidth"], 0.0
+    for name in passes:
+        cluster = shards.Cluster(
+            ranks_per_node=ranks, flops=share * flops, bandwidth=rate, node_bandwidth=ranks * rate,
+            handling=link["handling"][name] / share,
+        )  # fmt: skip
+        plan = shards.explain(sharding, backward=PASSES[name], cluster=cluster, scheme=scheme, **sizes)
+        time_of += plan.seconds
     plan = shards.explain(sharding, cluster=cluster, scheme="ring", **sizes)
     return time_of, plan.imbalance, plan.bytes, least_bytes(sharding, kind, given)
 
@@ -271,7 +301,9 @@ def run_all(given: argparse.Namespace) -> list[dict]:
     """A row for each kind, pass and number of ranks."""
 
     def work(rank: int, ranks: int) -> dict:
-        found: dict = {"link": bandwidth(rank) if ranks > 1 else (5e9, 0.0)}
+        found: dict = {"link": {"bandwidth": 5e9, "handling": dict.fromkeys(PASSES, 0.0)}}
+        if ranks > 1:
+            found["link"] = {"bandwidth": bandwidth(rank), "handling": handling(rank, ranks, given)}
         if given.peers:
             found["torch's context parallel"] = why_no_context_parallel(ranks)
         for kind in given.kinds:
@@ -295,7 +327,7 @@ def run_all(given: argparse.Namespace) -> list[dict]:
                     "repeats": given.repeats, "clock": "cpu" if given.cpu_time else "wall",
                     "seed": given.seed, "seconds": times, "medians": medians,
                     "imbalance": first[1], "bytes": first[2], "least_bytes": first[3],
-                    "bandwidth": found["link"][0], "copying": found["link"][1],
+                    **found["link"],
                     "simulated": {scheme: plan[0] for scheme, plan in plans.items()},
                     **({"torch_context_parallel": found["torch's context parallel"]} if given.peers else {}),
                 })  # fmt: skip

@@ -2,6 +2,7 @@
 // results.
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -327,6 +328,11 @@ void attend_on_ranks(const AttentionCallArguments& arguments, const OutputFiles&
     fail(without_operation(error.what()), ExitCode::usage);
   } catch (const Unsupported& error) {
     fail(without_operation(error.what()), ExitCode::failure);
+  } catch (const Cancelled&) {
+    // A signal mostly comes to all ranks: mpirun ends the others, within a second or two, while they are still silent.
+    std::this_thread::sleep_for(std::chrono::seconds(3) * std::min(transport.rank(), 3));
+    std::cerr << "headway attend: interrupted" << std::endl;
+    MPI_Abort(MPI_COMM_WORLD, static_cast<int>(ExitCode::failure));
   } catch (const std::exception& error) {  // of this rank alone, while others wait for it
     std::cerr << printable(text("headway attend: rank ", transport.rank(), ": ", without_operation(error.what())))
               << std::endl;

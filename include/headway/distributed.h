@@ -102,9 +102,9 @@ struct Packing {
 };
 Seen seen(const Sizes& sizes, const AttentionOptions& options = {}, const std::optional<Packing>& packing = {});
 
-// Gives each rank as many rows and nearly as many allowed pairs: an imbalance (the most pairs of a rank over the mean)
-// of at most 5 % where it finds one, and among such the shards that send few rows. Packed sequences are cut as little
-// as that allows. For self-attention (Sq = Sk).
+// Gives each rank as many rows, within 1 %, and nearly as many allowed pairs: an imbalance (the most pairs of a rank
+// over the mean) of at most 5 % where it finds one, and among such the shards that send few rows. Packed sequences stay
+// whole where that allows it, and nothing is sent then. For self-attention (Sq = Sk).
 Sharding balanced(const Seen& seen, int ranks);
 
 // ---- Who does what, and when ----
@@ -176,6 +176,9 @@ struct Cluster {
   double node_bandwidth = 12.5e9;
   double node_latency = 2e-5;
   double call = 3e-5;  // seconds that a call of an engine takes in addition to its FLOPs
+  // Seconds of a rank's own processor for a byte that it sends or receives, in which it does not compute: packing,
+  // merging, and a message layer in software. 0 for accelerators, whose links need no help.
+  double handling = 0;
 };
 
 struct Estimate {

@@ -50,7 +50,8 @@ class Cluster(NamedTuple):
     """What explain assumes: bytes and FLOPs per second, times in seconds.
 
     A rank sends and receives at the same time, each at bandwidth; transfers into or out of a node share node_bandwidth.
-    flops are those of a rank, call is the time that a call of an engine takes in addition.
+    flops are those of a rank, call is the time that a call of an engine takes in addition. handling is the time of the
+    rank's own processor for a byte that it sends or receives, in which it does not compute: 0 for accelerators.
 
     >>> Cluster(ranks_per_node=8, flops=4e14, bandwidth=4e11).latency
     2e-05
@@ -63,6 +64,7 @@ class Cluster(NamedTuple):
     node_bandwidth: float = 12.5e9
     node_latency: float = 2e-5
     call: float = 3e-5
+    handling: float = 0.0
 
 
 class Plan(NamedTuple):

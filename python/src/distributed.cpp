@@ -91,16 +91,17 @@ Cluster read_cluster(const Argument& argument) {
     return {};
   }
   std::vector<double> numbers;
-  if (!nb::try_cast(argument.object, numbers) || numbers.size() != 7) {
+  if (!nb::try_cast(argument.object, numbers) || numbers.size() != 8) {
     refuse<TypeMismatch>(argument, "is a ", class_name(argument.object), ", expected a headway.distributed.Cluster");
   }
   for (std::size_t n = 0; n < numbers.size(); ++n) {
-    const bool may_be_zero = n == 3 || n >= 5;  // latencies and the cost of a call
+    const bool may_be_zero = n == 3 || n >= 5;  // latencies, the cost of a call and of a byte
     if (!(numbers[n] > 0 || (may_be_zero && numbers[n] == 0))) {
       refuse<InvalidArgument>(argument, "has ", numbers[n], " as its number ", n, ", expected one above 0");
     }
   }
-  return {static_cast<int>(numbers[0]), numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6]};
+  return {
+      static_cast<int>(numbers[0]), numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6], numbers[7]};
 }
 
 // (batch, heads, kv_heads, queries, keys, head_dim, value_dim, bytes of an element)
@@ -207,7 +208,7 @@ nb::object call_part(const Arguments& arguments) {
   return nb::make_tuple(out.finish(), lse.finish());
 }
 
-// grad_out, query, key, value, out, lse, offset -> (dq, dk, dv): the contributions of these pairs
+// grad_out, query, key, value, out, lse, offset -> (dq, dk, dv, dbias or None): the contributions of these pairs
 nb::object call_part_backward(const Arguments& arguments) {
   const Array grad_out(arguments.leading(0)), query(arguments.leading(1)), key(arguments.leading(2)),
       value(arguments.leading(3)), out(arguments.leading(4)), lse(arguments.leading(5));
@@ -216,15 +217,23 @@ nb::object call_part_backward(const Arguments& arguments) {
   Output dq(arguments.made("dq"), query, query.view().dtype(), query.view().sizes());
   Output dk(arguments.made("dk"), key, key.view().dtype(), key.view().sizes());
   Output dv(arguments.made("dv"), value, value.view().dtype(), value.view().sizes());
+  std::optional<Output> dbias;
+  if (is_true(arguments.own(0)) && options.bias()) {
+    const ConstTensorView bias = options.bias()->view();
+    dbias.emplace(arguments.made("dbias"), *options.bias(), bias.dtype(), bias.sizes());
+  }
   {
     const ConstTensorView views[] = {grad_out.view(), query.view(), key.view(), value.view(), out.view()};
     const ConstTensorView of_rows = lse.view("f32 or f64");
-    const AttentionGradients gradients{.dq = dq.view(), .dk = dk.view(), .dv = dv.view()};
+    AttentionGradients gradients{.dq = dq.view(), .dk = dk.view(), .dv = dv.view()};
+    if (dbias) {
+      gradients.dbias = dbias->view();
+    }
     const Released released(options.values);
     distributed::attention_part_backward(views[0], views[1], views[2], views[3], views[4], of_rows, gradients, offset,
                                          options.values);
   }
-  return nb::make_tuple(dq.finish(), dk.finish(), dv.finish());
+  return nb::make_tuple(dq.finish(), dk.finish(), dv.finish(), dbias ? dbias->finish() : nb::none());
 }
 
 // ---- The calls ----
@@ -376,10 +385,11 @@ void add_distributed(nb::module_& module) {
       "For headway.torch.distributed.");
   add_method<call_part>(module, {"distributed_part", {{"query"}, {"key"}, {"value"}, {"offset"}}, {}},
                         "For headway.torch.distributed.");
-  add_method<call_part_backward>(
-      module,
-      {"distributed_part_backward", {{"grad_out"}, {"query"}, {"key"}, {"value"}, {"out"}, {"lse"}, {"offset"}}, {}},
-      "For headway.torch.distributed.");
+  add_method<call_part_backward>(module,
+                                 {"distributed_part_backward",
+                                  {{"grad_out"}, {"query"}, {"key"}, {"value"}, {"out"}, {"lse"}, {"offset"}},
+                                  {{"wants_dbias", "False"}}},
+                                 "For headway.torch.distributed.");
   add_method<call_attention>(module,
                              {"distributed_attention",
                               {{"transport"}, {"query"}, {"key"}, {"value"}},

@@ -115,7 +115,7 @@ void add_shared(Agreement& agreement, const CallRequest& request, const Sizes& s
   const Cluster& cluster = options.cluster;
   agreement.same("the cluster",
                  text(cluster.ranks_per_node, " ", cluster.flops, " ", cluster.bandwidth, " ", cluster.latency, " ",
-                      cluster.node_bandwidth, " ", cluster.node_latency, " ", cluster.call));
+                      cluster.node_bandwidth, " ", cluster.node_latency, " ", cluster.call, " ", cluster.handling));
 }
 
 // ---- The schedule ----

@@ -1,4 +1,7 @@
 // One part of a longer call, with the offset that it has in the whole.
+#include <algorithm>
+#include <cstdlib>
+
 #include "core/engine.h"
 #include "core/out_of_memory.h"
 #include "core/text.h"
@@ -27,6 +30,19 @@ void check(const char* operation, std::int64_t offset, const AttentionOptions& o
   }
 }
 
+// Windows were cut to the lengths of the part, which may lie further away than it is long.
+void place(Problem& problem, std::int64_t offset, const std::optional<Window>& window) {
+  problem.offset = offset;
+  if (window) {
+    const std::int64_t reach = std::abs(offset) + problem.query_len + problem.key_len;
+    const auto cut = [&](const std::optional<std::int64_t>& side) {
+      return side ? std::optional(std::min(*side, reach)) : side;
+    };
+    problem.window_left = cut(window->left);
+    problem.window_right = cut(window->right);
+  }
+}
+
 }  // namespace
 
 void attention_part(ConstTensorView query, ConstTensorView key, ConstTensorView value, TensorView out,
@@ -36,7 +52,7 @@ void attention_part(ConstTensorView query, ConstTensorView key, ConstTensorView 
   const AttentionOptions used = aligned(options);
   ForwardProblem problem = forward_problem(
       {.operation = operation, .query = query, .key = key, .value = value, .options = used}, out, outputs);
-  problem.offset = offset;
+  place(problem, offset, used.window);
   run(problem, &EngineBase::forward);
 } catch (...) {
   throw_own_error("distributed::attention_part");
@@ -52,7 +68,7 @@ void attention_part_backward(ConstTensorView grad_out, ConstTensorView query, Co
   BackwardProblem problem =
       backward_problem({.operation = operation, .query = query, .key = key, .value = value, .options = used}, grad_out,
                        out, lse, gradients);
-  problem.offset = offset;
+  place(problem, offset, used.window);
   problem.of_longer_rows = true;
   run(problem, &EngineBase::backward);
 } catch (...) {

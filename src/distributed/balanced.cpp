@@ -1,5 +1,6 @@
-// Shards that give every rank as many rows and nearly as many allowed pairs, and that send little.
+// Shards that give every rank nearly as many rows and allowed pairs, and that send little.
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 #include <queue>
 #include <random>
@@ -100,20 +101,42 @@ std::vector<Rows> independent_blocks(const Seen& seen, std::int64_t shortest) {
   return blocks;
 }
 
-// The blocks one after the other, cut where a rank has its rows.
+// Where each rank's rows end among blocks that lie one after the other: at an equal share of the rows or, if a block
+// ends nearly there (ranks then have the same rows within 1 %), with that block, so that nothing is cut.
+std::vector<std::int64_t> ends_of_ranks(const std::vector<Rows>& blocks, std::int64_t length, int ranks) {
+  const std::int64_t slack = length / ranks / 200;
+  std::vector<std::int64_t> ends;
+  std::int64_t end = 0;  // of a block
+  std::size_t next = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::int64_t share = chunk(length, ranks, rank).end;
+    std::int64_t before = end;
+    for (; end < share && next < blocks.size(); ++next) {
+      before = end;
+      end += blocks[next].count();
+    }
+    const std::int64_t nearest = end - share < share - before ? end : before;
+    const bool is_near = std::abs(nearest - share) <= slack && (ends.empty() || nearest >= ends.back());
+    ends.push_back(is_near ? nearest : share);
+  }
+  return ends;
+}
+
+// The blocks one after the other, shared out to the ranks.
 std::vector<Shard> dealt(const std::vector<Rows>& blocks, std::int64_t length, int ranks) {
+  const std::vector<std::int64_t> ends = ends_of_ranks(blocks, length, ranks);
   std::vector<Shard> shards(static_cast<std::size_t>(ranks));
-  int rank = 0;
-  std::int64_t room = chunk(length, ranks, 0).count();
+  std::size_t rank = 0;
+  std::int64_t at = 0;
   for (Rows rest : blocks) {
     while (rest.count() > 0) {
-      while (room == 0) {
-        room = chunk(length, ranks, ++rank).count();
+      while (at == ends[rank]) {
+        ++rank;
       }
-      const std::int64_t taken = std::min(room, rest.count());
-      shards[static_cast<std::size_t>(rank)].push_back({rest.begin, rest.begin + taken});
+      const std::int64_t taken = std::min(ends[rank] - at, rest.count());
+      shards[rank].push_back({rest.begin, rest.begin + taken});
       rest.begin += taken;
-      room -= taken;
+      at += taken;
     }
   }
   for (Shard& shard : shards) {
@@ -122,7 +145,7 @@ std::vector<Shard> dealt(const std::vector<Rows>& blocks, std::int64_t length, i
   return shards;
 }
 
-// Orders the blocks so that cutting them into equal numbers of rows, at most ranks - 1 cuts, balances the pairs too.
+// Orders the blocks so that sharing them out in equal numbers of rows, with few cuts, balances the pairs too.
 // From a few orders, swaps two blocks at a time where that makes nothing worse; every process finds the same.
 Candidate deal_blocks(const Seen& seen, int ranks) {
   constexpr std::int64_t blocks_of_rank = 32;

@@ -101,6 +101,9 @@ KeyTraffic::Views KeyTraffic::rows(Rows rows, bool wide) {
   if (here && !wide) {
     return part(run_.key, run_.value);
   }
+  if (!here && !wide && run_.whole.problem.packed()) {  // packed rows have their heads side by side as they are
+    return columns(current_, rows);
+  }
   std::optional<Plain>& plain = here ? wide_own_ : arrived_[wide ? 1 : 0];
   if (!plain) {
     plain = here ? Plain{as_type(run_.key, dtype), as_type(run_.value, dtype)} : unpacked(dtype);

@@ -78,7 +78,7 @@ class Links {
   std::vector<Link> links_;  // out and in of every rank, then of every node
 };
 
-// Seconds of work of every rank in every step, and pairs of every rank.
+// Seconds of work of every rank in every step, and FLOPs of every rank.
 struct Work {
   std::vector<std::vector<double>> seconds;  // [step][rank]
   std::vector<double> flops;                 // [rank]
@@ -95,6 +95,12 @@ Work work_of(const Schedule& schedule, const Cluster& cluster) {
       const double flops = tile.pairs * of_pair;
       work.flops[rank] += flops;
       work.seconds[static_cast<std::size_t>(tile.step)][rank] += flops / cluster.flops + cluster.call;
+    }
+  }
+  for (const Transfer& transfer : schedule.transfers) {  // rows travel while the step before theirs is computed
+    auto& during = work.seconds[static_cast<std::size_t>(std::max(transfer.step - (transfer.result ? 0 : 1), 0))];
+    for (const int rank : {transfer.from, transfer.to}) {
+      during[static_cast<std::size_t>(rank)] += transfer.bytes * cluster.handling;
     }
   }
   return work;

@@ -102,28 +102,21 @@ Mask documents_mask(const PerToken& ids, const PerToken& key_ids, MaskTraits tra
   return span_mask(std::move(traits), fill, fits);
 }
 
-// The ids 0, 1, ... of documents of these lengths, with -1 behind them, for each batch item.
-Integers ids_of_lengths(const PerToken& lengths) {
-  std::int64_t longest = 0;
-  std::vector<std::vector<std::int64_t>> rows;
+// Where each document of these lengths ends, for each batch item.
+std::vector<std::vector<std::int64_t>> ends_of(const PerToken& lengths) {
+  std::vector<std::vector<std::int64_t>> all;
   for (std::int64_t b = 0; b < lengths.batch; ++b) {
-    std::vector<std::int64_t>& row = rows.emplace_back();
-    std::int64_t id = 0, total = 0;
+    std::vector<std::int64_t>& ends = all.emplace_back();
+    std::int64_t total = 0;
     for (const std::int64_t length : lengths.of(b)) {
       if (length < 0 || __builtin_add_overflow(total, length, &total)) {
         throw InvalidArgument(
             text("masks.documents: lengths has ", length, ", expected 0 or more, and a sum below 2^63"));
       }
-      row.insert(row.end(), static_cast<std::size_t>(length), id++);
+      ends.push_back(total);
     }
-    longest = std::max(longest, total);
   }
-  std::vector<std::int64_t> ids;
-  for (std::vector<std::int64_t>& row : rows) {
-    row.resize(static_cast<std::size_t>(longest), -1);
-    ids.insert(ids.end(), row.begin(), row.end());
-  }
-  return ConstTensorView(ids, {lengths.batch, longest});
+  return all;
 }
 
 }  // namespace
@@ -158,11 +151,18 @@ Mask documents(const Integers& ids, const std::optional<Integers>& key_ids) try 
 
 Mask documents_of(const Integers& lengths) try {
   const PerToken counts("masks.documents: lengths", lengths);
-  const Integers made = ids_of_lengths(counts);
-  const PerToken ids("masks.documents: ids", made);
-  MaskTraits traits{
-      .text = text("documents(", counts.tokens, " lengths)"), .batch = counts.batch, .drawn = {ids.tokens, ids.tokens}};
-  const std::int64_t tokens = ids.tokens;
+  const auto all = std::make_shared<const std::vector<std::vector<std::int64_t>>>(ends_of(counts));
+  std::int64_t tokens = 0;
+  for (const std::vector<std::int64_t>& ends : *all) {
+    tokens = std::max(tokens, ends.empty() ? 0 : ends.back());
+  }
+  const auto fill = [all](const MaskRow& row, SpanLists& spans) {
+    const std::vector<std::int64_t>& ends = (*all)[static_cast<std::size_t>(row.batch_item)];
+    const auto end = std::upper_bound(ends.begin(), ends.end(), row.query);
+    if (end != ends.end()) {  // otherwise the query is behind the last document
+      spans.add(end == ends.begin() ? 0 : *(end - 1), *end);
+    }
+  };
   const auto fits = [=](std::string_view operation, MaskSizes sizes) {
     if (sizes.queries != sizes.keys) {
       throw InvalidArgument(text(operation, ": documents of lengths are of queries and keys alike, found ",
@@ -173,7 +173,9 @@ Mask documents_of(const Integers& lengths) try {
                                  sizes.queries, " queries"));
     }
   };
-  return documents_mask(ids, ids, std::move(traits), fits);
+  return span_mask(
+      {.text = text("documents(", counts.tokens, " lengths)"), .batch = counts.batch, .drawn = {tokens, tokens}}, fill,
+      fits);
 } catch (...) {
   throw_own_error("masks.documents");
 }

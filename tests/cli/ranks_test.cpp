@@ -111,7 +111,7 @@ TEST_F(AttendOnRanks, a_rank_that_is_stopped_ends_the_job) {
   EXPECT_EQ(files(), std::set<std::string>{"q.npy"});
 }
 
-TEST_F(AttendOnRanks, an_interrupted_job_leaves_no_file) {
+TEST_F(AttendOnRanks, an_interrupted_job_says_so_once_and_leaves_no_file) {
   save_random("q.npy", {1, 8, 8192, 64}, 1);  // minutes of work for the reference engine
   const Finished finished = run_child([] {
     const std::string job = std::string(HEADWAY_MPIEXEC) + " --oversubscribe --bind-to none -n 2 " + HEADWAY_COMMAND +
@@ -121,6 +121,9 @@ TEST_F(AttendOnRanks, an_interrupted_job_leaves_no_file) {
     ::_exit(127);
   });
   EXPECT_EQ(finished.code, 1) << finished.err;
+  const std::size_t at = finished.err.find("headway attend: interrupted");
+  EXPECT_NE(at, std::string::npos) << finished.err;
+  EXPECT_EQ(finished.err.find("headway attend: ", at + 1), std::string::npos) << finished.err;
   EXPECT_EQ(finished.out, "");
   EXPECT_EQ(files(), std::set<std::string>{"q.npy"});
 }

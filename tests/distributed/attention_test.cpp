@@ -216,6 +216,34 @@ TEST(DistributedAttention, sinks_count_once_and_not_for_rows_without_keys) {
   }
 }
 
+// The ring of other programs: keys may lie further from the queries than the part is long, and still in their window.
+TEST(DistributedPart, windows_reach_past_the_lengths_of_the_part) {
+  Random random(4);
+  const auto number = [&](std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+  };
+  for (int turn = 0; turn < 200; ++turn) {
+    const std::int64_t queries = number(1, 9), keys = number(1, 9), offset = number(-30, 30);
+    const Window window{number(0, 3) == 0 ? std::nullopt : std::optional(number(0, 40)),
+                        number(0, 3) == 0 ? std::nullopt : std::optional(number(0, 40))};
+    const Causal causal = number(0, 1) == 0 ? Causal::none : Causal::top_left;
+    Tensor allowed({queries, keys}, DType::b8);
+    for (std::int64_t i = 0; i < queries; ++i) {
+      for (std::int64_t j = 0; j < keys; ++j) {
+        const std::int64_t at = i + offset;
+        allowed.at<bool>({i, j}) = (!window.left || j >= at - *window.left) &&
+                                   (!window.right || j <= at + *window.right) && (causal == Causal::none || j <= at);
+      }
+    }
+    SCOPED_TRACE(testing::Message() << queries << " x " << keys << ", offset " << offset);
+    const Inputs inputs = random_inputs({.batch = 1, .heads = 2, .kv_heads = 1, .queries = queries, .keys = keys});
+    Tensor out({1, 2, queries, inputs.v.size(3)}), lse({1, 2, queries});
+    distributed::attention_part(inputs.q, inputs.k, inputs.v, out, offset, {.causal = causal, .window = window},
+                                {.lse = lse});
+    expect_forward(inputs.call({.mask = ConstTensorView(allowed)}), out.view(), {.lse = lse.view()});
+  }
+}
+
 // A float near 10^5 has 7 bits of fraction, so a part cannot tell from lse whether it has all keys of a row.
 TEST(DistributedAttention, gradients_of_large_scores_are_those_of_whole_rows) {
   for (const double size : {1e3, 1e4, 1e5}) {

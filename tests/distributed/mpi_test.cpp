@@ -8,15 +8,12 @@
 #include <csignal>
 #include <thread>
 
-#include "split_call.h"
+#include "split_sweep.h"
 
 namespace headway::test {
 namespace {
 
 using distributed::MpiTransport;
-using distributed::Scheme;
-
-constexpr Scheme schemes[] = {Scheme::ring, Scheme::all_gather, Scheme::heads, Scheme::pass_query, Scheme::hybrid};
 
 TEST(DistributedMpi, computes_what_one_process_does) {
   MpiTransport transport(MPI_COMM_WORLD);
@@ -40,6 +37,14 @@ TEST(DistributedMpi, computes_what_one_process_does) {
       ++turn;
     }
   }
+}
+
+TEST(DistributedMpi, every_pair_of_options_gives_what_one_process_does) {
+  MpiTransport transport(MPI_COMM_WORLD);
+  sweep_split_calls(transport.ranks(), [&](const SplitCall& split, ConstTensorView grad_out) {
+    const SplitResults results = split.run(transport, &grad_out);
+    if (transport.rank() == 0) expect_split(split.whole, results, grad_out);  // every rank has the whole result
+  });
 }
 
 TEST(DistributedMpi, the_call_on_a_communicator_gives_the_same_bits_as_its_transport) {

@@ -33,6 +33,17 @@ TEST(DistributedSimulator, compute_hides_transfers_in_a_ring) {
   EXPECT_NEAR(gathered.seconds, 2 * block + 512.0 * 256 / 1e9, 1e-9);
 }
 
+TEST(DistributedSimulator, ranks_that_handle_bytes_compute_less) {
+  const Sizes sizes{.queries = 1024, .keys = 1024, .head_dim = 32, .value_dim = 32};
+  const Schedule plan = schedule(Scheme::ring, sizes, seen(sizes), contiguous(1024, 1024, 2));
+  Cluster cluster = plain;
+  cluster.bandwidth = cluster.node_bandwidth = 1e9;
+  const double alone = simulate(plan, cluster).seconds;
+  cluster.handling = 1e-8;
+  // Each rank sends 512 rows of 256 bytes and receives as many, while it computes its first block.
+  EXPECT_NEAR(simulate(plan, cluster).seconds, alone + 2 * 512.0 * 256 * 1e-8, 1e-9);
+}
+
 TEST(DistributedSimulator, ranks_of_a_node_share_its_link) {
   const Sizes sizes{.queries = 1024, .keys = 1024};
   const Sharding sharding = contiguous(1024, 1024, 4);

@@ -159,7 +159,10 @@ TEST(mask_errors, dense_parts_have_no_spans_and_sizes_have_ends) {
               masks::blocks(Tensor({2, 2}, DType::b8), huge);
             }),
             "masks.blocks: size is 1152921504606846976, expected 2 of them to be at most 2^60");
-  EXPECT_THROW(masks::documents_of({huge}), OutOfMemory);
+  const Mask long_documents = masks::documents_of({huge - 1, 1});  // takes no memory for tokens
+  EXPECT_EQ(invalid([&] { long_documents.pairs(4, 4); }),
+            "Mask.pairs: documents has lengths with a sum of 1152921504606846976, expected at most the 4 queries");
+  EXPECT_EQ(to_string(long_documents), "documents(2 lengths)");
   EXPECT_EQ(invalid([] { masks::first(std::int64_t{1} << 60).pairs(1 << 20, std::int64_t{1} << 60); }),
             "Mask.pairs: expected fewer than 2^63 pairs");
 }

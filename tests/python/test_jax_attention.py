@@ -469,6 +469,20 @@ def test_a_vmap_of_no_items():
         assert jax.jit(jax.vmap(jax.grad(lambda x, run=run: run(x).sum())))(none).shape == none.shape
 
 
+def test_slopes_that_are_learnt_are_refused_and_not_taken_for_constants():
+    slopes = jnp.ones(4)
+
+    def loss(x, slopes):
+        return hj.attention(x, x, x, alibi_slopes=slopes).sum()
+
+    for transform in (jax.grad(loss, 1), jax.jit(jax.grad(loss, (0, 1))), jax.grad(jax.jit(loss), 1)):
+        with pytest.raises(ValueError, match="attention: alibi_slopes is differentiated, and has no gradient: pass"):
+            transform(X, slopes)
+    constant = jax.grad(lambda x, slopes: loss(x, jax.lax.stop_gradient(slopes)), (0, 1))
+    found, none = jax.jit(constant)(X, slopes)
+    assert np.array_equal(found, jax.grad(loss)(X, slopes)) and not none.any()
+
+
 def test_empty_axes():
     for shape in ((0, 4, 5, 8), (2, 4, 0, 8), (2, 4, 5, 0)):
         x = jnp.ones(shape)

@@ -29,7 +29,8 @@ def run(*command, timeout=120):
 @pytest.mark.parametrize(
     "parts",
     [
-        ("all=2", "all=3", "mesh=4", "killed=3", "stopped=3"),  # one import of torch
+        # one import of torch
+        ("pairs=1", "pairs=2", "pairs=3", "pairs=4", "all=2", "all=3", "mesh=4", "killed=3", "stopped=3"),
         pytest.param(("all=1", "all=4"), marks=pytest.mark.slow),
     ],
     ids=["some", "the others"],

@@ -22,6 +22,7 @@ import headway.masks
 import headway.torch
 import headway.torch.distributed as context_parallel
 import oracle
+from torch_pairs import answers, check_pairs
 
 torch.set_num_threads(1)
 
@@ -293,6 +294,7 @@ def check_on_device(rank: int, ranks: int) -> None:
         ({"causal": "bottom_right", "window": (9, 0), "alibi_slopes": slopes}, LENGTH, KEYS, torch.float32),
         ({"window": (3, 5), "scale": 0.7}, LENGTH, LENGTH, torch.float32),
         ({"valid_lens": [20, 0], "causal": "top_left"}, LENGTH, KEYS, torch.float32),
+        ({"mask": headway.masks.documents(np.arange(LENGTH) // 11)}, LENGTH, LENGTH, torch.float32),
     ):
         query, key, value, grad_out = inputs(queries, keys, dtype)
         numbers = {name: plain(x) for name, x in options.items()}
@@ -303,7 +305,9 @@ def check_on_device(rank: int, ranks: int) -> None:
             sharding = list(shardings(queries, keys, ranks))[turn % 3]
             turn += 1
             held = sharding or shards.contiguous(queries, keys, ranks=ranks)
-            call = _on_device.make_call(dist.group.WORLD, 20, {"sharding": sharding, "scheme": scheme, **options})
+            keywords = {"sharding": sharding, "scheme": scheme, **options}
+            call = _on_device.make_call(dist.group.WORLD, 20, keywords, query.device)
+            call = call._replace(staged=turn % 2 == 0)  # through host memory, as gloo carries a GPU's rows
             mine = [shards.take(x, held[side][rank]) for x, side in ((query, 0), (key, 1), (value, 1))]
             out, lse = _on_device.forward(call, *mine)
             found = _on_device.backward(call, shards.take(grad_out, held.queries[rank]), *mine, out, lse)
@@ -316,7 +320,7 @@ def check_on_device(rank: int, ranks: int) -> None:
                 np.testing.assert_allclose(plain(one), exact, rtol=tolerance, atol=tolerance, err_msg=what)
 
     def refused(x, **keywords):
-        call = _on_device.make_call(dist.group.WORLD, 20, {"scheme": "automatic", **keywords})
+        call = _on_device.make_call(dist.group.WORLD, 20, {"scheme": "automatic", **keywords}, x.device)
         return text_of(lambda: _on_device.forward(call, x, x, x))
 
     last = rank == ranks - 1
@@ -329,11 +333,37 @@ def check_on_device(rank: int, ranks: int) -> None:
     assert found == f"ValueError: attention: rank {ranks - 1}: query has 2 axes, expected (B, H, S, D)", found
     found = refused(x, sharding=shards.contiguous(4 * ranks + 1, ranks=ranks))
     assert "brings 4 queries and 4 keys, its shard has 5 and 5" in found, found
-    for options in ({"sinks": x}, {"dropout": 0.5}, {"scheme": "heads"}):
+    for options in ({"cu_seqlens_q": x}, {"dropout": 0.5}, {"scheme": "heads"}):
         found = text_of(
-            lambda options=options: _on_device.make_call(dist.group.WORLD, 20, {"scheme": "ring", **options})
+            lambda options=options: _on_device.make_call(dist.group.WORLD, 20, {"scheme": "ring", **options}, x.device)
         )
         assert found.startswith("NotImplementedError: attention: "), found
+
+
+def check_infinite_scores(rank: int, ranks: int) -> None:
+    """A part whose scores of a row are all -inf leaves the row to other parts; NaN, and whole rows of -inf, are NaN."""
+    from headway.torch import _on_device
+
+    held = shards.contiguous(LENGTH, ranks=ranks)
+    query, key, value, _ = inputs()
+    query = query.abs()
+    for (begin, _), *_ in held.queries[1:]:  # with the window, a row sees its own key and the one before
+        key[0, :, begin - 1] = -torch.inf  # of the rank before
+        key[1, 0, begin - 1 : begin + 1] = -torch.inf
+        key[1, 1, begin - 1] = torch.nan
+    options = {"window": (1, 0)}
+    expected = headway.torch.attention(query, key, value, return_lse=True, **options)
+    assert expected[1][0].isfinite().all() and (ranks == 1 or expected[1][1].isnan().any())
+    mine = [shards.take(x, held.queries[rank]) for x in (query, key, value)]
+    call = _on_device.make_call(dist.group.WORLD, 20, {"sharding": held, "scheme": "ring", **options}, query.device)
+    found = (
+        context_parallel.attention(*mine, sharding=held, scheme="ring", return_lse=True, **options),
+        _on_device.forward(call, *mine),
+        _on_device.forward(call._replace(staged=True), *mine),
+    )
+    for one in found:
+        for x, whole in zip(one, expected, strict=True):
+            torch.testing.assert_close(x, shards.take(whole, held.queries[rank], axis=2), equal_nan=True)
 
 
 def check_killed(rank: int, ranks: int) -> None:
@@ -366,7 +396,17 @@ def check_stopped(rank: int, ranks: int) -> None:
 
 
 CHECKS = {
-    "all": (check_numbers, check_packed, check_dtensors, check_wrapped, check_bits, check_on_device, check_errors),
+    "pairs": (check_pairs,),
+    "all": (
+        check_numbers,
+        check_packed,
+        check_dtensors,
+        check_wrapped,
+        check_bits,
+        check_on_device,
+        check_infinite_scores,
+        check_errors,
+    ),
     "mesh": (check_mesh_of_two_axes,),
     "killed": (check_killed,),
     "stopped": (check_stopped,),
@@ -382,6 +422,8 @@ def forked(name: str, ranks: int, folder: str) -> None:
     """Ranks as children of this process, which has imported everything and computed nothing."""
     import torch.fx.experimental.symbolic_shapes  # noqa: F401  (the first backward imports it)
 
+    if name == "pairs":
+        answers()
     children = []
     for rank in range(ranks):
         child = os.fork()

@@ -274,11 +274,11 @@ def _kept_whole(operation: str, name: str, numbers: Any) -> Any:
     array = as_numpy(operation, name, numbers)
     holds = np.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
     integers = array.dtype.kind in "iu" or (array.dtype.kind == "O" and all(isinstance(x, int) for x in array.flat))
-    past = np.argwhere((array > holds.max) | (array < holds.min)) if integers else ()
-    if len(past) > 0:
-        place = f"[{', '.join(map(str, past[0]))}]" if array.ndim else ""
-        found = array[tuple(past[0])]
-        raise ValueError(f"{operation}: {name}{place} is {found}, expected a number below 2^{holds.bits - 1}")
+    past = (array > holds.max) | (array < holds.min) if integers else np.zeros((), bool)
+    if np.any(past):
+        first = tuple(np.argwhere(past)[0])
+        place = f"[{', '.join(map(str, first))}]" if first else ""
+        raise ValueError(f"{operation}: {name}{place} is {array[first]}, expected a number below 2^{holds.bits - 1}")
     return array
 
 

@@ -136,6 +136,11 @@ class _Wanted:
 
 def _split(operands: dict[str, Any]) -> tuple[Operands, _Wanted]:
     """The arrays of a forward pass that will be differentiated, and what of them varies."""
+    if "alibi_slopes" in operands and operands["alibi_slopes"].perturbed:
+        raise ValueError(
+            "attention: alibi_slopes is differentiated, and has no gradient: pass learnt slopes as a bias, or "
+            "jax.lax.stop_gradient(alibi_slopes)"
+        )
     wanted = _Wanted(tuple(name for name in ("bias", "sinks") if name in operands and operands[name].perturbed))
     return {name: operand.value for name, operand in operands.items()}, wanted
 

@@ -1,14 +1,15 @@
 """The schedule of a split sequence run by torch, for tensors on a GPU (schemes ring and all_gather).
 
-Rows travel by the group's own sends and receives (NCCL), while the engine computes parts on the current stream. Parts
-are computed in the inputs' type; what is merged, summed and sent home is float32 (float64 for float64). Nothing here
-depends on the device: the tests run it on the CPU with gloo.
+Rows travel by the group's own sends and receives (NCCL) or through host memory (gloo), while the engine computes parts
+on the current stream. Parts are computed in the inputs' type; what is merged, summed and sent home is float32 (float64
+for float64). Nothing here depends on the device: the tests run it on the CPU with gloo.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -17,56 +18,39 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headway import _headway
+from headway._headway import Mask
 from headway.distributed import Cluster, Sharding, contiguous, explain
+from headway.torch._messages import Direct, LostRank, Staged, needs_host_memory
+from headway.torch._split_options import SHARED, Rows, SplitOptions, fact, refuse_unsupported
 
-Rows = tuple[int, int]
+__all__ = ["Call", "LostRank", "backward", "forward", "make_call"]
 
 _SCHEMES = ("all_gather", "ring")
-_OPTIONS = ("causal", "window", "valid_lens", "scale", "softcap", "alibi_slopes")
-
-
-class LostRank(RuntimeError):
-    """A rank that failed, left, or did not answer in time.
-
-    >>> from headway.torch.distributed import LostRank
-    >>> try:
-    ...     raise LostRank("attention: rank 2 has not answered rank 1 for 60 s")
-    ... except LostRank as error:
-    ...     print(error)
-    attention: rank 2 has not answered rank 1 for 60 s
-    """
-
-    __module__ = "headway.torch.distributed"
 
 
 class Call(NamedTuple):
-    """The arguments besides tensors, which are the same on every rank."""
+    """The arguments besides query, key and value."""
 
     group: dist.ProcessGroup
     timeout: float
     sharding: Sharding | None
     scheme: str
     cluster: Cluster | None
-    options: dict[str, Any]  # those of _OPTIONS that are given
+    options: dict[str, Any]  # attention's, where they are given
+    staged: bool  # rows travel through host memory
 
 
-def make_call(group: dist.ProcessGroup, timeout: float, keywords: dict[str, Any]) -> Call:
+def make_call(group: dist.ProcessGroup, timeout: float, keywords: dict[str, Any], device: torch.device) -> Call:
     """NotImplementedError for options that are only supported in host memory so far."""
     given = {name: x for name, x in keywords.items() if x is not None}
     sharding, cluster, scheme = given.pop("sharding", None), given.pop("cluster", None), given.pop("scheme")
     for name, default in (("causal", False), ("dropout", 0.0), ("span_rows", 1)):
         if given.get(name) == default:
             given.pop(name, None)
-    unknown = [name for name in given if name not in _OPTIONS]
-    if unknown:
-        raise NotImplementedError(
-            f"attention: {unknown[0]} over a split sequence works in host memory, and not on a GPU yet"
-        )
+    refuse_unsupported(given)
     if scheme not in ("automatic", *_SCHEMES):
         raise NotImplementedError(f"attention: scheme {scheme!r} works in host memory; a GPU has ring and all_gather")
-    if "valid_lens" in given and given.get("causal") == "bottom_right":
-        raise NotImplementedError("attention: valid_lens with causal='bottom_right' works in host memory, not on a GPU")
-    return Call(group, timeout, sharding, scheme, cluster, given)
+    return Call(group, timeout, sharding, scheme, cluster, given, needs_host_memory(group, device))
 
 
 # ---- Agreement ----
@@ -99,21 +83,34 @@ def _finish(call: Call, work: Any) -> None:
         raise LostRank(f"attention: some rank has left ({str(error).splitlines()[0]})") from error
 
 
-def _plain(x: Any) -> Any:
-    return x.tolist() if isinstance(x, Tensor) else list(x) if isinstance(x, (tuple, list)) else x
+def _summed(call: Call, mine: Tensor) -> Tensor:
+    """The sum over ranks, in their order: the same bits on all of them."""
+    device = torch.device("cpu") if call.staged else mine.device
+    host = mine.detach().cpu().contiguous()
+    total = torch.zeros(host.numel(), dtype=torch.float64)
+    for text in _gathered(call, device, host.numpy().tobytes()):
+        total += torch.frombuffer(bytearray(text), dtype=host.dtype)
+    return total.reshape(mine.shape).to(mine)
 
 
-def _agreed(call: Call, operation: str, query: Tensor, key: Tensor, value: Tensor) -> tuple[Sharding, tuple[int, ...]]:
-    """The shards and the sizes of the whole; the same error on every rank if arguments differ or one is wrong."""
-    error = _own_error(query, key, value)
+def _agreed(
+    call: Call, operation: str, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Sharding, tuple[int, ...], bool]:
+    """The shards, the sizes of the whole, and whether all ranks bring the same bias; the same error on every rank if
+    arguments differ or one is wrong."""
+    error = _own_error(call.options, query, key, value)
+    mask, bias = call.options.get("mask"), call.options.get("bias")
     facts: dict[str, Any] = {} if error else {
         "the type": str(query.dtype), "batch": query.shape[0], "the number of heads": query.shape[1],
         "the number of kv heads": key.shape[1], "head_dim": query.shape[3], "value_dim": value.shape[3],
         "the scheme": call.scheme, "the sharding": call.sharding, "the cluster": call.cluster,
-        **{name: _plain(call.options.get(name)) for name in _OPTIONS},
+        **{name: fact(call.options.get(name)) for name in SHARED},
+        "mask": fact(mask) if isinstance(mask, Mask) else mask is not None, "bias": bias is not None,
     }  # fmt: skip
-    lengths = [0, 0] if error else [query.shape[2], key.shape[2]]
-    texts = _gathered(call, query.device, json.dumps([error, facts, lengths]).encode())
+    bias_rows = 1 if bias is None or bias.dim() < 2 else bias.shape[-2]
+    lengths = [0, 0, 1] if error else [query.shape[2], key.shape[2], bias_rows]
+    device = torch.device("cpu") if call.staged else query.device
+    texts = _gathered(call, device, json.dumps([error, facts, lengths]).encode())
     ranks = [json.loads(text) for text in texts]
     for rank, (error, _, _) in enumerate(ranks):
         if error:
@@ -125,7 +122,7 @@ def _agreed(call: Call, operation: str, query: Tensor, key: Tensor, value: Tenso
                     f"{operation}: {name} is {first} on rank 0 and {others[name]} on rank {rank}, expected the same on "
                     "all ranks"
                 )
-    queries, keys = ([lengths[side] for _, _, lengths in ranks] for side in (0, 1))
+    queries, keys, rows = ([lengths[side] for _, _, lengths in ranks] for side in (0, 1, 2))
     sharding = call.sharding or contiguous(queries, keys)
     for rank, (of_queries, of_keys) in enumerate(zip(*sharding, strict=True)):
         if (_count(of_queries), _count(of_keys)) != (queries[rank], keys[rank]):
@@ -135,10 +132,11 @@ def _agreed(call: Call, operation: str, query: Tensor, key: Tensor, value: Tenso
             )
     batch, heads, _, width = query.shape
     whole = (batch, heads, key.shape[1], sum(queries), sum(keys), width, value.shape[3], query.element_size())
-    return sharding, whole
+    # If every rank has one query, a row of a bias is taken for its own.
+    return sharding, whole, all(n == 1 for n in rows) and any(n != 1 for n in queries)
 
 
-def _own_error(query: Tensor, key: Tensor, value: Tensor) -> str:
+def _own_error(options: dict[str, Any], query: Tensor, key: Tensor, value: Tensor) -> str:
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != 4:
             return f"{name} has {x.dim()} axes, expected (B, H, S, D)"
@@ -148,6 +146,10 @@ def _own_error(query: Tensor, key: Tensor, value: Tensor) -> str:
         return f"key and value have shapes {tuple(key.shape)} and {tuple(value.shape)}, query has {tuple(query.shape)}"
     if key.shape[1] == 0 or query.shape[1] % key.shape[1] != 0:
         return f"query has {query.shape[1]} heads, expected a multiple of the key's {key.shape[1]}"
+    for name in ("mask", "bias"):
+        matrix = options.get(name)
+        if isinstance(matrix, Tensor) and matrix.dim() > 1 and matrix.shape[-2] not in (1, query.shape[2]):
+            return f"{name} has {matrix.shape[-2]} rows, expected those of this rank's {query.shape[2]} queries, or 1"
     return ""
 
 
@@ -203,18 +205,17 @@ class _Run:
     ) -> None:
         self.call, self.query, self.key, self.value = call, query, key, value
         self.rank = dist.get_rank(call.group)
-        self.peers = [dist.get_global_rank(call.group, rank) for rank in range(dist.get_world_size(call.group))]
-        self.sharding, self.sizes = _agreed(call, operation, query, key, value)
+        self.sharding, self.sizes, self.bias_is_shared = _agreed(call, operation, query, key, value)
         self.queries, self.keys = self.sharding.queries[self.rank], self.sharding.keys[self.rank]
-        seen = {name: x for name, x in call.options.items() if name in ("causal", "window", "valid_lens")}
-        if "valid_lens" in seen:
-            seen["valid_lens"] = _plain(seen["valid_lens"])
+        self.options = SplitOptions(call.options, self.queries, self.sizes, query.device)
+        seen = self.options.seen()
         self.steps, self.transfers, self.tiles = _headway.distributed_schedule(
             self.sizes, self.sharding, self.rank, scheme=self._scheme(seen, backward), backward=backward, **seen
         )
         self.own_key, self.own_value = _shard_store(self.keys, key), _shard_store(self.keys, value)
         self.arrived: _Store = _Store()  # K and V side by side
-        self.tags = [[0] * len(self.peers) for _ in range(2)]
+        to_peers = (call.group, call.timeout)
+        self.messages: Direct = Staged(*to_peers, query.device) if call.staged else Direct(*to_peers)
 
     def _scheme(self, seen: dict[str, Any], backward: bool) -> str:
         if self.call.scheme != "automatic":
@@ -229,29 +230,10 @@ class _Run:
 
         return min(_SCHEMES, key=seconds)
 
-    def part_options(self, keys: Rows) -> dict[str, Any]:
-        """The options of a part with these keys."""
-        options = dict(self.call.options)
-        if options.get("causal"):
-            options["causal"] = "top_left"  # the offset says how the whole is aligned
-        if "valid_lens" in options:
-            lens = torch.as_tensor(options["valid_lens"], device=self.query.device)
-            options["valid_lens"] = (lens - keys[0]).clamp(0, keys[1] - keys[0])
-        return options
-
     def offset(self, queries: Rows, keys: Rows) -> int:
         """The position of query 0 of a part among its keys."""
         at_start = self.call.options.get("causal") in (True, "square", "top_left")
         return queries[0] - keys[0] + (0 if at_start else self.sizes[4] - self.sizes[3])
-
-    def query_rows(self, tensor: Tensor, rows: Rows) -> Tensor:
-        """Of a tensor with this rank's queries along axis 2."""
-        at = 0
-        for begin, end in self.queries:
-            if begin <= rows[0] and rows[1] <= end:
-                return tensor.narrow(2, at + rows[0] - begin, rows[1] - rows[0])
-            at += end - begin
-        raise AssertionError(rows)
 
     def keys_of(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """K and V of rows on this rank: its own, or those of this step."""
@@ -262,122 +244,207 @@ class _Run:
             value.add((begin, end), memory[..., width:])
         return _joined((self.own_key, key), rows), _joined((self.own_value, value), rows)
 
-    def begin(self, step: int, gradients: _Store | None = None) -> tuple[Any, _Store, list[tuple[Rows, Tensor]]]:
+    def begin(self, step: int, gradients: _Store | None = None) -> tuple[_Store, list[tuple[Rows, Tensor]]]:
         """Starts the transfers of the next step's rows, and of the gradients of the last step's.
 
-        Returns what to wait for, the rows that come, and the gradients that come home, in the schedule's order.
+        Returns the rows that come, and the gradients that come home, in the schedule's order.
         """
         wide = _wide_type(self.query)
         batch, _, kv_heads, _, _, width, value_width, _ = self.sizes
-        coming, home, operations = _Store(), [], []
-        for is_result in (False, True):
-            for when, source, target, begin, end, result in self.transfers:
-                if result != is_result or when != (step if result else step + 1):
-                    continue
-                rows = (begin, end)
-                if source == self.rank:
-                    if is_result:
-                        assert gradients is not None
-                        memory = _joined((gradients,), rows).contiguous()
-                    else:
-                        memory = torch.cat(self.keys_of(rows), dim=3)
-                    operations.append(self._message(dist.isend, memory, target))
-                else:
+        coming, home, sends, receives = _Store(), [], [], []
+        with self.messages.beside():
+            for is_result in (False, True):
+                for when, source, target, begin, end, result in self.transfers:
+                    if result != is_result or when != (step if result else step + 1):
+                        continue
+                    rows = (begin, end)
+                    if source == self.rank:
+                        if is_result:
+                            assert gradients is not None
+                            memory = _joined((gradients,), rows).contiguous()
+                        else:
+                            memory = torch.cat(self.keys_of(rows), dim=3)
+                        sends.append((memory, target))
+                        continue
                     shape = (batch, kv_heads, end - begin, width + value_width)
                     memory = self.query.new_empty(shape, dtype=wide if is_result else self.query.dtype)
-                    operations.append(self._message(dist.irecv, memory, source))
+                    receives.append((memory, source))
                     if is_result:
                         home.append((rows, memory))
                     else:
                         coming.add(rows, memory)
-        return dist.batch_isend_irecv(operations) if operations else [], coming, home
-
-    def _message(self, start: Any, memory: Tensor, peer: int) -> Any:
-        """NCCL keeps the order of messages between two ranks; gloo goes by tags."""
-        tags = self.tags[start is dist.irecv]
-        tags[peer] += 1
-        return dist.P2POp(start, memory, self.peers[peer], self.call.group, tags[peer])
-
-    def end(self, works: Any) -> None:
-        """With NCCL the current stream waits; the host does not."""
-        for work in works:
-            try:
-                work.wait()
-            except RuntimeError as error:
-                raise LostRank(f"attention: a rank has left ({str(error).splitlines()[0]})") from error
+            self.messages.begin(sends, receives)
+        return coming, home
 
 
 def _wide_type(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _merged(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Merges the results of two parts of the keys."""
-    total = torch.logaddexp(lse, more_lse)  # -inf where neither part has a key
-    safe = torch.where(total.isneginf(), 0, total)
-    return out * (lse - safe).exp().unsqueeze(-1) + more * (more_lse - safe).exp().unsqueeze(-1), total
+class _Merge:
+    """Sums of the parts of one range of queries.
+
+    In a part, a row may have scores of -inf only (from infinite inputs), and then a lse of NaN, while other parts have
+    finite scores, beside which these weigh 0. Such rows are taken for that at first, and looked at a step later, so
+    that the host does not wait for the work that it has just queued.
+    """
+
+    def __init__(self, wide: torch.dtype) -> None:
+        self.wide, self.lowest = wide, torch.finfo(wide).min
+        self.out: Tensor | None = None
+        self.lse: Tensor | None = None
+
+    def add(self, out: Tensor, lse: Tensor) -> Tensor:
+        """Returns which rows of the part are NaN."""
+        undefined = lse.isnan()
+        out = out.to(self.wide).masked_fill(undefined.unsqueeze(-1), 0)
+        lse = lse.masked_fill(undefined, self.lowest)
+        if self.out is None or self.lse is None:
+            self.out, self.lse = out, lse
+            return undefined
+        total = torch.logaddexp(self.lse, lse)  # -inf where neither part has a key
+        safe = torch.where(total.isneginf(), 0, total)
+        self.out = self.out * (self.lse - safe).exp().unsqueeze(-1) + out * (lse - safe).exp().unsqueeze(-1)
+        self.lse = total
+        return undefined
+
+    def spoil(self, rows: Tensor) -> None:
+        """These rows are NaN after all."""
+        assert self.lse is not None
+        self.lse = self.lse.masked_fill(rows, float("nan"))
+
+    def finish(self, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        """out and lse, beside the scores of the rows' sinks."""
+        assert self.out is not None and self.lse is not None
+        out, lse = self.out, self.lse
+        if sinks is not None:
+            lse = torch.logaddexp(self.lse, sinks)
+            safe = torch.where(lse.isneginf(), 0, lse)
+            out = out * (self.lse - safe).exp().unsqueeze(-1)
+        undefined = lse.isnan() | (lse == self.lowest)  # also where all parts had scores of -inf only
+        return out.masked_fill(undefined.unsqueeze(-1), float("nan")), lse.masked_fill(undefined, float("nan"))
+
+
+class _Doubt(NamedTuple):
+    """A part with rows that may be NaN."""
+
+    merge: _Merge
+    rows: Tensor
+    inputs: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def settle(self) -> None:
+        """Beside the finite score of a sink, rows of -inf alone are finite; NaN and +inf still give NaN."""
+        if bool(self.rows.any()):
+            sinks = torch.zeros(self.rows.shape[1], device=self.rows.device)
+            _, lse = _headway.distributed_part(*self.inputs, sinks=sinks, **self.options)
+            self.merge.spoil(self.rows & lse.isnan())
 
 
 def forward(call: Call, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """(out, lse) of this rank's queries."""
     run = _Run(call, "attention", query, key, value)
     wide = _wide_type(query)
-    parts: dict[Rows, tuple[Tensor, Tensor]] = {}
-    for step in range(run.steps):
-        works, coming, _ = run.begin(step)
-        for when, queries, keys in run.tiles:
-            if when == step:
-                found = _headway.distributed_part(
-                    run.query_rows(query, queries), *run.keys_of(keys), run.offset(queries, keys),
-                    **run.part_options(keys),
-                )  # fmt: skip
-                before = parts.get(queries)
-                if before is None:
-                    parts[queries] = found
-                else:
-                    parts[queries] = _merged(before[0].to(wide), before[1], found[0].to(wide), found[1])
-        run.end(works)
-        run.arrived = coming
     out = query.new_zeros(*query.shape[:3], value.shape[3])
     lse = query.new_full(query.shape[:3], float("-inf"), dtype=wide)
-    for queries, (of_rows, lse_of_rows) in parts.items():
-        run.query_rows(out, queries).copy_(of_rows)
-        run.query_rows(lse.unsqueeze(3), queries).copy_(lse_of_rows.unsqueeze(3))
+    sinks = None if run.options.sinks is None else run.options.sink_scores(lse)
+    if sinks is not None:
+        lse.copy_(sinks)  # of rows without keys
+
+    def store(queries: Rows, of_rows: Tensor, lse_of_rows: Tensor) -> None:
+        run.options.own_rows(out, queries).copy_(of_rows)
+        run.options.own_rows(lse.unsqueeze(3), queries).copy_(lse_of_rows.unsqueeze(3))
+
+    number = Counter(queries for _, queries, _ in run.tiles)
+    merges = {queries: _Merge(wide) for queries, parts in number.items() if parts > 1 or sinks is not None}
+    doubts: list[_Doubt] = []  # of the step before
+    for step in range(run.steps):
+        coming, _ = run.begin(step)
+        new_doubts = []
+        for when, queries, keys in run.tiles:
+            if when == step:
+                inputs = (run.options.own_rows(query, queries), *run.keys_of(keys), run.offset(queries, keys))
+                options = run.options.of_part(queries, keys)
+                found = _headway.distributed_part(*inputs, **options)
+                if queries in merges:
+                    undefined = merges[queries].add(*found)
+                    new_doubts.append(_Doubt(merges[queries], undefined, inputs, options))
+                else:
+                    store(queries, *found)
+        run.messages.flush()
+        for doubt in doubts:
+            doubt.settle()
+        doubts = new_doubts
+        run.messages.end()
+        run.arrived = coming
+    for doubt in doubts:
+        doubt.settle()
+    for queries, merge in merges.items():
+        rows = None if sinks is None else run.options.own_rows(sinks.unsqueeze(3), queries).squeeze(3)
+        store(queries, *merge.finish(rows))
     return out, lse
 
 
 def backward(
-    call: Call, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of this rank's rows."""
+    call: Call,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    wants_dbias: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The gradients of this rank's rows; that of the bias, and of the sinks over all ranks, where there are some."""
     run = _Run(call, "attention_backward", query, key, value, backward=True)
     wide, width = _wide_type(query), key.shape[3]
     d_query = torch.zeros_like(query, dtype=wide)
     d_own = key.new_zeros((*key.shape[:3], width + value.shape[3]), dtype=wide)
     own = _shard_store(run.keys, d_own)
+    bias = run.options.arrays.get("bias") if wants_dbias else None
+    d_bias = None if bias is None else torch.zeros_like(bias, dtype=wide)
     gradients = _Store()  # of the rows that came for this step
     for step in range(run.steps):
-        works, coming, home = run.begin(step, gradients)
+        coming, home = run.begin(step, gradients)
         gradients = _Store()
         for begin, end, memory in run.arrived.pieces:
             gradients.add((begin, end), torch.zeros_like(memory, dtype=wide))
         for when, queries, keys in run.tiles:
             if when == step:
-                rows = [run.query_rows(x, queries) for x in (grad_out, query, out)]
-                dq, dk, dv = _headway.distributed_part_backward(
+                rows = [run.options.own_rows(x, queries) for x in (grad_out, query, out)]
+                options = run.options.of_part(queries, keys)
+                if d_bias is not None:
+                    options["bias"] = options["bias"].to(wide)  # so that its sums are
+                dq, dk, dv, db = _headway.distributed_part_backward(
                     rows[0], rows[1], *run.keys_of(keys), rows[2],
-                    run.query_rows(lse.unsqueeze(3), queries).squeeze(3).contiguous(), run.offset(queries, keys),
-                    **run.part_options(keys),
+                    run.options.own_rows(lse.unsqueeze(3), queries).squeeze(3).contiguous(), run.offset(queries, keys),
+                    wants_dbias=d_bias is not None, **options,
                 )  # fmt: skip
-                run.query_rows(d_query, queries).add_(dq)
+                if d_bias is not None:
+                    run.options.columns(run.options.own_rows(d_bias, queries), keys).add_(db)
+                run.options.own_rows(d_query, queries).add_(dq)
                 for store in (own, gradients):
                     for (begin, end), sums in store.parts(keys):
                         sums[..., :width].add_(dk.narrow(2, begin - keys[0], end - begin))
                         sums[..., width:].add_(dv.narrow(2, begin - keys[0], end - begin))
-        run.end(works)
+        run.messages.flush()
+        run.messages.end()
         for rows_home, memory in home:
             for (begin, end), sums in own.parts(rows_home):
                 sums.add_(memory.narrow(2, begin - rows_home[0], end - begin))
         run.arrived = coming
     dtype = query.dtype
-    return d_query.to(dtype), d_own[..., :width].to(dtype), d_own[..., width:].to(dtype)
+    gradients_of_rows = d_query.to(dtype), d_own[..., :width].to(dtype), d_own[..., width:].to(dtype)
+    if d_bias is not None:
+        given = call.options["bias"]
+        d_bias = (_summed(call, d_bias) if run.bias_is_shared else d_bias).reshape(given.shape).to(given.dtype)
+    return (*gradients_of_rows, d_bias, _sink_gradients(run, grad_out, out, lse))
+
+
+def _sink_gradients(run: _Run, grad_out: Tensor, out: Tensor, lse: Tensor) -> Tensor | None:
+    if run.options.sinks is None:
+        return None
+    share = torch.where(lse.isneginf(), 0, (run.options.sink_scores(lse) - lse).exp())
+    change = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    mine = -torch.where(share == 0, 0, share * change).sum((0, 2))
+    return _summed(run.call, mine).to(run.options.sinks.dtype)

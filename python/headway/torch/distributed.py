@@ -1,7 +1,7 @@
 """Attention over a sequence that is split among the processes of a torch.distributed group, with gradients.
 
 Each rank passes its own rows and gets the result for its queries; every rank of the group calls it. gloo carries CPU
-tensors, NCCL those on a GPU.
+tensors, NCCL those on a GPU; a group with gloo alone carries these through host memory.
 
     import torch.distributed as dist, headway.torch.distributed as context_parallel
     dist.init_process_group("gloo")
@@ -30,6 +30,7 @@ from headway.torch.functional import attention as whole_attention
 __all__ = ["Attention", "LostRank", "attention", "join", "take"]
 
 _FIRST_TAG = 18_501_000  # of the messages here, so that they are none of the program's own
+_HEAD = 4096  # bytes of the first message of all_gather
 
 # Messages that were under way when a call failed: gloo may still write to their memory.
 _abandoned: list[Any] = []
@@ -80,13 +81,18 @@ class _Transport:
         ) from error
 
     def all_gather(self, mine: bytes) -> list[bytes]:
-        lengths = [torch.tensor([len(mine)]) for _ in range(self.ranks)]
-        self._swap([lengths[self.rank]] * self.ranks, lengths)
-        parts = [torch.empty(int(length), dtype=torch.uint8) for length in lengths]
-        own = torch.frombuffer(bytearray(mine), dtype=torch.uint8) if mine else parts[self.rank]
-        self._swap([own] * self.ranks, parts)
-        parts[self.rank] = own
-        return [bytes(part.numpy()) for part in parts]
+        """One exchange for texts of usual length; what is longer follows."""
+        heads = [torch.zeros(_HEAD, dtype=torch.uint8) for _ in range(self.ranks)]
+        own = (len(mine).to_bytes(8, "little") + mine)[:_HEAD].ljust(_HEAD)
+        heads[self.rank] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        self._swap([heads[self.rank]] * self.ranks, heads)
+        texts = [bytes(head.numpy()) for head in heads]
+        lengths = [8 + int.from_bytes(text[:8], "little") for text in texts]
+        more = [torch.empty(max(length - _HEAD, 0), dtype=torch.uint8) for length in lengths]
+        if more[self.rank].numel() > 0:
+            more[self.rank] = torch.frombuffer(bytearray(mine[_HEAD - 8 :]), dtype=torch.uint8)
+        self._swap([more[self.rank]] * self.ranks, more)
+        return [(text + bytes(rest.numpy()))[8:length] for text, rest, length in zip(texts, more, lengths, strict=True)]
 
     def _swap(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
         for start, tensors, counts in ((dist.irecv, receives, self.received), (dist.isend, sends, self.sent)):
@@ -123,7 +129,7 @@ class _Call:
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None) -> Any:
         if query.is_cuda:
-            return _on_device.forward(self._on_device(bias, sinks), query, key, value)
+            return _on_device.forward(self._on_device(bias, sinks, query.device), query, key, value)
         transport = _Transport("attention", self.group, self.timeout)
         return _headway.distributed_attention(transport, query, key, value, bias=bias, sinks=sinks, **self.keywords)
 
@@ -140,16 +146,16 @@ class _Call:
         wants_dbias: bool,
     ) -> Any:
         if query.is_cuda:
-            call = self._on_device(bias, sinks)
-            return (*_on_device.backward(call, grad_out, query, key, value, out, lse), None, None)
+            call = self._on_device(bias, sinks, query.device)
+            return _on_device.backward(call, grad_out, query, key, value, out, lse, wants_dbias)
         transport = _Transport("attention_backward", self.group, self.timeout)
         return _headway.distributed_attention_backward(
             transport, grad_out, query, key, value, out, lse, bias=bias, sinks=sinks, wants_dbias=wants_dbias,
             **self.keywords,
         )  # fmt: skip
 
-    def _on_device(self, bias: Tensor | None, sinks: Tensor | None) -> _on_device.Call:
-        return _on_device.make_call(self.group, self.timeout, {"bias": bias, "sinks": sinks, **self.keywords})
+    def _on_device(self, bias: Tensor | None, sinks: Tensor | None, device: torch.device) -> _on_device.Call:
+        return _on_device.make_call(self.group, self.timeout, {"bias": bias, "sinks": sinks, **self.keywords}, device)
 
 
 def attention(
@@ -197,8 +203,9 @@ def attention(
     drops on one process with that seed.
     timeout     seconds to wait for another rank; then LostRank
 
-    On a GPU (NCCL) there are ring and all_gather, with causal, window, valid_lens (B,), scale, softcap, alibi_slopes.
-    A rank that stalls there after the call has begun is found by NCCL's own timeout.
+    On a GPU there are the schemes ring and all_gather, and neither dropout nor packed sequences yet, nor lengths of
+    batch items with causal="bottom_right". A rank that stalls after the call has begun is found by NCCL's own timeout;
+    over gloo it is a LostRank as on the CPU.
 
     DTensors work too: along axes of the mesh that shard batch or heads nothing is sent; along one that shards the
     sequence (contiguously, as DTensors are) the schedule runs.
@@ -246,8 +253,9 @@ def _group_of(group: Any, device: torch.device) -> dist.ProcessGroup:
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"attention: group is a {type(group).__name__}, expected a ProcessGroup or a DeviceMesh")
     backends = dist.get_backend_config(group)  # "cpu:gloo,cuda:nccl"
-    if ("cuda:nccl" if device.type == "cuda" else "cpu:") not in backends:
-        expected = "nccl" if device.type == "cuda" else "gloo"
+    carriers = ("cuda:nccl", "cpu:gloo") if device.type == "cuda" else ("cpu:",)
+    if not any(carrier in backends for carrier in carriers):
+        expected = "nccl or gloo" if device.type == "cuda" else "gloo"
         raise ValueError(f"attention: the tensors are on {device}, expected a group with {expected}, found {backends}")
     return group
 

@@ -81,7 +81,7 @@ def flash_attn_with_kvcache(
     table = _table(q, k_cache, cache_batch_idx, block_table, stays)
     before = _lengths(q, k_cache, table, cache_seqlens, stays)
     new = 0 if k is None else k.shape[1]
-    after = before + new
+    after, places = before + new, None
     if k is not None or v is not None:
         k = _rotated_keys(q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, before, rotary_interleaved)
         places = _places(k_cache, k, table, before)
@@ -92,7 +92,7 @@ def flash_attn_with_kvcache(
     elif rotary_cos is not None or rotary_sin is not None:
         raise ValueError(f"{_NAME}: rotary_cos and rotary_sin need k and v, found none")
     try:
-        if k is not None and v is not None:
+        if k is not None and v is not None and places is not None:
             # Without queries: what attention refuses is refused before anything is written.
             _attend(q[:, :0], k_cache, v_cache, table, before, alibi_slopes, False, options)
             k_cache[places], v_cache[places] = k, v

@@ -1,10 +1,12 @@
 // The CPU engine's backward pass. kernel/backward_args.h says which tasks there are and what each may read; here they
 // are numbered and run. If the keys of a sequence make one chunk, one task does a whole kv head in the thread's own
 // scratch. Longer sequences run phase by phase on all threads, with the lse, delta and dQ partials of their rows in
-// memory of the call. A sequence's bits are the same either way.
+// memory of the call. A sequence's bits are the same either way. Where many query rows share a kv head, their heads are
+// shared out to several tasks, so that few kv heads occupy many threads.
 #include "engines/cpu/backward.h"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "core/elements.h"
@@ -21,6 +23,22 @@ namespace {
 
 constexpr std::int64_t row_numbers = 3;      // that are prepared for a row: its reference, lse and delta
 constexpr std::int64_t prepared_rows = 256;  // rows of one partial sum of a sink's gradient, and of a task
+
+constexpr std::int64_t tasks_of_kv_head = 16;  // that its heads are shared out to, with its chunks of keys
+constexpr double part_flops = 2.5e8;           // of a task: some milliseconds of one core
+constexpr double part_pairs = 2048;            // of each key, beside which its parts of dk and dv cost little
+
+// How many parts of dk and dv each chunk of a kv head's keys has. Bits depend on them, so they follow from what is the
+// sequence's own; `pairs` of queries and keys are those of a head. They take no more memory than dq's partials.
+int head_parts(const BackwardArgs& shape, int chunks, double pairs) {
+  const double keys = static_cast<double>(std::max<std::int64_t>(shape.ranges.keys, 1));
+  const double group = static_cast<double>(shape.head_count);
+  const double flops = 5 * group * pairs * static_cast<double>(shape.head_dim + shape.value_dim);
+  const double most =
+      std::min({group, static_cast<double>(ceil_div(tasks_of_kv_head, chunks)), flops / (chunks * part_flops),
+                group * pairs / keys / part_pairs, group * static_cast<double>(shape.queries) / keys});
+  return std::max(1, static_cast<int>(most));
+}
 
 const BackwardKernel& backward_kernel_for(const Problem& problem) {
   return chosen_kernels().backward[static_cast<int>(storage_of(problem.dtype()))];
@@ -64,6 +82,7 @@ class BackwardRun {
       progress.task_done(worker);
     });
     sum_queries();
+    sum_keys();
     if (sums_bias_) {
       sum_bias();
     }
@@ -78,7 +97,9 @@ class BackwardRun {
     std::int64_t sink_parts;  // first of its partial sums, by (head, block of rows)
     std::int64_t prepared;    // first of its scalars; -1 for a sequence that is done in one task a kv head
     std::int64_t partials;
+    std::int64_t key_parts;  // first of the parts of dk and dv
     KeyChunks chunks;
+    int parts;             // of a chunk's heads
     std::int64_t scratch;  // bytes of a task, and of preparing rows
     bool has_partials;     // of dq
     bool keeps_lost;       // of those
@@ -86,6 +107,7 @@ class BackwardRun {
   struct Chunk {
     std::int64_t b, g;
     int chunk;     // -1: the whole sequence
+    int part;      // of its heads
     double pairs;  // of queries and keys, about; 0 for a whole sequence
   };
 
@@ -98,7 +120,7 @@ class BackwardRun {
     std::int64_t scalars = 0;
     std::int64_t sink_parts = 0;
     for (std::int64_t b = 0; b < problem_.batch; ++b) {
-      Place place{sequence(problem_, b), sink_parts, -1, 0, {}, 0, false, false};
+      Place place{sequence(problem_, b), sink_parts, -1, 0, 0, {}, 1, 0, false, false};
       const std::int64_t rows = place.sequence.query_count;
       sink_parts += problem_.heads * ceil_div(rows, prepared_rows);
       BackwardArgs shape = backward_args(problem_, place.sequence, b);
@@ -110,16 +132,23 @@ class BackwardRun {
       place.scratch = std::max(kernel_.scratch_bytes(shape), kernel_.prepare_scratch_bytes(shape));
       place.has_partials = problem_.dq && !kernel_.is_short(shape);
       place.keeps_lost = place.has_partials && bytes_ >= 4 && longest(place.chunks) > compensated_keys;
-      const bool whole = place.chunks.count == 1 && !sums_bias_;
+      place.parts = kernel_.is_short(shape) ? 1 : head_parts(shape, place.chunks.count, pairs_of(place));
+      const bool whole = place.chunks.count == 1 && place.parts == 1 && !sums_bias_;
       if (!whole) {
         place.prepared = scalars;
         scalars += ceil_div(row_numbers * problem_.heads * rows, kernel_.lanes) * kernel_.lanes;
         place.partials = scalars;
         scalars += problem_.heads * head_partials(place);
+        place.key_parts = scalars;
+        const std::int64_t parts = place.parts > 1 ? problem_.kv_heads * place.parts : 0;
+        scalars += ceil_div(parts * part_scalars(place), kernel_.lanes) * kernel_.lanes;
       }
       for (std::int64_t g = 0; g < problem_.kv_heads; ++g) {
         for (int chunk = whole ? -1 : 0; chunk < (whole ? 0 : place.chunks.count); ++chunk) {
-          chunks_.push_back({b, g, chunk, whole ? 0 : place.chunks.pairs[chunk]});
+          const double pairs = whole ? 0 : place.chunks.count == 1 ? pairs_of(place) : place.chunks.pairs[chunk];
+          for (int part = 0; part < place.parts; ++part) {
+            chunks_.push_back({b, g, chunk, part, pairs / place.parts});
+          }
         }
       }
       places_.push_back(place);
@@ -134,6 +163,14 @@ class BackwardRun {
     memory_.at_least(scalars * kernel_.scalar_bytes);
   }
 
+  // Of queries and keys in a head, about.
+  static double pairs_of(const Place& place) {
+    if (place.chunks.count == 1) {
+      return static_cast<double>(place.sequence.query_count) * static_cast<double>(place.sequence.key_count);
+    }
+    return std::accumulate(place.chunks.pairs, place.chunks.pairs + place.chunks.count, 0.0);
+  }
+
   static std::int64_t longest(const KeyChunks& chunks) {
     std::int64_t keys = 0;
     for (int c = 0; c < chunks.count; ++c) {
@@ -146,6 +183,11 @@ class BackwardRun {
   std::int64_t head_partials(const Place& place) const {
     const std::int64_t parts = place.has_partials ? (place.keeps_lost ? 2 : 1) : 0;
     return parts * place.chunks.count * place.sequence.query_count * padded_dim_;
+  }
+
+  // Scalars of one part of a kv head's dk and dv.
+  std::int64_t part_scalars(const Place& place) const {
+    return place.sequence.key_count * (problem_.head_dim + problem_.value_dim);
   }
 
   char* memory_at(std::int64_t scalars) { return static_cast<char*>(memory_.data()) + scalars * kernel_.scalar_bytes; }
@@ -247,12 +289,64 @@ class BackwardRun {
     });
   }
 
+  // The parts of dk of a kv head, [parts][Sk][D]; those of dv come after them.
+  char* key_parts(const Place& place, std::int64_t g) {
+    return memory_at(place.key_parts + g * place.parts * part_scalars(place));
+  }
+  char* value_parts(const Place& place, std::int64_t g) {
+    return key_parts(place, g) + place.parts * place.sequence.key_count * problem_.head_dim * kernel_.scalar_bytes;
+  }
+
+  // The arguments of the task that does one part of a chunk's heads.
+  BackwardArgs part_of(const Args& args, const Place& place, int part) {
+    BackwardArgs some = args.sequence;
+    const std::int64_t first = part * group_ / place.parts, keys = place.sequence.key_count;
+    some.heads += first;
+    some.head_count = (part + 1) * group_ / place.parts - first;
+    some.span_planes = std::min(some.span_planes, some.head_count);
+    some.stores_part = true;
+    const auto target = [&](WritableMatrix& matrix, char* parts, std::int64_t columns) {
+      if (matrix.data != nullptr) {
+        matrix = {parts + part * keys * columns * kernel_.scalar_bytes, columns, 1};
+      }
+    };
+    target(some.dk, key_parts(place, args.g), problem_.head_dim);
+    target(some.dv, value_parts(place, args.g), problem_.value_dim);
+    return some;
+  }
+
+  void sum_keys() {
+    struct Block {
+      std::int64_t b, g, key;
+    };
+    std::vector<Block> blocks;
+    for (std::int64_t b = 0; b < problem_.batch; ++b) {
+      const Place& place = places_[static_cast<std::size_t>(b)];
+      for (std::int64_t g = 0; place.parts > 1 && g < problem_.kv_heads; ++g) {
+        for (std::int64_t key = 0; key < place.sequence.key_count; key += prepared_rows) {
+          blocks.push_back({b, g, key});
+        }
+      }
+    }
+    parallel_for(static_cast<std::int64_t>(blocks.size()), threads_, [&](std::int64_t task, int) {
+      const Block& at = blocks[static_cast<std::size_t>(task)];
+      const Place& place = places_[static_cast<std::size_t>(at.b)];
+      BackwardArgs args = backward_args(problem_, place.sequence, at.b);
+      set_kv_head(problem_, place.sequence, at.b, at.g, args);
+      args.dk_parts = key_parts(place, at.g);
+      args.dv_parts = value_parts(place, at.g);
+      args.key_parts = place.parts;
+      kernel_.sum_keys(args, at.key, std::min(at.key + prepared_rows, place.sequence.key_count));
+    });
+  }
+
   // `next` is the thread's next task, if known.
   void differentiate(Args& args, TaskScratch& scratch, const Chunk& chunk, const Chunk* next) {
     const Place& place = places_[static_cast<std::size_t>(chunk.b)];
     if (chunk.chunk >= 0) {
       fill(args, chunk.b, chunk.g, nullptr);
-      kernel_.gradients(args.sequence, chunk.chunk, scratch.at_least(place.scratch));
+      kernel_.gradients(place.parts > 1 ? part_of(args, place, chunk.part) : args.sequence, chunk.chunk,
+                        scratch.at_least(place.scratch));
       return;
     }
     const std::int64_t rows = place.sequence.query_count;
@@ -419,7 +513,9 @@ void describe_backward(const Problem& problem, Plan& plan) {
   plan.query_block = kernel.region_rows;
   plan.key_block = kernel.region_keys;
   const int chunks = kernel.chunk_count(problem.key_len);
-  plan.tasks = problem.batch * problem.kv_heads * chunks;
+  const double pairs = plan.pairs / std::max(1.0, static_cast<double>(problem.batch * problem.heads));
+  plan.tasks =
+      problem.batch * problem.kv_heads * chunks * (kernel.is_short(shape) ? 1 : head_parts(shape, chunks, pairs));
   plan.threads = plan.flops < task_flops ? 1 : get_threads();
   const double rows = static_cast<double>(problem.query_rows()) * static_cast<double>(problem.heads);
   plan.scratch_bytes =

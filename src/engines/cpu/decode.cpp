@@ -29,8 +29,8 @@ constexpr std::int64_t most_chunks = 64;
 constexpr double together_bytes = 65536;  // of 16 keys of the heads that are taken together
 constexpr std::int64_t wanted_units = 4;  // for a thread, so that all end at about the same time
 
-constexpr double task_bytes = 2e5;     // about 20 microseconds of one core's reading
 constexpr double flops_per_byte = 10;  // that a core does in the time that it takes to read a byte
+constexpr double task_bytes = task_flops / flops_per_byte;
 
 std::int64_t chunk_keys_of(std::int64_t keys) {
   const std::int64_t wanted = ceil_div(ceil_div(keys, wanted_chunks), least_chunk) * least_chunk;
@@ -113,6 +113,17 @@ class Heads {
     args.heads = query_heads;
     args.partials = partials + item.first_partial + g * item.partial_bytes;
     return args;
+  }
+
+  // Where a unit's keys begin; null if they lie in pages.
+  const void* first_key(const Unit& unit) const {
+    if (problem_.pages) {
+      return nullptr;
+    }
+    const Item& item = items_[static_cast<std::size_t>(unit.head / problem_.kv_heads)];
+    const std::int64_t first = sequence(problem_, item.b).key_begin + unit.chunk * item.args.chunk_keys;
+    return row_address(problem_.key, static_cast<std::int64_t>(size_of(problem_.key_dtype())), item.b,
+                       unit.head % problem_.kv_heads, first);
   }
 
   // Where the kernel's scratch begins: behind the arguments.
@@ -235,9 +246,8 @@ void decode(const ForwardProblem& problem) {
   const Heads heads(problem, kernel);
   const double work = work_of(problem);
   const int threads = threads_for(work, heads.units());
-  const double units_per_task = std::min(task_bytes * static_cast<double>(heads.units()) / work, 1e9);
   const std::int64_t group =
-      std::clamp<std::int64_t>(static_cast<std::int64_t>(units_per_task), 1, ceil_div(heads.units(), threads));
+      units_in_task(heads.units(), work * flops_per_byte / static_cast<double>(heads.units()), threads);
   const std::int64_t tasks = ceil_div(heads.units(), group);
   CallScratch call_scratch;
   auto* partials = static_cast<char*>(call_scratch.at_least(heads.partial_bytes()));
@@ -249,12 +259,20 @@ void decode(const ForwardProblem& problem) {
       auto* scratch = static_cast<char*>(task_scratch.at_least(heads.scratch_bytes()));
       DecodeArgs args[most_heads_in_turn];
       std::int64_t head = -1;
-      for (std::int64_t index = task * group; index < std::min((task + 1) * group, heads.units()); ++index) {
-        const Heads::Unit unit = heads.unit(index);
+      const std::int64_t end = std::min((task + 1) * group, heads.units());
+      const std::int64_t foreseen = threads == 1 ? heads.units() : end;
+      Heads::Unit next = heads.unit(task * group);
+      for (std::int64_t index = task * group; index < end; ++index) {
+        const Heads::Unit unit = next;
         for (int n = 0; unit.head != head && n < unit.heads; ++n) {
           args[n] = heads.arguments(problem, unit.head, partials, scratch, n);
         }
         head = unit.head;
+        args[0].next_key = nullptr;
+        if (index + 1 < foreseen) {
+          next = heads.unit(index + 1);
+          args[0].next_key = heads.first_key(next);
+        }
         run(args, unit.heads, unit.chunk, scratch + heads.argument_bytes());
       }
       progress.task_done(worker);

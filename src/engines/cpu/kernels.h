@@ -48,6 +48,7 @@ struct BackwardKernel {
   void (*gradients)(const BackwardArgs& args, int chunk, void* scratch);
   std::int64_t (*scratch_bytes)(const BackwardArgs& args);
   void (*sum_queries)(const BackwardArgs& args, const BackwardHead& head, std::int64_t row_begin, std::int64_t row_end);
+  void (*sum_keys)(const BackwardArgs& args, std::int64_t key_begin, std::int64_t key_end);
   void (*bias)(const BiasRegion& region, void* scratch);
   std::int64_t (*bias_scratch_bytes)(const BiasRegion& region);
   int region_rows, region_keys;  // of a bias region where they are not summed over

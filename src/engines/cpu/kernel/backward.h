@@ -52,7 +52,7 @@ class Backward {
           visit_block();
         }
       }
-      keys_.template store<typename Blocks::Stored>();
+      args_.stores_part ? keys_.template store<Scalar>() : keys_.template store<typename Blocks::Stored>();
     }
   }
 

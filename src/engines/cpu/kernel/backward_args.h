@@ -3,9 +3,12 @@
 // are done:
 //   prepare    a head's rows, in multiples of query_block  references, lse and delta, from grad_out, out and lse
 //   gradients  a chunk of keys, all heads of the group     dk, dv, a dq partial per head, dbias where no axis is summed
+//              or some of them                             the same, but a part of dk and dv
 //   sum        a head's rows, in multiples of query_block  dq from the partials; short sequences have none
+//              a kv head's keys                            dk and dv from their parts, if there are any
 //   bias       a region of dbias                           dbias where axes are summed over; needs `prepare` alone
-// The bits depend on the chunks, which key_chunks() derives from the ranges alone, and on no other cut.
+// The bits depend on the chunks, which key_chunks() derives from the ranges alone, and on the parts, which follow from
+// the sequence's own lengths, ranges and number of heads; on no other cut.
 #pragma once
 
 #include <cstdint>
@@ -59,6 +62,10 @@ struct BackwardArgs {
   double scale = 1;
   bool of_longer_rows = false;  // as in BackwardProblem
   KeyChunks chunks;
+  bool stores_part = false;  // dk and dv are one part of them, in the compute type
+  // For their sum: [parts][Sk][D] and [parts][Sk][Dv] in the compute type.
+  const void *dk_parts = nullptr, *dv_parts = nullptr;
+  int key_parts = 1;
   // The first rows of the kv head, and of the first of its query heads, that this thread does next, to be fetched;
   // null: not known.
   const void *next_key = nullptr, *next_value = nullptr;

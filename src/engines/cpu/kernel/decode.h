@@ -45,9 +45,9 @@ class Decode {
       if (hull.begin >= hull.end) {
         return;
       }
-      scores_.score_rows(hull);
+      scores_.score_rows(hull, block_.template after_keys<In>(hull));
       soften(hull);
-      values_.add(0, task_.rows, hull, nullptr);
+      values_.add(0, task_.rows, hull, nullptr, block_.template after_values<In>());
       absorb(chunk, hull);
     });
   }
@@ -114,7 +114,7 @@ class Decode {
     const PartialSoftmaxes<S> partials(args_);
     each_block(chunk, [&](bool, const Range& hull) {
       if (hull.begin < hull.end) {
-        scores_.score_rows(hull);
+        scores_.score_rows(hull, {});
       }
       for (int r = 0; r < task_.rows; ++r) {
         if (hull.begin < hull.end) {
@@ -145,7 +145,7 @@ class Decode {
     const PartialSoftmaxes<S> partials(args_);
     for (int r = 0; r < task_.rows; ++r) {
       if (task_.at.forbids[r] && !values_.output_is_finite(r)) {  // a forbidden key shows through its weight of 0
-        values_.add(r, r + 1, hull, task_.at.allowed_of(r));
+        values_.add(r, r + 1, hull, task_.at.allowed_of(r), {});
       }
       partials.absorb(partials.at(chunk, task_.at.numbers[r]), task_.at.references[r], task_.at.sums[r],
                       task_.at.outputs + r * task_.at.output_ld, task_.to_log2);
@@ -164,6 +164,7 @@ class Decode {
     const Range keys = keys_of(chunk);
     for (std::int64_t row = 0; row < args_.rows();) {
       row = task_.template start_rows<In>(row);
+      block_.chunk_end = keys.end;
       for (std::int64_t key = keys.begin; key < keys.end; key += stream_keys) {
         const Range hull = block_.enter(key, smaller(key + stream_keys, keys.end));
         body(key == keys.begin, hull);

@@ -20,6 +20,7 @@ struct DecodeArgs {
   std::int64_t chunks = 0;
   Storage query_storage = Storage::f32;  // beside 8-bit rows; other rows have the queries' type
   void* partials = nullptr;              // what each chunk leaves of each row, for the merge
+  const void* next_key = nullptr;        // the first of the unit that this thread does next; null: not known
   bool (*wanted)(const ForwardArgs& head, std::int64_t query) = nullptr;  // the rows to do now; null: all
 
   std::int64_t rows() const { return group * queries; }

@@ -22,6 +22,7 @@ class DecodeBlock {
   explicit DecodeBlock(const DecodeTask<S>& task) : task_(task), head_(task.head) {}
 
   std::int64_t begin = 0, end = 0;  // its keys; it begins at a multiple of stream_keys after the chunk's begin
+  std::int64_t chunk_end = 0;
 
   // How many of `count` keys from `key` on go together: those of one run, which are read in place, unless runs are so
   // short that gathering several costs less than lanes without a key.
@@ -38,6 +39,19 @@ class DecodeBlock {
       return rows_in_place<In>(source, first);
     }
     return copied_rows<In>(source, first, count, dim, allowed);
+  }
+
+  // What a task reads after the hull's keys, and after its values.
+  template <class In>
+  Ahead after_keys(const Range& hull) const {
+    return rows_from<In>(head_.value, hull, head_.value_dim);
+  }
+  template <class In>
+  Ahead after_values() const {
+    if (end < chunk_end) {
+      return rows_from<In>(head_.key, {end, chunk_end}, head_.head_dim);
+    }
+    return ahead_of<In>(task_.args.next_key, head_.key.rows, task_.args.chunk_keys, head_.head_dim);
   }
 
   // The block's keys from the first to the last that a row may attend to; with spans also which few of them some row

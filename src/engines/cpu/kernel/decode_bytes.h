@@ -83,8 +83,8 @@ class ByteScores {
   ByteScores(const DecodeTask<S>& task, const DecodeBlock<S>& block)
       : task_(task), block_(block), at_(task.at), scaling_(task.product_scaling), head_(task.head) {}
 
-  HEADWAY_NOINLINE void score_rows(const Range& hull) {
-    const RowsAhead<Byte> ahead(head_.key, head_.head_dim, hull.end);
+  HEADWAY_NOINLINE void score_rows(const Range& hull, const Ahead& then) {
+    RowsAhead<Byte> ahead(head_.key, head_.head_dim, hull, then);
     score_keys(hull,
                [&](std::int64_t key) HEADWAY_LAMBDA { return LinesAhead(ahead.beside(key, lanes), at_.rows_at[0]); });
   }
@@ -220,9 +220,10 @@ class ByteValues {
   }
 
   // As DecodeValues does it.
-  HEADWAY_NOINLINE void add(int row_begin, int row_end, const Range& hull, const std::uint64_t* allowed) {
+  HEADWAY_NOINLINE void add(int row_begin, int row_end, const Range& hull, const std::uint64_t* allowed,
+                            const Ahead& then) {
     if (start(row_begin, row_end, hull)) {
-      const RowsAhead<Byte> ahead(head_.value, head_.value_dim, hull.end);
+      RowsAhead<Byte> ahead(head_.value, head_.value_dim, hull, then);
       PartSums sums;
       add_pairs(row_begin, row_end, hull, hull, allowed, sums, [&](std::int64_t key, const void* there) HEADWAY_LAMBDA {
         return LinesAhead(ahead.beside(key, summed), there);
@@ -272,7 +273,7 @@ class ByteValues {
   void add_others(int row_begin, int row_end, const Range& hull, const std::uint64_t* allowed) {
     for (int r = row_begin; r < row_end; ++r) {
       if (!at_.suits[r]) {
-        in_float_.add(r, r + 1, hull, allowed);
+        in_float_.add(r, r + 1, hull, allowed, {});
       }
     }
   }

@@ -20,9 +20,10 @@ class DecodeScores {
   DecodeScores(const DecodeTask<S>& task, const DecodeBlock<S>& block)
       : task_(task), block_(block), at_(task.at), scaling_(task.product_scaling), head_(task.head) {}
 
-  // Lane groups start at the hull's first key: a score's bits do not depend on its lane.
-  HEADWAY_NOINLINE void score_rows(const Range& hull) {
-    const RowsAhead<In> ahead(head_.key, head_.head_dim, hull.end);
+  // Lane groups start at the hull's first key: a score's bits do not depend on its lane. `then` is what the task reads
+  // after them.
+  HEADWAY_NOINLINE void score_rows(const Range& hull, const Ahead& then) {
+    RowsAhead<In> ahead(head_.key, head_.head_dim, hull, then);
     for (std::int64_t key = hull.begin, count = 0; key < hull.end; key += count) {
       count = DecodeBlock<S>::keys_together(head_.key, key, smaller(hull.end - key, packed_keys));
       if (!block_.reaches(key, key + count)) {
@@ -47,24 +48,27 @@ class DecodeScores {
  private:
   template <bool in_chains>
   HEADWAY_INLINE void score_rows_of(int r, std::int64_t key, const StoredRows<In>& keys, std::int64_t last) {
+    if (r == 0 && task_.rows >= 4) {
+      r = score_group<4, in_chains, KeysIn::memory>(0, 4, key, keys, last);
+    }
     if (r + 4 <= task_.rows) {  // a call that finds none costs a twentieth of a row of 64
-      r = score_group<4, in_chains>(r, key, keys, last);
+      r = score_group<4, in_chains, KeysIn::cache>(r, task_.rows, key, keys, last);
     }
     if (r + 2 <= task_.rows) {
-      r = score_group<2, in_chains>(r, key, keys, last);
+      r = score_group<2, in_chains, KeysIn::memory>(r, task_.rows, key, keys, last);
     }
     if (r < task_.rows) {
-      score_group<1, in_chains>(r, key, keys, last);
+      score_group<1, in_chains, KeysIn::memory>(r, task_.rows, key, keys, last);
     }
   }
 
-  // As many rows from r on as come in sets of NR; gives the first that is left. Each kind is a function of its own: two
-  // loops in one cost the common one registers.
-  template <int NR, bool in_chains>
-  HEADWAY_NOINLINE int score_group(int r, std::int64_t key, const StoredRows<In>& keys, std::int64_t last) {
+  // As many of the rows [r, end) as come in sets of NR; gives the first that is left. Each kind is a function of its
+  // own: two loops in one cost the common one registers.
+  template <int NR, bool in_chains, KeysIn place>
+  HEADWAY_NOINLINE int score_group(int r, int end, std::int64_t key, const StoredRows<In>& keys, std::int64_t last) {
     if constexpr (NR == 1 || lanes % NR == 0) {
-      for (; r + NR <= task_.rows; r += NR) {
-        score_tile<NR, in_chains>(r, key, keys, last, FetchNothing{});
+      for (; r + NR <= end; r += NR) {
+        score_tile<NR, in_chains, place>(r, key, keys, last, FetchNothing{});
       }
     }
     return r;
@@ -75,8 +79,8 @@ class DecodeScores {
                                       const Ahead& ahead) {
     const bool in_chains = head_.head_dim > longest_dot_chain<S, In>;
     const auto score = [&]<int NR>(Strip<NR>) {
-      in_chains ? score_tile<NR, true>(0, key, keys, last, FetchRows{ahead})
-                : score_tile<NR, false>(0, key, keys, last, FetchRows{ahead});
+      in_chains ? score_tile<NR, true, KeysIn::memory>(0, key, keys, last, FetchRows{ahead})
+                : score_tile<NR, false, KeysIn::memory>(0, key, keys, last, FetchRows{ahead});
       return NR;
     };
     if constexpr (lanes % 4 == 0) {
@@ -87,11 +91,11 @@ class DecodeScores {
     return score(Strip<1>{});
   }
 
-  template <int NR, bool in_chains, class Fetch>
+  template <int NR, bool in_chains, KeysIn place, class Fetch>
   HEADWAY_INLINE void score_tile(int r, std::int64_t key, const StoredRows<In>& keys, std::int64_t last,
                                  const Fetch& fetch) {
-    dot_tile<S, In, NR, in_chains>(at_.queries + r * at_.query_ld, at_.query_ld, keys, last, head_.head_dim, scaling_,
-                                   at_.scores_of(r) + (key - block_.begin), at_.score_ld, fetch);
+    dot_tile<S, In, NR, in_chains, place>(at_.queries + r * at_.query_ld, at_.query_ld, keys, last, head_.head_dim,
+                                          scaling_, at_.scores_of(r) + (key - block_.begin), at_.score_ld, fetch);
   }
 
   const DecodeTask<S>& task_;

@@ -17,12 +17,16 @@
 namespace headway::cpu {
 namespace {
 
-// How many keys are processed together, and how many vectors of each at once. Memory streams best in whole rows, one
-// after the other: two rows of floats at a time halved its speed. Keys of shorter types, whose rows are shorter, may be
-// processed four at a time, which saves most loads of queries.
-template <class S, class In, int NR>
+// Where the rows of keys are: to be streamed from memory, or in a cache, since other queries were multiplied by them.
+enum class KeysIn : bool { memory, cache };
+
+// How many keys are processed together, and how many vectors of each at once. Four at a time save most loads of queries
+// and have enough sums under way to hide the latency of an FMA. But memory streams best in whole rows, one after the
+// other: two rows of floats at a time halved its speed, and only shorter types, whose rows are shorter, may come in
+// fours.
+template <class S, class In, int NR, KeysIn place>
 struct KeyTile {
-  static constexpr int wanted = NR > 1 && sizeof(In) <= 2 ? 4 : 1;
+  static constexpr int wanted = NR > 1 && (sizeof(In) <= 2 || place == KeysIn::cache) ? 4 : 1;
   static constexpr int together = wanted < S::lanes / NR ? wanted : S::lanes / NR;
   static constexpr int vectors = together == 1 ? 8 : 1;
 };
@@ -33,7 +37,7 @@ constexpr std::int64_t longest_dot_chain = 16 * DotOperand<S, In>::size;
 
 // products[r * NK + k] holds the products of query r and key k, still to be summed over lanes, for NR queries and
 // `together` keys. Only columns [begin, end), whose sums are added to those of the columns before.
-template <class S, class In, int NR, int NK, int together>
+template <class S, class In, int NR, int NK, int together, int vectors>
 HEADWAY_INLINE void dot_keys(const typename Operands<S>::Scalar* queries, std::int64_t query_ld,
                              const KeyRow<S, In> (&keys)[together], std::int64_t begin, std::int64_t end,
                              typename S::Vector* products) {
@@ -69,7 +73,6 @@ HEADWAY_INLINE void dot_keys(const typename Operands<S>::Scalar* queries, std::i
     }
   };
   const auto whole = [](const KeyRow<S, In>& key, std::int64_t at) HEADWAY_LAMBDA { return key.load(at); };
-  constexpr int vectors = KeyTile<S, In, NR>::vectors;
   std::int64_t d = begin;
   for (; d + vectors * Dot::size <= end; d += vectors * Dot::size) {
     strip(Strip<vectors>{}, d, whole);
@@ -94,12 +97,13 @@ HEADWAY_INLINE void dot_keys(const typename Operands<S>::Scalar* queries, std::i
 // scores[r][k] = factor * <query r, key k> for NR queries and `lanes` keys; past the key `last` it repeats. NR * NK
 // vectors of products make one of sums. `in_chains`: a head is wider than longest_dot_chain.
 // fetch(k, n) is called before the keys k to k + n.
-template <class S, class In, int NR, bool in_chains, class Fetch>
+template <class S, class In, int NR, bool in_chains, KeysIn place, class Fetch>
 HEADWAY_INLINE void dot_tile(const typename Operands<S>::Scalar* queries, std::int64_t query_ld, StoredRows<In> keys,
                              std::int64_t last, std::int64_t dim, const Scaling<S>& factor, typename S::Scalar* scores,
                              std::int64_t score_ld, const Fetch& fetch) {
   constexpr int NK = S::lanes / NR;
-  constexpr int together = KeyTile<S, In, NR>::together;
+  using Tile = KeyTile<S, In, NR, place>;
+  constexpr int together = Tile::together, vectors = Tile::vectors;
   for (int part = 0; part < NR; ++part) {
     typename S::Vector products[S::lanes];
     const auto some_keys = [&](int k) HEADWAY_LAMBDA {
@@ -110,9 +114,9 @@ HEADWAY_INLINE void dot_tile(const typename Operands<S>::Scalar* queries, std::i
         rows[n] = KeyRow<S, In>(keys, smaller(part * NK + k + n, last));
       }
       constexpr std::int64_t longest = longest_dot_chain<S, In>;
-      dot_keys<S, In, NR, NK, together>(queries, query_ld, rows, 0, in_chains ? longest : dim, products + k);
+      dot_keys<S, In, NR, NK, together, vectors>(queries, query_ld, rows, 0, in_chains ? longest : dim, products + k);
       for (std::int64_t d = longest; in_chains && d < dim; d += longest) {
-        dot_keys<S, In, NR, NK, together>(queries, query_ld, rows, d, smaller(dim, d + longest), products + k);
+        dot_keys<S, In, NR, NK, together, vectors>(queries, query_ld, rows, d, smaller(dim, d + longest), products + k);
       }
     };
     if constexpr (NR == 4) {

@@ -24,10 +24,12 @@ class DecodeValues {
       : task_(task), block_(block), at_(task.at), head_(task.head) {}
 
   // outputs = p V over the hull for the rows [row_begin, row_end). With a set of allowed pairs the others' values count
-  // as 0: their weights are 0, so that only NaN and infinity make a difference.
-  HEADWAY_NOINLINE void add(int row_begin, int row_end, const Range& hull, const std::uint64_t* allowed) {
+  // as 0: their weights are 0, so that only NaN and infinity make a difference. `then` is what the task reads after
+  // them.
+  HEADWAY_NOINLINE void add(int row_begin, int row_end, const Range& hull, const std::uint64_t* allowed,
+                            const Ahead& then) {
     constexpr std::int64_t part_keys = summed * summed;
-    const RowsAhead<In> ahead(head_.value, head_.value_dim, hull.end);
+    RowsAhead<In> ahead(head_.value, head_.value_dim, hull, then);
     bool first_part = true;
     for (std::int64_t part = hull.begin; part < hull.end;) {
       const std::int64_t part_end = next(part, part_keys, hull.end);

@@ -6,6 +6,7 @@
 #include "engines/cpu/kernel/backward.h"
 #include "engines/cpu/kernel/backward_bias.h"
 #include "engines/cpu/kernel/backward_dq.h"
+#include "engines/cpu/kernel/backward_key_parts.h"
 #include "engines/cpu/kernel/backward_prepare.h"
 #include "engines/cpu/kernel/backward_short.h"
 #include "engines/cpu/kernel/decode.h"
@@ -132,6 +133,7 @@ constexpr BackwardKernel backward_kernel() {
           run_gradients<S, In>,
           gradients_scratch<S, In>,
           sum_query_gradients<S, In>,
+          sum_key_gradients<S, In>,
           run_bias<S, In>,
           bias_scratch<S, In>,
           BiasBackward<S, In>::region_rows,

@@ -11,10 +11,9 @@ namespace {
 template <class Scalar>
 inline double query_power(double factor) {
   constexpr int limit = exponent_limit<Scalar>;
-  int exponent = 0;
-  __builtin_frexp(factor, &exponent);
+  const int exponent = exponent_of(factor);
   if (factor != 0 && exponent > limit / 2) {
-    return __builtin_ldexp(1, exponent / 2 < limit ? exponent / 2 : limit);
+    return power_of_two(exponent / 2 < limit ? exponent / 2 : limit);
   }
   return score_factor<Scalar>(factor, true).packed;
 }

@@ -121,10 +121,11 @@ HEADWAY_NOINLINE void find_block_panels(const RangeRule& rule, const RowBlock& b
   }
 }
 
-// The pairs whose key is before `key`, counted on every 16th row.
+// The pairs whose key is before `key`, estimated from every 16th row.
 inline double sampled_pairs(const BackwardArgs& args, std::int64_t key) {
+  constexpr std::int64_t step = 16;
   double pairs = 0;
-  for (std::int64_t i = 0; i < args.queries; i += 16) {
+  for (std::int64_t i = 0; i < args.queries; i += step) {
     const Range range = unspanned_range(args.ranges, i);
     const Range before{range.begin, larger(smaller(range.end, key), range.begin)};
     if (args.ranges.spans.data == nullptr) {
@@ -135,7 +136,7 @@ inline double sampled_pairs(const BackwardArgs& args, std::int64_t key) {
       });
     }
   }
-  return pairs;
+  return step * pairs;
 }
 
 template <class S>

@@ -2,6 +2,8 @@
 // multiplied by may be beyond a float's range while the results are not.
 #pragma once
 
+#include <cstdint>
+
 #include "engines/cpu/simd/common.h"
 
 namespace headway::cpu {
@@ -10,6 +12,23 @@ namespace {
 // The exponents of a type's normal numbers reach from -limit to limit.
 template <class Scalar>
 constexpr int exponent_limit = sizeof(Scalar) == 4 ? 126 : 1022;
+
+// The exponent that frexp gives, and 2^exponent, without a call: small heads take half a microsecond.
+inline int exponent_of(double x) {
+  const auto bits = __builtin_bit_cast(std::uint64_t, x);
+  const int biased = static_cast<int>(bits >> 52 & 0x7ff);
+  if (biased != 0 && biased != 0x7ff) {
+    return biased - 1022;
+  }
+  int exponent = 0;
+  __builtin_frexp(x, &exponent);
+  return exponent;
+}
+inline double power_of_two(int exponent) {
+  return exponent >= -1022 && exponent <= 1023
+             ? __builtin_bit_cast(double, static_cast<std::uint64_t>(exponent + 1023) << 52)
+             : __builtin_ldexp(1, exponent);
+}
 
 // A factor as first * second; the second is 1 for a factor that the type holds.
 template <class Scalar>
@@ -20,16 +39,17 @@ struct SplitFactor {
 template <class Scalar>
 inline SplitFactor<Scalar> split_factor(double factor) {
   constexpr int limit = exponent_limit<Scalar>;
-  int exponent = 0;
   // A quotient of two factors may be infinite, but 0 times any factor is 0.
   factor = factor > __DBL_MAX__ ? __DBL_MAX__ : factor < -__DBL_MAX__ ? -__DBL_MAX__ : factor;
-  const double mantissa = __builtin_frexp(factor, &exponent);
+  const int exponent = exponent_of(factor);
   if (exponent <= limit && exponent > -limit) {
     return {static_cast<Scalar>(factor), 1};
   }
   const int wanted = exponent > 2 * limit ? 2 * limit : exponent < 2 - 2 * limit ? 2 - 2 * limit : exponent;
   const int half = wanted / 2;
-  return {static_cast<Scalar>(__builtin_ldexp(mantissa, wanted - half)), static_cast<Scalar>(__builtin_ldexp(1, half))};
+  int same = 0;
+  const double mantissa = __builtin_frexp(factor, &same);
+  return {static_cast<Scalar>(__builtin_ldexp(mantissa, wanted - half)), static_cast<Scalar>(power_of_two(half))};
 }
 
 // x times a factor of any size.
@@ -60,11 +80,10 @@ inline ScoreFactor<Scalar> score_factor(double factor, bool packs) {
     return {static_cast<Scalar>(packs ? 0 : 1), 1, 0};
   }
   constexpr int limit = exponent_limit<Scalar>;
-  int exponent = 0;
-  __builtin_frexp(factor, &exponent);
+  const int exponent = exponent_of(factor);
   const int packed = !packs || exponent > 1 ? 0 : exponent - 1 < -limit ? -limit : exponent - 1;
-  const auto split = split_factor<Scalar>(__builtin_ldexp(factor, -packed));
-  return {static_cast<Scalar>(__builtin_ldexp(1, packed)), split.second, split.first};
+  const auto split = split_factor<Scalar>(factor * power_of_two(-packed));
+  return {static_cast<Scalar>(power_of_two(packed)), split.second, split.first};
 }
 
 }  // namespace

@@ -62,29 +62,41 @@ HEADWAY_INLINE StoredRows<In> rows_in_place(const RowSource& source, std::int64_
   }
 }
 
+// The first of some rows, those of one run.
+template <class In>
+HEADWAY_INLINE Ahead rows_from(const RowSource& source, const Range& rows, std::int64_t columns) {
+  return ahead_of<In>(run_at<In>(source, rows.begin).data, source.rows,
+                      run_length(source, rows.begin, rows.end - rows.begin), columns);
+}
+
 // Rows that will be read soon, to be fetched into the second-level cache a row at a time while others are multiplied:
 // no hardware sees the next page coming, nor rows with gaps between them. (In the first level rows that lie a power of
-// two apart would share few sets, and requests in a burst would hold up the loads behind them.)
+// two apart would share few sets, and requests in a burst would hold up the loads behind them.) Behind their end come
+// the rows that the task reads next: of a few hundred keys a third would else be read unfetched.
 template <class In>
 class RowsAhead {
  public:
-  RowsAhead(const RowSource& source, std::int64_t dim, std::int64_t end) : source_(source), end_(end) {
+  RowsAhead(const RowSource& source, std::int64_t dim, const Range& rows, const Ahead& next)
+      : source_(source), end_(rows.end), next_(next) {
     constexpr auto size = static_cast<std::int64_t>(sizeof(In));
     constexpr std::int64_t bytes_ahead = 16384, least_keys = 16, most_keys = 64;
     const bool hidden = source.table != nullptr || source.rows.row_stride != dim;
     if (hidden && source.rows.column_stride == 1 && dim > 0) {
       row_bytes_ = dim * size;
-      ahead_ = larger(least_keys, smaller(most_keys, bytes_ahead / row_bytes_));
+      ahead_ = smaller(larger(least_keys, smaller(most_keys, bytes_ahead / row_bytes_)), rows.end - rows.begin);
     }
   }
 
   bool any() const { return ahead_ != 0; }
 
-  // What to fetch while `count` keys from `key` on are multiplied: as many rows, of one run.
-  HEADWAY_INLINE Ahead beside(std::int64_t key, std::int64_t count) const {
+  // What to fetch while `count` keys from `key` on are multiplied: as many rows, of one run. To be asked in order.
+  HEADWAY_INLINE Ahead beside(std::int64_t key, std::int64_t count) {
     const std::int64_t begin = key + ahead_;
     if (begin >= end_) {
-      return {};
+      const Ahead some{next_.first, next_.row_bytes, next_.bytes, smaller(count, next_.rows)};
+      next_.first += some.rows * next_.row_bytes;
+      next_.rows -= some.rows;
+      return some;
     }
     constexpr auto size = static_cast<std::int64_t>(sizeof(In));
     const Matrix run = run_at<In>(source_, begin);
@@ -95,6 +107,7 @@ class RowsAhead {
  private:
   const RowSource& source_;
   std::int64_t end_;
+  Ahead next_;  // what is left of them
   std::int64_t row_bytes_ = 0;
   std::int64_t ahead_ = 0;  // in keys; 0: the hardware sees them coming
 };
