@@ -5,6 +5,8 @@
 // other slices' blocks do: they write the same bits. Then a warp takes a row of dq, or a key, and walks over 32 pairs
 // at a time, of which each lane makes the coefficients; sums run in one order. Nothing of this is fast, and where there
 // are no coarse rows a block ends when it has seen so.
+#include <algorithm>
+
 #include "engines/cuda/kernels/coarse_rows.cuh"
 #include "engines/cuda/kernels/kernels.h"
 #include "engines/cuda/kernels/launch.cuh"
@@ -27,16 +29,6 @@ class CoarseGradients : private CoarseBlock<T, CoarseGradientArguments> {
  public:
   __device__ CoarseGradients(const CoarseGradientArguments& args, std::int64_t b, std::int64_t g)
       : Base(args, b), g_(g) {}
-
-  __device__ bool has_rows() const {
-    const std::int64_t count = args_.group * args_.coarse.tiles;
-    const int* found = args_.coarse.found + (b_ * args_.heads + g_ * args_.group) * args_.coarse.tiles;
-    bool any = false;
-    for (std::int64_t tile = threadIdx.x; tile < count; tile += coarse_threads) {
-      any |= found[tile] != 0;
-    }
-    return __syncthreads_or(any) != 0;
-  }
 
   __device__ void run(std::int64_t slice, std::int64_t slices) {
     for_rows(warp_, coarse_warps, [&](const PlainHead<T>& head, std::int64_t h, std::int64_t i) { find(head, h, i); });
@@ -218,15 +210,30 @@ class CoarseGradients : private CoarseBlock<T, CoarseGradientArguments> {
   const std::int64_t g_;
 };
 
+// Whether kv heads [first, last], of all batch items, have such a row: their flags lie one after another.
+__device__ bool any_found(const CoarseGradientArguments& args, std::int64_t first, std::int64_t last) {
+  const std::int64_t flags = args.group * args.coarse.tiles;
+  bool any = false;
+  for (std::int64_t n = first * flags + threadIdx.x; n < (last + 1) * flags; n += coarse_threads) {
+    any |= args.coarse.found[n] != 0;
+  }
+  return __syncthreads_or(any) != 0;
+}
+
+// A task is a slice of a kv head's keys; a block has neighbouring ones. Nearly always it ends with its first look.
 template <class T>
 __global__ void __launch_bounds__(coarse_threads)
     coarse_gradients(const __grid_constant__ CoarseGradientArguments args, std::int64_t slices, std::int64_t tasks) {
   ptx::wait_for_kernel_before();
-  for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+  const std::int64_t each = (tasks + gridDim.x - 1) / gridDim.x, begin = blockIdx.x * each;
+  const std::int64_t end = smaller(begin + each, tasks);
+  if (begin >= end || !any_found(args, begin / slices, (end - 1) / slices)) {
+    return;
+  }
+  for (std::int64_t task = begin; task < end; ++task) {
     const std::int64_t head = task / slices;
-    CoarseGradients<T> gradients(args, head / args.kv_heads, head % args.kv_heads);
-    if (gradients.has_rows()) {
-      gradients.run(task % slices, slices);
+    if (any_found(args, head, head)) {
+      CoarseGradients<T>(args, head / args.kv_heads, head % args.kv_heads).run(task % slices, slices);
     }
     __syncthreads();  // what the next task writes has been read
   }
@@ -235,10 +242,10 @@ __global__ void __launch_bounds__(coarse_threads)
 template <class T>
 cudaError_t launch(const CoarseGradientArguments& arguments, int multiprocessors, cudaStream_t stream) {
   const std::int64_t heads = arguments.batch * arguments.kv_heads;
-  const std::int64_t most = 8, some = 2 * std::int64_t{multiprocessors} / heads;
+  const std::int64_t most = 8, resident = 2 * std::int64_t{multiprocessors}, some = resident / heads;
   const std::int64_t slices = some < 1 ? 1 : some < most ? some : most;
   cudaLaunchConfig_t config{};
-  config.gridDim = grid(heads * slices);
+  config.gridDim = grid(std::min(heads * slices, resident));
   config.blockDim = dim3(coarse_threads);
   config.stream = stream;
   cudaLaunchAttribute early = early_start();

@@ -5,7 +5,7 @@ namespace headway::cuda {
 
 Launch paged_mma_launch(const ForwardArguments& arguments, DType dtype) {
   return of_half_type(dtype, widest(arguments),
-                      [&]<class T, int Depth>() { return mma_forward_launch_of<T, Depth, true>(arguments); });
+                      [&]<class T, int Depth>() { return mma_forward_launch_of<T, Depth, false, true>(arguments); });
 }
 
 }  // namespace headway::cuda

@@ -14,6 +14,7 @@
 // are left out of products, in steps of 16 or 32.
 #pragma once
 
+#include "engines/cuda/kernels/allowed_words.cuh"
 #include "engines/cuda/kernels/mma_scores.cuh"
 #include "engines/cuda/kernels/plain_rows.cuh"
 #include "engines/cuda/kernels/short_gradient_kernels.h"
@@ -23,7 +24,7 @@
 
 namespace headway::cuda {
 
-// Whether scores may be more than products times the scale, or weights dropped.
+// Whether scores may be more than products times the scale where mask and ranges allow them, or weights dropped.
 enum class ShortScores : std::uint8_t { scaled, modified };
 
 template <class T, int Depth, int KeyGroups, int Split, ShortScores Scores>
@@ -277,13 +278,14 @@ class ShortGradient {
     MmaThread thread;
     thread.warp = group();
     const int first_key = group() * 16;
-    const int2 own = states(step.number).ranges[col + lane_];
+    const KeyRowWords words(args_, b_, step.h, step.first + col + lane_, states(step.number).ranges[col + lane_],
+                            first_key, sequence().key_count);
     float p[tiles][4] = {}, ds[tiles][4] = {};
-    if (__any_sync(~0u, own.x < first_key + 16 && own.y > first_key)) {
-      const bool full = __all_sync(~0u, own.x <= first_key && own.y >= first_key + 16) != 0;
+    if (words.any()) {
+      const std::uint32_t allowed = words.slots(lane_);
       multiply_short_rows<Depth, T>(lane_, keys_, first_key, step.query, col, static_cast<int>(args_.head_dim), p);
       float slopes[Scores == ShortScores::modified ? slots : 1];
-      const std::uint32_t forbidden = make_weights(thread, modifiers, step, col, full, careful, p, slopes);
+      const std::uint32_t forbidden = make_weights(thread, modifiers, step, col, allowed, careful, p, slopes);
       const std::uint32_t kept =
           Scores == ShortScores::modified && args_.dropout.active
               ? kept_slots_transposed<tiles>(thread, args_.dropout, b_, step.h, 0, step.first + col)
@@ -302,13 +304,9 @@ class ShortGradient {
   // Products become weights p, 0 in the slots returned as forbidden.
   template <int Count>
   __device__ std::uint32_t make_weights(const MmaThread& thread, const Modifiers<float>& modifiers, const Step& step,
-                                        int col, bool full, bool careful, float (&p)[tiles][4],
+                                        int col, std::uint32_t allowed, bool careful, float (&p)[tiles][4],
                                         float (&slopes)[Count]) const {
-    const auto inside = [&](int slot) {
-      const int2 range = states(step.number).ranges[col + thread.col_of(slot)];
-      const int key = thread.row_of(slot);
-      return full || (key >= range.x && key < range.y);
-    };
+    const auto inside = [&](int slot) { return (allowed >> slot & 1) != 0; };
     if constexpr (Scores == ShortScores::modified) {
       constexpr int batch = 8;
 #pragma unroll
@@ -329,10 +327,12 @@ class ShortGradient {
         }
       }
     } else {
+      const bool masked = args_.mask.data != nullptr;
 #pragma unroll
       for (int slot = 0; slot < slots; ++slot) {
         float& score = p[slot / 4][slot % 4];
-        score = inside(slot) ? modifiers.scaled(score) : -infinity<float>();
+        const float scaled = modifiers.scaled(score);
+        score = !inside(slot) ? -infinity<float>() : masked ? modifiers.of_allowed(scaled) : scaled;
       }
     }
     if (careful) {  // an allowed score of -inf is not a forbidden pair's, and rows that are left out are forbidden
@@ -340,8 +340,8 @@ class ShortGradient {
       for (int slot = 0; slot < slots; ++slot) {
         float& score = p[slot / 4][slot % 4];
         const bool left_out = states(step.number).lse[col + thread.col_of(slot)] == infinity<float>();
-        const bool allowed = Scores == ShortScores::modified ? score != -infinity<float>() : inside(slot);
-        score = allowed && !left_out ? Modifiers<float>::of_allowed(score) : -infinity<float>();
+        const bool seen = Scores == ShortScores::modified ? score != -infinity<float>() : inside(slot);
+        score = seen && !left_out ? Modifiers<float>::of_allowed(score) : -infinity<float>();
       }
     }
     std::uint32_t forbidden = 0;

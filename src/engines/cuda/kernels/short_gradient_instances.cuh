@@ -7,8 +7,8 @@
 namespace headway::cuda {
 
 inline bool short_scores_are_modified(const Arguments& arguments) {
-  return arguments.softcap != 0 || arguments.bias.data != nullptr || arguments.mask.data != nullptr ||
-         arguments.slopes.data != nullptr || arguments.dropout.active;
+  return arguments.softcap != 0 || arguments.bias.data != nullptr || arguments.slopes.data != nullptr ||
+         arguments.dropout.active;
 }
 
 template <class T, int Depth, int KeyGroups, int Split, int BlocksAtOnce, ShortScores Scores>
