@@ -164,20 +164,6 @@ TEST(BackwardOrder, hands_out_every_member_once_and_a_head_s_chunks_in_their_ord
         }
 }
 
-TEST(BackwardOrder, hands_out_every_member_once_and_those_of_a_head_with_spans_in_their_order) {
-  for (int heads : {1, 3, 8, 17})
-    for (int members : {1, 2, 7, 101})
-      for (int together : {1, 2, 5, 17}) {
-        std::vector<int> next(static_cast<std::size_t>(heads), 0);  // member of each head
-        for (int item = 0; item < heads * members; ++item) {
-          const BackwardItem one = spanned_item(item, heads * members, members, together);
-          ASSERT_LT(one.head, heads);
-          ASSERT_EQ(one.member, next[static_cast<std::size_t>(one.head)]++) << heads << members << together;
-        }
-        ASSERT_EQ(next, std::vector<int>(static_cast<std::size_t>(heads), members)) << members << together;
-      }
-}
-
 TEST(BackwardOrder, keeps_nobody_waiting_in_self_attention) {
   for (const bool causal : {false, true})
     for (int group : {1, 4})

@@ -255,15 +255,6 @@ int head_group(const Problem& problem) {
   return static_cast<int>(std::clamp<std::int64_t>(cached_bytes / head_bytes, 4, 32));
 }
 
-// Heads whose key tiles run together where rows have spans: about eight tiles of a head run at once and share its
-// queries in the cache, and groups are about equally large.
-int span_heads_together(const Problem& problem) {
-  const std::int64_t heads = problem.batch * problem.kv_heads * parts_of(problem).total();
-  const std::int64_t usual = std::max<std::int64_t>(1, device_of(problem).multiprocessors / 8);
-  const std::int64_t groups = std::max<std::int64_t>(1, (heads + usual / 2) / usual);
-  return static_cast<int>(blocks_of(heads, groups));
-}
-
 // One for each multiprocessor, but no more than there is work for.
 unsigned grid_blocks(const Problem& problem, std::int64_t tasks) {
   const std::int64_t multiprocessors = device_of(problem).multiprocessors;
@@ -331,7 +322,7 @@ HopperBackwardArguments arguments_of(const BackwardProblem& problem, const Hoppe
   result.members = static_cast<int>(members(problem, result.shape));
   result.items = static_cast<int>(items(problem));
   result.chunk = static_cast<int>(chunk_of(problem, result.shape));
-  result.spread = result.chunk < result.members && result.chunk < usual_chunk(problem);
+  result.spread = !problem.spans && result.chunk < result.members && result.chunk < usual_chunk(problem);
   result.own_ends = has_own_ends(problem);
   result.mask_in_pieces = mask_in_pieces(problem);
   result.bias_in_pairs = bias_in_pairs(problem);
@@ -348,8 +339,6 @@ HopperBackwardArguments arguments_of(const BackwardProblem& problem, const Hoppe
     result.query_tiles = static_cast<int>(query_tiles(problem));
     result.tiles = static_cast<int>(problem.batch * problem.heads * query_tiles(problem));
     result.head_group = head_group(problem);
-  } else if (problem.spans) {
-    result.head_group = span_heads_together(problem);
   }
   return result;
 }

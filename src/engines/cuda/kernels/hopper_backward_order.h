@@ -133,15 +133,6 @@ HEADWAY_HOST_DEVICE inline BackwardItem backward_item(int item, int items, int m
   return {head, first + within - head * size, number * heads + head};
 }
 
-// The same where rows have spans: the first members of all heads of a group before their second ones, so that the long
-// walk of keys that all rows see begins early, while members of `together` heads still find a head's rows in the cache.
-HEADWAY_HOST_DEVICE inline BackwardItem spanned_item(int item, int items, int members, int together) {
-  const int group = item / (members * together), first = group * together;
-  const int left = items / members - first, heads = left < together ? left : together;
-  const int within = item - first * members, member = within / heads, head = first + within - member * heads;
-  return {head, member, head};
-}
-
 // A step of a walk: the query head of the group and the query tile.
 struct BackwardPosition {
   int head = 0, tile = 0;

@@ -36,8 +36,7 @@ class HopperBackwardProducer {
   __device__ __forceinline__ bool loads() const { return lane_ == 0; }
 
   __device__ __forceinline__ BackwardItem item_at(int item) const {
-    return spanned ? spanned_item(item, args_.items, args_.members, args_.head_group)
-                   : backward_item(item, args_.items, args_.members, args_.chunk, args_.spread);
+    return backward_item(item, args_.items, args_.members, args_.chunk, args_.spread);
   }
 
   __device__ __forceinline__ int next_item() { return __shfl_sync(~0u, loads() ? take_item() : 0, 0); }
@@ -69,7 +68,7 @@ class HopperBackwardProducer {
       if (n > 0 && loads()) {
         loader_.copy_post();
       }
-      load_tile(triangle && n == 0 ? seen - 1 - member : member, n == 1);
+      load_tile((triangle || spanned) && n == 0 ? seen - 1 - member : member, n == 1);
     }
     // Keys that nobody sees are shared out too: their gradients have to be written.
 #pragma unroll 1

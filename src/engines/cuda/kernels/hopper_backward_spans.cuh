@@ -1,8 +1,8 @@
 // The walk of a key tile in the Hopper backward where rows have spans: over the positions that see one of its keys, in
-// ascending order. Contributions to a query tile are ordered by ascending key tile, and key tiles of a head are taken
-// in that order too. So blocks wait only for what was taken before them, and none waits for ever, however many run at
-// once. The first keys, which all rows may see, have the longest walks: taken last, one of them would run alone in the
-// end. Every block leaves out the same tiles, because both directions come from the same bits (spans.cuh).
+// ascending order. Contributions to a query tile are ordered by descending key tile, and key tiles of a head are taken
+// in that order too. So everybody waits only for what was taken before, and nobody for ever, however many run at once;
+// and the first keys, which all rows may see, keep nobody waiting. Everybody leaves out the same tiles, because both
+// directions come from the same bits (spans.cuh).
 #pragma once
 
 #include "engines/cuda/kernels/hopper_backward_shared.cuh"
@@ -66,10 +66,10 @@ class SpanWalk {
     return own;
   }
 
-  // How many contributions to the position come before this key tile's: those of lower ones.
+  // How many contributions to the position come before this key tile's: those of higher ones.
   __device__ __forceinline__ int rank(const BackwardPosition& at) const {
     const TileSpan seen = post_.sequence.keys_of(at.tile);
-    return count(row_line_ + at.head * spans_.seen.head + at.tile, seen.within({seen.begin, key_tile_}));
+    return count(row_line_ + at.head * spans_.seen.head + at.tile, seen.within({key_tile_ + 1, seen.end}));
   }
 
   // Whether spans forbid a pair of the key tile and a query tile.
