@@ -5,8 +5,10 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <list>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "attention/cuda_backward.h"
 #include "core/text.h"
@@ -88,13 +90,13 @@ std::string name_of(const Shape& s) {
 }
 
 TEST_F(CudaMasked, short_sequences_are_within_the_contracts_bounds_however_their_masks_lie) {
+  std::list<std::pair<Inputs, OptionSet>> kept;  // checks read them, and end first
   Checks checks;
   for (std::uint64_t seed = 1; seed <= 48; ++seed) {
     Random random(seed);
     const Shape shape = random_shape(random);
     const DType dtype = seed % 2 == 0 ? DType::bf16 : DType::f16;
-    const OptionSet set = random_options(shape, random);
-    const Inputs inputs = random_inputs(shape, dtype, seed);
+    const auto& [inputs, set] = kept.emplace_back(random_inputs(shape, dtype, seed), random_options(shape, random));
     const Call call = on_cuda(inputs, set.options);
     EXPECT_TRUE(same_bits(call.run(), call.run())) << seed;
     checks.add(call, text("seed ", seed, ": ", name_of(shape)));

@@ -351,11 +351,16 @@ def test_arrays_of_two_libraries_on_a_gpu_are_refused():
         headway.attention(x, x, Other(3, 4))
 
 
-def test_what_has_no_way_on_a_gpu_says_so():
+@pytest.mark.skipif("cuda" in headway.engines(), reason="with a GPU these run there, and what says it is on one is not")
+def test_what_runs_on_a_gpu_alone_says_so_without_one():
     x = OnGpu(3, 4)
     for call in (lambda: headway.analyze(x, x), lambda: headway.weights_in(x, x, (0, 1), (0, 1))):
         with pytest.raises(NotImplementedError, match="the tensors are on cuda:0, and it reads host memory only"):
             call()
+
+
+def test_what_has_no_way_on_a_gpu_says_so():
+    x = OnGpu(3, 4)
     with pytest.raises(NotImplementedError, match="MultiHeadAttention: queries is on cuda, and this layer is NumPy's"):
         headway.MultiHeadAttention(4, 2).forward(x, x, x)
     here = np.ones((3, 4), np.float32)

@@ -496,7 +496,7 @@ def test_flops_are_counted_as_those_of_torchs_fused_attention(options):
         out = ht.attention(query, key, value, **options)
         (out if isinstance(out, torch.Tensor) else out[0]).sum().backward()
 
-    sizes = query.shape, key.shape, value.shape
+    sizes = query.shape, (2, 6, 7, 8), (2, 6, 7, 4)  # older versions of torch count equal numbers of heads alone
     assert counted(call) == {
         "attention": sdpa_flop_count(*sizes),
         "attention_backward": sdpa_backward_flop_count((2, 6, 5, 4), *sizes),

@@ -23,8 +23,16 @@ class MeanWeights : Walk {
 
   __device__ void run(std::int64_t b, std::int64_t row_tile, std::int64_t key_tile) {
     const std::int64_t first = row_tile * rows, key = key_tile * keys;
-    this->start_rows(b, first, smaller(rows, args_.query_len - first));
     Real sums[slots] = {};
+    if (args_.heads > 0) {
+      add_heads(b, first, key, sums);
+    }
+    store(b, first, key, sums);
+  }
+
+ private:
+  __device__ __forceinline__ void add_heads(std::int64_t b, std::int64_t first, std::int64_t key, Real (&sums)[slots]) {
+    this->start_rows(b, first, smaller(rows, args_.query_len - first));
     if (key < this->range_.end && key + keys > this->range_.begin) {
       Real lse[own_rows];
       this->walk_heads(
@@ -44,10 +52,8 @@ class MeanWeights : Walk {
             }
           });
     }
-    store(b, first, key, sums);
   }
 
- private:
   __device__ void store(std::int64_t b, std::int64_t first, std::int64_t key, const Real (&sums)[slots]) const {
     const Matrix& to = args_.mean;
     const Real heads = static_cast<Real>(larger(args_.heads, 1));  // the mean over none is 0
