@@ -54,7 +54,10 @@ Choice choose(const Problem& problem) {
   for (const Plan::PassedOver& passed : choice.plan.passed_over) {
     reasons += text(reasons.empty() ? "" : "; ", name(passed.engine), ": ", passed.reason);
   }
-  throw Unsupported(text(problem.operation, ": no requested engine can run this (", reasons, ")"));
+  const bool any = problem.engine == Engine::automatic;
+  throw Unsupported(text(problem.operation,
+                         any ? ": no engine can run this (" : ": the requested engine cannot run this (", reasons,
+                         ")"));
 }
 
 }  // namespace headway

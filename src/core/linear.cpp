@@ -21,7 +21,7 @@ void in_one_step(const LinearCall& call, const Run& run) {
 // Tensors on a device can be computed by one engine only.
 void check_engine(Engine engine, const ConstTensorView& x, const LinearCall& call) {
   if (engine != Engine::automatic && engine != Engine::cuda) {
-    throw Unsupported(text(call.operation, ": no requested engine can run this (", name(engine),
+    throw Unsupported(text(call.operation, ": the requested engine cannot run this (", name(engine),
                            ": the tensors are on ", x.device(), ", and it reads host memory only)"));
   }
 }

@@ -311,8 +311,9 @@ TEST_F(LayerCuda, tensors_elsewhere_and_other_engines_are_refused) {
             "MultiHeadAttention::backward: grad_output is on cpu, the layer's parameters are on cuda:0");
   const std::string engine =
       error_text<Unsupported>([&] { layer.infer(there, there, there, {.engine = Engine::cpu}); });
-  EXPECT_NE(engine.find("MultiHeadAttention::infer: no requested engine can run this (cpu: the tensors are on cuda:0"),
-            std::string::npos)
+  EXPECT_NE(
+      engine.find("MultiHeadAttention::infer: the requested engine cannot run this (cpu: the tensors are on cuda:0"),
+      std::string::npos)
       << engine;
   layer.to(Device{});
   EXPECT_EQ(error_text<InvalidArgument>([&] { layer.infer(there, there, there); }),

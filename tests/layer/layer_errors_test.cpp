@@ -71,7 +71,7 @@ TEST(LayerErrors, what_attention_would_refuse_is_refused_before_anything_is_comp
   AttentionOptions options;
   options.progress = [&](double) { return ++reports > 0; };
   options.engine = Engine::cuda;
-  const std::string reason = ": no requested engine can run this (cuda: ";
+  const std::string reason = ": the requested engine cannot run this (cuda: ";
   const auto starts_with = [](const std::string& text, const std::string& start) { return text.rfind(start, 0) == 0; };
   EXPECT_TRUE(starts_with(error_text<Unsupported>([&] { layer.forward(x, x, x, options); }),
                           "MultiHeadAttention::forward" + reason));

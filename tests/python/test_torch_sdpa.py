@@ -333,7 +333,7 @@ def test_what_no_engine_can_run_is_refused_in_the_function_s_own_name(monkeypatc
 
     def refuse(name):
         def call(*_, **__):
-            raise NotImplementedError(f"{name}: no requested engine can run this (cuda: not built into this library)")
+            raise NotImplementedError(f"{name}: no engine can run this (cuda: not built into this library)")
 
         return call
 
@@ -341,7 +341,7 @@ def test_what_no_engine_can_run_is_refused_in_the_function_s_own_name(monkeypatc
         monkeypatch.setattr(_headway, name, refuse("attention" if name == "torch_attention" else name), raising=False)
     monkeypatch.setattr(sys.modules["headway.torch.sdpa"], "torch_sdpa", lambda *_: None)  # its answer then
     x = torch.randn(1, 2, 4, 8)
-    with pytest.raises(NotImplementedError, match="^scaled_dot_product_attention: no requested .* not built into"):
+    with pytest.raises(NotImplementedError, match="^scaled_dot_product_attention: no engine .* not built into"):
         ours(x, x, x)
 
 
