@@ -73,11 +73,19 @@ run_tests() {
   if [[ -t 1 ]]; then
     $(steady_addresses "$preset") ctest --preset "$preset" --parallel "$jobs" "$@" --progress
   else
-    # Failures, skips and the closing lines; not a line for each test that starts or passes.
-    $(steady_addresses "$preset") ctest --preset "$preset" --parallel "$jobs" "$@" |
-      sed -E '/^ +Start +[0-9]+: /d; /^ *[0-9]+\/[0-9]+ Test +#[0-9]+: .* Passed +[0-9.]+ sec$/d'
+    $(steady_addresses "$preset") ctest --preset "$preset" --parallel "$jobs" "$@" | short_report "build/$preset"
   fi || return
   slowest_tests "$preset"
+}
+
+# Of what ctest says: failures and the closing lines, not a line for each test that starts or passes; how many were skipped.
+short_report() {
+  awk -v log_file="$1/Testing/Temporary/LastTest.log" '
+    /^ +Start +[0-9]+: / || /^ *[0-9]+\/[0-9]+ Test +#[0-9]+: .* Passed +[0-9.]+ sec$/ || /\*\*\*Skipped +[0-9.]+ sec$/ { next }
+    /^The following tests did not run:$/ { next }
+    /^\t *[0-9]+ - .*\(Skipped\)$/ { ++skipped; next }
+    { print }
+    END { if (skipped) printf "%d tests were skipped; %s has their reasons\n", skipped, log_file }'
 }
 
 # Times of the last run; ctest stores the mean time of each test.
