@@ -79,8 +79,12 @@ void run(const SomeProblem& problem, const Choice& choice,
   }
 }
 
+// A plan for another pass than the one that runs would have the wrong tiles and too little scratch.
 template <class SomeProblem>
 void run(const SomeProblem& problem, void (EngineBase::*pass)(const SomeProblem&, const Plan&) const) {
+  if (problem.pass != SomeProblem::own_pass) {
+    throw std::logic_error(text(problem.operation, ": a problem of another pass"));
+  }
   run(problem, choose(problem), pass);
 }
 

@@ -95,12 +95,14 @@ struct Problem {
 };
 
 struct ForwardProblem : Problem {
+  static constexpr Pass own_pass = Pass::forward;
   TensorView out;                     // [B,H,Sq,Dv]
   std::optional<TensorView> lse;      // [B,H,Sq]
   std::optional<TensorView> weights;  // [B,H,Sq,Sk]
 };
 
 struct BackwardProblem : Problem {
+  static constexpr Pass own_pass = Pass::backward;
   ConstTensorView grad_out, out;         // [B,H,Sq,Dv]
   ConstTensorView lse;                   // [B,H,Sq]
   std::optional<TensorView> dq, dk, dv;  // like query, key, value
@@ -112,6 +114,7 @@ struct BackwardProblem : Problem {
 };
 
 struct ScoresProblem : Problem {
+  static constexpr Pass own_pass = Pass::scores;
   Stage stage = Stage::weights;
   TensorView scores;  // [B,H,Sq,Sk]
 };

@@ -280,6 +280,7 @@ void forward_part(const Whole& whole, const Part& part, TensorView out, TensorVi
     const PieceProblem of_piece(whole, part, piece);
     ForwardProblem problem;
     static_cast<Problem&>(problem) = of_piece.problem;
+    problem.pass = Pass::forward;  // also of a backward call's part
     problem.out = of_piece.rows_of(out, of_piece.query_rows());
     problem.lse = of_piece.rows_of(lse, of_piece.query_rows());
     problem.wants_lse = true;

@@ -50,7 +50,7 @@ bool has_equal_products(const Case& one) {
 // one, wider ones 16 and then the sums of those, where equal ones round alike (up to 9 units of the score); bf16 dot
 // products add up to 256 one by one, where integers round alike past 2^24 of them (18 units at head dim 219); and where
 // one product makes most of a score, every product that is added to it later rounds it once more, and n such roundings
-// come to about sqrt(n) units, or to n / 2 where the other products are equal. The bound of lse, unlike that of out and
+// come to about sqrt(n) units, or to n where the other products are equal. The bound of lse, unlike that of out and
 // gradients, has what rounds lse itself on top.
 struct OpenGrowth {
   Real of_scores = 1;  // lse and weights
@@ -74,7 +74,7 @@ OpenGrowth open_growth(const Case& one) {
     growth.of_scores = std::max<Real>(2, std::min<Real>(width, 256) / 64);
   if (!is_uneven(one.q) && !is_uneven(one.k) && !planted) return growth;
   const Real roundings = one.type == DType::bf16 ? width : std::min<Real>(width, 16 + width / 16);
-  const Real uneven = std::max(2 * std::sqrt(roundings), equal ? roundings / 2 : 0);
+  const Real uneven = std::max(2 * std::sqrt(roundings), equal ? roundings : 0);
   return {std::max(growth.of_scores, uneven / (half ? 8 : 4)),
           std::max<Real>(growth.of_sums, std::max<Real>(uneven / 4, 1.25L))};
 }

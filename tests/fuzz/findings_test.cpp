@@ -325,6 +325,13 @@ constexpr Finding findings[] = {
      "type=f16 sq=9 d=46 dv=16 k_layout=reversed v_layout=gaps bias=random bias_type=f16 causal=bottom_right sinks=f16 "
      "sinks_size=20 plants=grad:inf,hidden_key:nan seed=2209995915168423591"},
     {"split_gradient_of_a_sink_that_f32_does_not_have", "type=bf16 sinks=f64 sinks_size=1e+30"},
+    // Which rows have keys was asked with the plan of a backward pass: a write past the end of its scratch.
+    {"split_gradient_of_a_sink_beside_a_term_that_is_not_finite",
+     "type=f64 sq=121 valid=item sinks=f64 plants=hidden_grad:nan seed=2"},
+    // 13 equal products are added to a large one, and round it alike.
+    {"equal_products_behind_a_large_one",
+     "d=14 dv=14 sharing=kv bias=full q=constant q_size=7266.005562081169 k=constant k_size=90.131413954430656 "
+     "plants=value:large seed=2"},
 };
 
 std::string name_of(const testing::TestParamInfo<Finding>& finding) { return finding.param.name; }
