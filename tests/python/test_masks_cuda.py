@@ -64,3 +64,22 @@ def test_spans_on_the_device_are_cut_to_the_keys(dtype):
     bools = np.tri(LENGTH, dtype=bool) & ~np.tri(LENGTH, k=-51, dtype=bool)
     bools[:, 290:] = True
     assert_near(out, oracle.attention(*exact_inputs, mask=bools).out, dtype)
+
+
+def test_the_layers_of_a_model_and_a_captured_graph_share_a_mask_s_spans_on_the_device():
+    import headway.torch
+    from headway.torch import _structured
+
+    tensors, _ = inputs("bfloat16")
+    mask = masks.documents(np.arange(LENGTH) // 130) & masks.causal()
+    expected = headway.torch.attention(*tensors, mask=mask)
+    spans = _structured._last[mask][1][0]
+    assert spans.is_cuda
+    assert torch.equal(headway.torch.attention(*tensors, mask=mask), expected)
+    assert _structured._last[mask][1][0] is spans  # neither made nor sent again
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = headway.torch.attention(*tensors, mask=mask)
+    tensors[2].neg_()
+    graph.replay()
+    assert torch.equal(out, -expected)

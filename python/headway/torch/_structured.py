@@ -52,13 +52,13 @@ def _check_axes(operation: str, mask: Mask, batch: int, heads: int) -> None:
 
 
 def _tensors(mask: Mask, sizes: Any, device: torch.device, make: Any) -> tuple[Tensor | None, int, Tensor | None]:
-    """Spans, in host memory as lengths may be; queries of an entry; bools, on the device."""
+    """Spans; queries of an entry; bools. On the device, so that no call checks spans and sends them again."""
     known = _last.get(mask)
     if known is not None and known[0] == (sizes, device):
         return known[1]
     spans, rows, bools = make(mask, *sizes)
     tensors = (
-        None if spans is None else torch.from_numpy(spans),
+        None if spans is None else torch.from_numpy(spans).to(device),
         rows,
         None if bools is None else torch.from_numpy(bools).to(device),
     )

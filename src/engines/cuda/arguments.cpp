@@ -1,6 +1,7 @@
 #include "engines/cuda/arguments.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -80,6 +81,10 @@ PageArguments pages_of(const Problem& problem) {
   PageArguments result;
   constexpr std::int64_t most = std::numeric_limits<int>::max();
   result.size = static_cast<int>(std::min(problem.pages->size, most));
+  const auto size = static_cast<std::uint32_t>(std::max(result.size, 1));
+  result.size_shift = std::bit_width(size - 1);
+  const std::uint64_t power = std::uint64_t{1} << result.size_shift;
+  result.size_factor = static_cast<std::uint32_t>(((power - size) << 32) / size + 1);
   result.count = static_cast<int>(problem.key.size(0));
   result.key_scales = scales_of(problem.pages->key_scales);
   result.value_scales = scales_of(problem.pages->value_scales);

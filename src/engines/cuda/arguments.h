@@ -76,8 +76,11 @@ struct PageArguments {
   const std::int32_t* table = nullptr;
   std::int64_t sequence_step = 0, entry_step = 0;  // strides, in such words
   int size = 1;                                    // slots of a page
-  int count = 0;                                   // pages that there are
-  Lengths lengths;                                 // keys of each sequence [B]
+  // key / size = (high half of key * size_factor, + key) >> size_shift for keys below 2^31
+  std::uint32_t size_factor = 1;
+  int size_shift = 0;
+  int count = 0;    // pages that there are
+  Lengths lengths;  // keys of each sequence [B]
   PageScales key_scales, value_scales;
 };
 
