@@ -315,7 +315,7 @@ TEST_F(CudaF32, leaves_other_calls_to_exact_kernels_with_the_reason) {
   EXPECT_NE(reason(plan(20, 64, DType::f32)).find("few queries"), std::string::npos);
   EXPECT_NE(reason(plan(500, 64, DType::f32, {.batch_invariant = true})).find("invariant"), std::string::npos);
   if (plan(500, 64, DType::f32).instruction_set != "compute capability 9.0") GTEST_SKIP() << "not a Hopper GPU";
-  EXPECT_EQ(plan(500, 64, DType::f32).kernel, "f32 tiles in three bf16 parts");
+  EXPECT_EQ(plan(500, 64, DType::f32).kernel, "f32 tiles in three bf16 parts, by warpgroups");
   EXPECT_NE(reason(plan(500, 300, DType::f32)).find("head_dim 300"), std::string::npos);
   EXPECT_NE(reason(plan(500, 64, DType::f32, {.scale = 1e15})).find("1e+15"), std::string::npos);
 }
