@@ -27,10 +27,30 @@ struct WarpgroupProducts {
   static __device__ __forceinline__ void planes_are_written() { ptx::shared_writes_to_async_fence(); }
 
   // Own rows that are not split ahead, because their planes would not fit: [rows][Depth] floats, split each time they
-  // are read. Eight lanes that read 8 bytes each of two rows find them in different banks.
+  // are read. Lanes that read 8 bytes each, four of a row, find four rows in different banks.
   template <int Depth>
   static __device__ __forceinline__ int float_place(int r, int chunk) {
     return r * Depth + ((chunk ^ (r & 3) << 1) << 2);
+  }
+
+  // Staged [Rows][Depth] become such rows [first, first + Rows), without what may not be split, by all threads of a
+  // block; `marked` as in split_rows.
+  template <int Threads, int Rows, int Depth, SplitLimits limits>
+  static __device__ __forceinline__ void keep_rows(const float* staged, unsigned char* own, int first,
+                                                   std::uint32_t* marked) {
+    float* to = reinterpret_cast<float*>(own);
+#pragma unroll 1
+    for (int task = static_cast<int>(threadIdx.x); task < Rows * Depth / 8; task += Threads) {
+      const int r = task / (Depth / 8), d = task % (Depth / 8) * 8;
+      float eight[8];
+      load_four(staged + r * Depth + d, eight);
+      load_four(staged + r * Depth + d + 4, eight + 4);
+      take_out<limits>(eight, r, marked);
+#pragma unroll
+      for (int x = 0; x < 8; x += 4) {
+        store_four(to + float_place<Depth>(first + r, (d + x) / 4), eight[x], eight[x + 1], eight[x + 2], eight[x + 3]);
+      }
+    }
   }
 
  private:
@@ -132,12 +152,33 @@ struct WarpgroupProducts {
   using Scores = std::conditional_t<Floats, FloatScores<OwnRows, OtherRows, Depth, Features, Chains>,
                                     PlaneScores<OwnRows, OtherRows, Depth, Features, Chains>>;
 
-  template <int OtherRows, int Depth, int Features, int Together = 0>
+  // `Together`: so many tiles of 8 columns at a time, to take fewer registers. Only the last go on after start().
+  template <int OtherRows, int Depth, int Features, int Together = Features / 8>
   class Sums {
    public:
     __device__ __forceinline__ void start(const MmaThread&, const float (&p)[OtherRows / 8][4], float scale,
-                                          const unsigned char* other, int from, int, float (&)[Features / 8][4]) {
+                                          const unsigned char* other, int from, int, float (&sums)[Features / 8][4]) {
       split_coefficients(p, scale, parts_);
+#pragma unroll
+      for (int tile = 0; tile < Features / 8; tile += Together) {
+        if (tile > 0) {
+          finish_tiles<0>(tile - Together, sums);
+        }
+        start_tiles(other, from + tile * 8);
+      }
+    }
+
+    // `Pending` products that began later may go on.
+    template <int Pending>
+    __device__ __forceinline__ void finish(float (&sums)[Features / 8][4]) {
+      finish_tiles<Pending>(Features / 8 - Together, sums);
+    }
+
+   private:
+    static constexpr int steps = OtherRows / 16;
+    using Product = ptx::Wgmma<bfloat16, Together * 8>;
+
+    __device__ __forceinline__ void start_tiles(const unsigned char* other, int from) {
       const std::uint64_t b = ptx::tile_descriptor(panel_of<OtherRows>(other, from), panel_bytes<OtherRows>);
       const auto multiply = [&](int k, int part_a, int part_b, bool begins) {
         const std::uint32_t(&a)[4] = parts_[k][part_a];
@@ -160,20 +201,17 @@ struct WarpgroupProducts {
     }
 
     template <int Pending>
-    __device__ __forceinline__ void finish(float (&sums)[Features / 8][4]) {
+    __device__ __forceinline__ void finish_tiles(int tile, float (&sums)[Features / 8][4]) {
       ptx::wgmma_wait<Pending>();
       ptx::touch(step_);
 #pragma unroll
-      for (int slot = 0; slot < Features / 2; ++slot) {
-        sums[slot / 4][slot % 4] += step_[slot];
+      for (int slot = 0; slot < Together * 4; ++slot) {
+        sums[tile + slot / 4][slot % 4] += step_[slot];
       }
     }
 
-   private:
-    static constexpr int steps = OtherRows / 16;
-    using Product = ptx::Wgmma<bfloat16, Features>;
     std::uint32_t parts_[steps][split_parts][4];
-    float step_[Features / 2];
+    float step_[Together * 4];
   };
 
  private:

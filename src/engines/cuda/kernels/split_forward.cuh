@@ -1,10 +1,11 @@
 // Forward for f32 on tensor cores, for every option and stride and head dims up to Depth, within the bounds of exact
 // f32 arithmetic. split_tile.cuh says how numbers are split and which are left out.
 //
-// A block owns 16 queries a warp of one head and walks over the keys of its rows' ranges, 32 at a time (16 with 256
-// features). Rows of K and V are copied as they are a step ahead, then split into planes once for all warps. A step is
-// 6 x 2 rows keys (D + Dv) operations of the tensor cores, which bound it, for (D + Dv) keys loads from L2; next come
-// the reads of planes (9 of 16 bytes a lane for 24 products) and the splitting, about 6 instructions an element.
+// A block owns 64 queries (128 of 128 features, by warps) of one head and walks over the keys of its rows' ranges, 32
+// at a time (16 of 256 features, by warps). Rows of K and V are copied as they are a step ahead, then split into planes
+// once for all warps. A step is 6 x 2 rows keys (D + Dv) operations of the tensor cores, which bound it, for (D + Dv)
+// keys loads from L2; next comes the splitting, about 6 instructions an element, and where warps make the products
+// (before Hopper) their reads of planes. Two warpgroups share the rows of 256 features, as in split_gradient.cuh.
 //
 // Sums over keys have three levels, so that equal terms do not drift: a step's own, those of 1024 keys, and compensated
 // ones of all keys. The last are touched so rarely that they lie in local memory.

@@ -2,14 +2,14 @@
 // Depth. The formulas and the order of the sums are those of simt_gradient.cuh; split_tile.cuh says how numbers are
 // split and which are left out.
 //
-// A block owns 64 rows (32 with 256 features) of the gradient, queries or keys, and walks over the rows of the other
-// side, 32 (16) at a time, which are copied a step ahead as they are and then split once for all warps. With own rows
-// A, B (q, grad_out; or k, v) and the other side's A', B' a step is
+// A block owns 64 rows (32 of 256 features, by warps) of the gradient, queries or keys, and walks over the rows of the
+// other side, 32 (16) at a time, which are copied a step ahead and then split once for all warps. With own rows A, B
+// (q, grad_out; or k, v) and the other side's A', B' a step is
 //   S = A A'^T   dP = B B'^T   ds = p (dP - delta)   dq or dk += ds A'   dv += p B'
-// each of six tensor core products, which bound it. Above 64 features two warps share 16 rows: each has half of the
-// features, adds up its part of S and dP, and gets the other part through shared memory. Both then find the same p and
-// ds, and add to the sums of their own features. So shared memory that holds few rows is read by twice the warps, and
-// the sums of dk and dv fit into registers together.
+// each of six tensor core products, which bound it. Warpgroups begin a product and do what does not need it meanwhile:
+// weights beside dP, ds beside dv. Above 64 features two warps share 16 rows: each has half of the features, adds up
+// its part of S and dP, and gets the other part through shared memory. Both then find the same p and ds, and add to the
+// sums of their own features, so that the sums of dk and dv fit into registers together.
 //
 // What leaves a step in registers (ds, p) is multiplied by 2^12 and split, so that weights of 2^-120 still have all
 // parts. A ds beyond 2^48 is left out as well, and its products are added by f32 arithmetic (add_large); a NaN is split
@@ -35,7 +35,9 @@ class SplitGradient {
   static constexpr int tiles = cols / 8, slots = cols / 2;
   static constexpr int own_bytes = rows * Depth * (floats ? static_cast<int>(sizeof(float)) : split_parts * 2);
   static constexpr int others_bytes = split_parts * cols * Depth * 2, staged_size = cols * Depth;
-  static constexpr int together = KeysAreRows && Depth == 256 ? 2 : 4;
+  // Tiles of columns whose sums are found at a time: as many as registers hold.
+  static constexpr bool few_registers = KeysAreRows && Depth == 256;
+  static constexpr int together = Products::by_warpgroups ? (few_registers ? 8 : features / 8) : few_registers ? 2 : 4;
   static constexpr int slots_size = slots * threads, alignment = Products::alignment;
 
   __host__ static std::size_t shared_bytes(const Arguments& args) {
@@ -151,23 +153,6 @@ class SplitGradient {
     Products::planes_are_written();
   }
 
-  // Own rows [first, first + cols), without what may not be split.
-  __device__ void keep_floats(const float* staged, float* to, int first, std::uint32_t* marked) {
-#pragma unroll 1
-    for (int task = static_cast<int>(threadIdx.x); task < cols * Depth / 8; task += threads) {
-      const int r = task / (Depth / 8), d = task % (Depth / 8) * 8;
-      float eight[8];
-      load_four(staged + r * Depth + d, eight);
-      load_four(staged + r * Depth + d + 4, eight + 4);
-      take_out<backward_limits>(eight, r, marked);
-#pragma unroll
-      for (int x = 0; x < 8; x += 4) {
-        store_four(to + Products::template float_place<Depth>(first + r, (d + x) / 4), eight[x], eight[x + 1],
-                   eight[x + 2], eight[x + 3]);
-      }
-    }
-  }
-
   // `cols` rows at a time, through the place where the other side is staged later.
   __device__ void fill_own() {
 #pragma unroll 1
@@ -181,8 +166,8 @@ class SplitGradient {
       __syncthreads();
       if constexpr (floats) {
         for (const Side side : {a, b}) {
-          keep_floats(staged_ + side * staged_size, reinterpret_cast<float*>(own_ + side * own_bytes), r,
-                      &marked[side][r / cols]);
+          Products::template keep_rows<threads, cols, Depth, backward_limits>(
+              staged_ + side * staged_size, own_ + side * own_bytes, r, &marked[side][r / cols]);
         }
       } else {
         split<rows>(own_, r, &marked[a][r / cols], &marked[b][r / cols]);
