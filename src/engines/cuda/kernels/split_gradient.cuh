@@ -101,7 +101,7 @@ class SplitGradient {
   struct Here {
     Sequence sequence;
     Walk walk;
-    Stats stats[queries];
+    Stats stats[queries], next_stats[queries];  // those of the next step are on their way
     KeyRange ranges[queries];
     std::uint64_t words[span_words<queries, keys>];
     std::uint32_t marked_own[2][rows / cols];
@@ -196,7 +196,10 @@ class SplitGradient {
 
   __device__ void walk() {
     if constexpr (!KeysAreRows) {
-      fill_stats(head_, first_);
+      start_stats(head_, first_);
+      ptx::commit_copies();
+      ptx::wait_for_copies<0>();
+      fill_stats(first_);
     }
     const std::int64_t first_head = KeysAreRows ? head_ * args_.group : head_;
     const int steps = static_cast<int>(here().walk.steps_a_head);
@@ -217,6 +220,9 @@ class SplitGradient {
                          : next_key_tile(args_, here().sequence, b_, h, first_, rows, at, end, cols);
     };
     const auto fetch = [&](std::int64_t first) {
+      if constexpr (KeysAreRows) {
+        start_stats(h, first);
+      }
       start_copies([&](Side side) { return others_from(side, h, first); });
     };
     std::int64_t first = next_from(begin);
@@ -237,7 +243,7 @@ class SplitGradient {
       }
       split<cols>(others_, 0, &here().marked[stage][a], &here().marked[stage][b]);
       if (KeysAreRows) {
-        fill_stats(h, first);
+        fill_stats(first);
       }
       const std::int64_t first_query = KeysAreRows ? first : first_, first_key = KeysAreRows ? first_ : first;
       const bool holes = has_holes(args_, here().sequence, b_, h, first_query, queries, first_key, keys);
@@ -257,15 +263,26 @@ class SplitGradient {
     }
   }
 
-  __device__ void fill_stats(std::int64_t h, std::int64_t first_query) {
+  // They travel with the rows of the next step.
+  __device__ void start_stats(std::int64_t h, std::int64_t first_query) {
     if (static_cast<int>(threadIdx.x) < queries) {
-      const std::int64_t i = first_query + threadIdx.x, row = here().sequence.query_begin + i;
+      const std::int64_t i = first_query + threadIdx.x;
+      const std::int64_t row = here().sequence.query_begin + smaller(i, here().sequence.real_queries - 1);
+      Stats& next = here().next_stats[threadIdx.x];
+      ptx::copy_word(ptx::shared_address(&next.lse), head_of<float>(args_.lse, b_, h) + row * args_.lse.row, 4);
+      ptx::copy_word(ptx::shared_address(&next.delta), head_of<float>(args_.delta, b_, h) + row * args_.delta.row, 4);
+    }
+  }
+
+  // By threads whose copies have come.
+  __device__ void fill_stats(std::int64_t first_query) {
+    if (static_cast<int>(threadIdx.x) < queries) {
+      const std::int64_t i = first_query + threadIdx.x;
       Stats one{0, 0};
       KeyRange range{0, 0};
       if (i < here().sequence.real_queries) {
         range = row_range(args_, here().sequence, b_, i);
-        one.lse = head_of<float>(args_.lse, b_, h)[row * args_.lse.row];
-        one.delta = head_of<float>(args_.delta, b_, h)[row * args_.delta.row];
+        one = here().next_stats[threadIdx.x];
       }
       here().stats[threadIdx.x] = one;
       here().ranges[threadIdx.x] = range;
@@ -379,29 +396,11 @@ class SplitGradient {
     product.start(thread_, split, split_coefficient_scale, others(side), first_feature(), static_cast<int>(width(side)),
                   sums);
     if (__any_sync(~0u, large) != 0) {
-      add_large(others_from(side, h, first), width(side), coefficients, sums);
+      add_large<cols>(others_from(side, h, first), width(side), coefficients, first_feature(), sums);
     }
     if (marked != 0) {
       add_taken_out<backward_limits>(others_from(side, h, first), width(side), marked, coefficients,
                                      split_coefficient_scale, forbidden, first_feature(), sums);
-    }
-  }
-
-  __device__ void add_large(const RowSource<float>& others, std::int64_t width, const float (&coefficients)[tiles][4],
-                            float (&sums)[features / 8][4]) {
-    float copies[slots], copied_sums[features / 2];
-#pragma unroll
-    for (int slot = 0; slot < slots; ++slot) {
-      copies[slot] = coefficients[slot / 4][slot % 4];
-    }
-#pragma unroll
-    for (int slot = 0; slot < features / 2; ++slot) {
-      copied_sums[slot] = sums[slot / 4][slot % 4];
-    }
-    add_large_to(others, width, copies, cols, copied_sums, first_feature(), features / 8);
-#pragma unroll
-    for (int slot = 0; slot < features / 2; ++slot) {
-      sums[slot / 4][slot % 4] = copied_sums[slot];
     }
   }
 

@@ -423,4 +423,23 @@ __device__ __noinline__ inline void add_large_to(const RowSource<float> rows, st
   }
 }
 
+template <int Rows, int Columns>
+__device__ inline void add_large(const RowSource<float>& rows, std::int64_t width, const float (&p)[Rows / 8][4],
+                                 int from, float (&c)[Columns][4]) {
+  float coefficients[Rows / 2], sums[Columns * 4];
+#pragma unroll
+  for (int slot = 0; slot < Rows / 2; ++slot) {
+    coefficients[slot] = p[slot / 4][slot % 4];
+  }
+#pragma unroll
+  for (int slot = 0; slot < Columns * 4; ++slot) {
+    sums[slot] = c[slot / 4][slot % 4];
+  }
+  add_large_to(rows, width, coefficients, Rows, sums, from, Columns);
+#pragma unroll
+  for (int slot = 0; slot < Columns * 4; ++slot) {
+    c[slot / 4][slot % 4] = sums[slot];
+  }
+}
+
 }  // namespace headway::cuda
