@@ -9,6 +9,7 @@ Launch of_width(const GradientArguments& arguments) {
   constexpr const char* name = "f32 tiles in three bf16 parts, by warpgroups";
   const std::int64_t width = widest(arguments);
   return width <= 32    ? split_gradient_launch_of<WarpgroupProducts, 64, KeysAreRows, 32>(name, arguments)
+         : width <= 48  ? split_gradient_launch_of<WarpgroupProducts, 64, KeysAreRows, 48>(name, arguments)
          : width <= 64  ? split_gradient_launch_of<WarpgroupProducts, 64, KeysAreRows>(name, arguments)
          : width <= 128 ? split_gradient_launch_of<WarpgroupProducts, 128, KeysAreRows>(name, arguments)
                         : split_gradient_launch_of<WarpgroupProducts, 256, KeysAreRows>(name, arguments);
