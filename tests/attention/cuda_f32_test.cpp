@@ -49,7 +49,7 @@ class CudaF32 : public CudaEngine {
   }
 };
 
-// Tiles are of 64 or 128 queries and 32 keys (16 above head dim 128), in a backward of 64 rows and 32 (32 and 16).
+// Tiles are of 64 or 128 queries and 32 or 16 keys, in a backward of 64 or 32 rows and 32 or 16 of the other side.
 TEST_F(CudaF32, is_within_the_contracts_bounds_with_every_option) {
   for (const Shape& shape :
        {Shape{.batch = 2, .heads = 2, .kv_heads = 1, .queries = 140, .keys = 150, .head_dim = 33, .value_dim = 64},
@@ -91,6 +91,31 @@ TEST_F(CudaF32, is_within_the_contracts_bounds_over_many_tiles) {
       EXPECT_TRUE(is_split(call));
       expect_contract(call);
     }
+  }
+}
+
+// A width, lengths and heads of each of the kernels' tiles, drawn, each with an option: every kind has its turn.
+TEST_F(CudaF32, is_within_the_contracts_bounds_for_drawn_shapes) {
+  Random random(11);
+  const auto between = [&](std::int64_t least, std::int64_t most) {
+    return least + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(most - least + 1));
+  };
+  for (std::size_t turn = 0; turn < 28; ++turn) {
+    const std::int64_t widest = std::int64_t{32} << turn % 4;  // 32, 64, 128, 256
+    const std::int64_t group = between(1, 3), kv_heads = between(1, 2);
+    const Shape shape{.batch = between(1, 2),
+                      .heads = kv_heads * group,
+                      .kv_heads = kv_heads,
+                      .queries = between(65, 260),
+                      .keys = between(40, 260),
+                      .head_dim = between(widest / 2 + 1, widest),
+                      .value_dim = between(1, widest)};
+    const Inputs inputs = random_inputs(shape, DType::f32, turn + 1);
+    const std::vector<OptionSet> kinds = all_kinds(shape);
+    const OptionSet& kind = kinds[turn % kinds.size()];
+    SCOPED_TRACE(kind.name + " " + std::to_string(shape.head_dim) + " " + std::to_string(shape.queries) + " x " +
+                 std::to_string(shape.keys));
+    expect_contract(on_cuda(inputs, kind.options));
   }
 }
 
@@ -315,7 +340,7 @@ TEST_F(CudaF32, leaves_other_calls_to_exact_kernels_with_the_reason) {
   EXPECT_NE(reason(plan(20, 64, DType::f32)).find("few queries"), std::string::npos);
   EXPECT_NE(reason(plan(500, 64, DType::f32, {.batch_invariant = true})).find("invariant"), std::string::npos);
   if (plan(500, 64, DType::f32).instruction_set != "compute capability 9.0") GTEST_SKIP() << "not a Hopper GPU";
-  EXPECT_EQ(plan(500, 64, DType::f32).kernel, "f32 tiles in three bf16 parts");
+  EXPECT_EQ(plan(500, 64, DType::f32).kernel, "f32 tiles in three bf16 parts, by warpgroups");
   EXPECT_NE(reason(plan(500, 300, DType::f32)).find("head_dim 300"), std::string::npos);
   EXPECT_NE(reason(plan(500, 64, DType::f32, {.scale = 1e15})).find("1e+15"), std::string::npos);
 }

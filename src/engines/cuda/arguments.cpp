@@ -202,6 +202,13 @@ std::optional<std::string> split_refusal(const Problem& problem) {
   return extreme_scale(problem);
 }
 
+std::optional<std::string> hopper_split_refusal(const Problem& problem) {
+  if (const DeviceProperties& device = device_of(problem); device.major != 9) {
+    return text("compute capability ", device.major, ".", device.minor, ", expected 9.0");
+  }
+  return split_refusal(problem);
+}
+
 Arguments arguments_of(const Problem& problem) {
   Arguments result{};
   result.batch = problem.batch;

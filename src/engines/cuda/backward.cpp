@@ -51,7 +51,9 @@ constexpr BackwardKernel kernels[] = {
     {"short_gradient", BackwardKind::alone, 8192, short_backward_refusal, nullptr, nullptr, nullptr},
     {"hopper_backward", BackwardKind::hopper, 0, hopper_backward_refusal, hopper_gradient_refusal, nullptr, nullptr},
     {"mma_gradient", BackwardKind::general, 4096, tensor_core_refusal, nullptr, mma_has_both, mma_gradient_launch},
-    {"split_gradient", BackwardKind::general, 2560, split_refusal, nullptr, always_has_both, split_gradient_launch,
+    {"hopper_split_gradient", BackwardKind::general, 3072, hopper_split_refusal, nullptr, always_has_both,
+     hopper_split_gradient_launch, true},
+    {"split_gradient", BackwardKind::general, 3072, split_refusal, nullptr, always_has_both, split_gradient_launch,
      true},
     {"simt_gradient", BackwardKind::general, 0, takes_all, nullptr, exact_has_both, simt_gradient_launch},
 };

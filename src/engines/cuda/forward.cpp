@@ -55,15 +55,19 @@ Refusal paged_mma_refusal(const Problem& problem) {
 }
 
 // Few queries do not fill its tiles. An invariant call has one kernel for all lengths.
-Refusal split_forward_refusal(const Problem& problem) {
+template <Refusal (*refusal)(const Problem&)>
+Refusal unless_few_queries(const Problem& problem) {
   constexpr std::int64_t few_queries = 64;
   if (problem.batch_invariant || problem.query_len <= few_queries) {
     return "few queries, or a batch-invariant call";
   }
-  return split_refusal(problem);
+  return refusal(problem);
 }
 
-Launch choose_split(const Problem&, const ForwardArguments& arguments) { return split_forward_launch(arguments); }
+template <Launch (*launch)(const ForwardArguments&)>
+Launch of_f32(const Problem&, const ForwardArguments& arguments) {
+  return launch(arguments);
+}
 
 Refusal compensated_refusal(const Problem& problem) {
   if (is_half_type(problem.dtype())) {
@@ -143,7 +147,10 @@ constexpr ForwardKernel kernels[] = {
     {"mma_forward (pages)", 2048, paged_mma_refusal, nullptr, of_type<paged_mma_launch>, no_workspace, queue_tiles},
     {"simt_forward (pages)", 4096, paged_refusal, nullptr, of_type<paged_exact_launch>, no_workspace, queue_tiles},
     {"mma_forward", 2048, mma_refusal, nullptr, of_type<mma_forward_launch>, no_workspace, queue_tiles},
-    {"split_forward", 4096, split_forward_refusal, nullptr, choose_split, no_workspace, queue_tiles},
+    {"hopper_split_forward", 4096, unless_few_queries<hopper_split_refusal>, nullptr,
+     of_f32<hopper_split_forward_launch>, no_workspace, queue_tiles},
+    {"split_forward", 4096, unless_few_queries<split_refusal>, nullptr, of_f32<split_forward_launch>, no_workspace,
+     queue_tiles},
     {"simt_forward (compensated)", 4096, compensated_refusal, nullptr, compensated_launch, no_workspace, queue_tiles},
     {"simt_forward", 4096, takes_all, nullptr, of_type<simt_forward_launch>, no_workspace, queue_tiles},
 };

@@ -28,6 +28,7 @@ std::optional<std::string> tensor_core_refusal(const Problem& problem);
 
 // The same of those for f32 in three bf16 parts.
 std::optional<std::string> split_refusal(const Problem& problem);
+std::optional<std::string> hopper_split_refusal(const Problem& problem);
 
 // Everything but the lengths and spans.
 Arguments arguments_of(const Problem& problem);

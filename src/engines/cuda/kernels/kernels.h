@@ -41,6 +41,8 @@ constexpr std::int64_t mma_both_widest = 128;  // up to here one kernel has the 
 Launch mma_forward_launch(const ForwardArguments& arguments, DType dtype);
 Launch mma_gradient_launch(const GradientArguments& arguments, DType dtype);
 Launch split_gradient_launch(const GradientArguments& arguments, DType dtype);  // f32, in three bf16 parts
+Launch hopper_split_gradient_launch(const GradientArguments& arguments,
+                                    DType dtype);  // the same on compute capability 9.0
 Launch mma_matrix_launch(const ScoresArguments& arguments, DType dtype);
 
 cudaError_t launch_forward(const Launch& launch, const ForwardArguments& arguments, cudaStream_t stream);

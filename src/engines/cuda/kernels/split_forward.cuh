@@ -1,10 +1,11 @@
 // Forward for f32 on tensor cores, for every option and stride and head dims up to Depth, within the bounds of exact
 // f32 arithmetic. split_tile.cuh says how numbers are split and which are left out.
 //
-// A block owns 16 queries a warp of one head and walks over the keys of its rows' ranges, 32 at a time (16 with 256
-// features). Rows of K and V are copied as they are a step ahead, then split into planes once for all warps. A step is
-// 6 x 2 rows keys (D + Dv) operations of the tensor cores, which bound it, for (D + Dv) keys loads from L2; next come
-// the reads of planes (9 of 16 bytes a lane for 24 products) and the splitting, about 6 instructions an element.
+// A block owns 64 queries (128 of 128 features, by warps) of one head and walks over the keys of its rows' ranges, 32
+// at a time (16 of 256 features, by warps). Rows of K and V are copied as they are a step ahead, then split into planes
+// once for all warps. A step is 6 x 2 rows keys (D + Dv) operations of the tensor cores, which bound it, for (D + Dv)
+// keys loads from L2; next comes the splitting, about 6 instructions an element, and where warps make the products
+// (before Hopper) their reads of planes. Two warpgroups share the rows of 256 features, as in split_gradient.cuh.
 //
 // Sums over keys have three levels, so that equal terms do not drift: a step's own, those of 1024 keys, and compensated
 // ones of all keys. The last are touched so rarely that they lie in local memory.
@@ -23,26 +24,34 @@
 
 namespace headway::cuda {
 
-template <int Depth>
+// `Width` of the features count, the others are 0. Products are WarpProducts or WarpgroupProducts.
+template <class Products, int Depth, int Width = Depth>
 class SplitForward {
  public:
-  static constexpr int warps = Depth == 128 ? 8 : 4, threads = warps * 32, rows = warps * 16;
-  static constexpr int keys = Depth == 256 ? 16 : 32;
+  static constexpr bool by_warpgroups = Products::by_warpgroups;
+  static constexpr int parts = by_warpgroups && Depth == 256 ? 2 : 1, features = Width / parts;  // of a warp
+  static constexpr int row_warps = !by_warpgroups && Depth == 128 ? 8 : 4, rows = row_warps * 16;
+  static constexpr int threads = row_warps * parts * 32;
+  static constexpr int keys = !by_warpgroups && Depth == 256 ? 16 : 32;
   static constexpr int tiles = keys / 8, slots = keys / 2;  // of a warp's scores, in one thread
   static constexpr int query_plane = rows * Depth * 2, key_plane = keys * Depth * 2;
-  static constexpr int staged_size = keys * Depth;
+  static constexpr int staged_size = keys * Depth, alignment = Products::alignment;
   static constexpr float weight_scale = 0x1p24f;
 
   __host__ static std::size_t shared_bytes() {
-    return split_parts * (query_plane + 2 * key_plane) + 2 * staged_size * sizeof(float);
+    return split_parts * (query_plane + (shares_planes ? 1 : 2) * key_plane) + 2 * staged_size * sizeof(float) +
+           (alignment - 16);
   }
 
   __device__ SplitForward(const ForwardArguments& args, unsigned char* shared)
       : args_(args),
         queries_(shared),
         keys_(queries_ + split_parts * query_plane),
-        values_(keys_ + split_parts * key_plane),
-        staged_(reinterpret_cast<float*>(values_ + split_parts * key_plane)) {}
+        values_(keys_ + (shares_planes ? 0 : split_parts * key_plane)),
+        staged_(reinterpret_cast<float*>(values_ + split_parts * key_plane)),
+        part_(__shfl_sync(~0u, thread_.warp / row_warps, 0)) {
+    thread_.warp %= row_warps;
+  }
 
   __device__ void run(std::int64_t b, std::int64_t h, std::int64_t tile) {
     b_ = b, h_ = h, first_ = tile * rows;
@@ -65,6 +74,13 @@ class SplitForward {
   }
 
  private:
+  // Values are split where the keys were, once everybody has read these: then two blocks of 128 features fit, and 32
+  // keys of 256.
+  static constexpr bool shares_planes = by_warpgroups;
+  static constexpr int slots_size = slots * threads;
+  using Scores = typename Products::template Scores<rows, keys, Depth, features>;
+  using Sums = typename Products::template Sums<keys, Depth, features>;
+
   // What all threads know about the tile, in shared memory to save registers.
   struct Here {
     Sequence sequence;
@@ -76,13 +92,15 @@ class SplitForward {
   };
   // A thread's sums over all keys but the last few, relative to the highest scores of then.
   struct FarSums {
-    CompensatedSum<float> sums[Depth / 2];
+    CompensatedSum<float> sums[features / 2];
     float highest[2];
   };
   __device__ static Here& here() {
     __shared__ Here here;
     return here;
   }
+
+  __device__ int first_feature() const { return part_ * features; }
 
   __device__ RowSource<float> rows_from(const Rows& view, std::int64_t head, std::int64_t first) const {
     const Sequence& sequence = here().sequence;
@@ -102,16 +120,26 @@ class SplitForward {
         marked = 0;
       }
       __syncthreads();
-      split_rows<threads, keys, Depth, score_limits>(staged_, queries_ + r * Depth * 2, query_plane, &marked);
+      split_rows<Products, threads, keys, Depth, score_limits, rows, Width>(staged_, queries_, r, &marked);
+      Products::planes_are_written();
       __syncthreads();
     }
   }
 
-  __device__ void start_copies(std::int64_t key) {
-    const std::int64_t g = h_ / args_.group;
-    start_rows<threads, keys, Depth>(rows_from(args_.key, g, key), 0, args_.head_dim, staged_, Depth);
-    start_rows<threads, keys, Depth>(rows_from(args_.value, g, key), 0, args_.value_dim, staged_ + staged_size, Depth);
-    ptx::commit_copies();
+  __device__ void start_keys(std::int64_t key) {
+    start_rows<threads, keys, Depth>(rows_from(args_.key, h_ / args_.group, key), 0, args_.head_dim, staged_, Depth);
+  }
+  __device__ void start_values(std::int64_t key) {
+    start_rows<threads, keys, Depth>(rows_from(args_.value, h_ / args_.group, key), 0, args_.value_dim,
+                                     staged_ + staged_size, Depth);
+  }
+  __device__ void split_keys(int stage) {
+    split_rows<Products, threads, keys, Depth, score_limits, keys, Width>(staged_, keys_, 0,
+                                                                          &here().marked_keys[stage]);
+  }
+  __device__ void split_values(int stage) {
+    split_rows<Products, threads, keys, Depth, sum_limits, keys, Width>(staged_ + staged_size, values_, 0,
+                                                                        &here().marked_values[stage]);
   }
 
   __device__ void walk() {
@@ -125,7 +153,12 @@ class SplitForward {
     };
     std::int64_t key = next_from(here().range.begin / keys * keys);
     if (key < end) {
-      start_copies(key);
+      start_keys(key);
+      if constexpr (shares_planes) {
+        ptx::commit_copies();  // values have a group of their own, which is waited for later
+      }
+      start_values(key);
+      ptx::commit_copies();
     }
     if (threadIdx.x == 0) {
       here().marked_keys[0] = here().marked_values[0] = 0;
@@ -136,20 +169,26 @@ class SplitForward {
     bool any_far = false;
 #pragma unroll 1
     while (key < end) {
-      ptx::wait_for_copies<0>();
+      ptx::wait_for_copies<shares_planes ? 1 : 0>();
       __syncthreads();  // everybody's copies have come, and the step before has been read
       if (threadIdx.x == 0) {
         here().marked_keys[stage ^ 1] = here().marked_values[stage ^ 1] = 0;
       }
-      split_rows<threads, keys, Depth, score_limits>(staged_, keys_, key_plane, &here().marked_keys[stage]);
-      split_rows<threads, keys, Depth, sum_limits>(staged_ + staged_size, values_, key_plane,
-                                                   &here().marked_values[stage]);
+      split_keys(stage);
+      if constexpr (!shares_planes) {
+        split_values(stage);
+      }
+      Products::planes_are_written();
       __syncthreads();
       const std::int64_t next = next_from(key + keys);
       if (next < end) {
-        start_copies(next);
+        start_keys(next);
+        if constexpr (!shares_planes) {
+          start_values(next);
+        }
       }
-      step(modifiers, key, stage);
+      ptx::commit_copies();
+      step(modifiers, key, stage, next < end ? next : -1);
       if (++steps == steps_a_part) {
         put_far(any_far, far);
         any_far = true;
@@ -161,7 +200,7 @@ class SplitForward {
     if (any_far) {
       put_far(true, far);
 #pragma unroll
-      for (int slot = 0; slot < Depth / 2; ++slot) {
+      for (int slot = 0; slot < features / 2; ++slot) {
         out_[slot / 4][slot % 4] = far.sums[slot].value;
       }
     }
@@ -169,10 +208,22 @@ class SplitForward {
     rows_[1].total = quad_sum(rows_[1].total);
   }
 
-  __device__ void step(const Modifiers<float>& modifiers, std::int64_t key, int stage) {
+  // `next` is the first key of the next step, -1 in the last one.
+  __device__ void step(const Modifiers<float>& modifiers, std::int64_t key, int stage, std::int64_t next) {
     float scores[tiles][4];  // S = Q K^T  [16, keys] of this warp
-    multiply_split_rows<Depth>(thread_, queries_, query_plane, keys_, key_plane, 0, static_cast<int>(args_.head_dim),
-                               scores);
+    Scores product;
+    product.start(thread_, queries_, keys_, first_feature(),
+                  static_cast<int>(smaller(args_.head_dim, first_feature() + features)));
+    product.template finish<0>(scores);
+    const bool plain = modifiers.only_scale() && key >= here().range.full_begin && key + keys <= here().range.full_end;
+    if (!plain || parts > 1) {
+      __syncthreads();  // everybody has read the keys: their place becomes the scratch
+    }
+    float* scratch = reinterpret_cast<float*>(keys_);
+    static_assert((parts > 1 ? 2 : 1) * slots_size * sizeof(float) <= split_parts * key_plane);
+    if constexpr (parts > 1) {
+      join(scratch + slots_size, scores);
+    }
     if (const std::uint32_t marked = here().marked_keys[stage] | marked_rows(); marked != 0) {
       replace_products(rows_from(args_.query, h_, first_), rows_from(args_.key, h_ / args_.group, key), args_.head_dim,
                        here().marked_keys[stage], marked_rows(), thread_.warp, scores);
@@ -181,25 +232,47 @@ class SplitForward {
       const KeyRange range = here().ranges[r];
       return Pair{first_ + r, key + c, key + c >= range.begin && key + c < range.end};
     };
-    const bool plain = modifiers.only_scale() && key >= here().range.full_begin && key + keys <= here().range.full_end;
-    if (!plain) {
-      __syncthreads();  // everybody has read the keys: their place becomes the scratch
-    }
     // [slots][mma_threads] for every 128 threads.
-    float* scratch = reinterpret_cast<float*>(keys_) + thread_.warp / 4 * (slots - 1) * mma_threads;
-    static_assert(slots * threads * sizeof(float) <= split_parts * key_plane);
-    modify_slots(thread_, modifiers, plain, where, scratch, nullptr, scores);
+    modify_slots(thread_, modifiers, plain, where,
+                 scratch + static_cast<int>(threadIdx.x) / mma_threads * (slots - 1) * mma_threads, nullptr, scores);
     if (has_holes(args_, here().sequence, b_, h_, first_, rows, key, keys)) {
       fill_span_words<rows, keys>(args_, here().sequence, b_, h_, first_, key, here().words);
       __syncthreads();
       forbid_by_words<false>(thread_, here().words, 0, scores);
     }
+    if constexpr (shares_planes) {
+      ptx::wait_for_copies<1>();
+      __syncthreads();  // everybody's values have come, and the scratch has been read
+      split_values(stage);
+      Products::planes_are_written();
+      __syncthreads();
+      if (next >= 0) {
+        start_values(next);
+      }
+      ptx::commit_copies();
+    }
     const std::uint32_t forbidden = weigh(key, scores);
-    multiply_split_coefficients<Depth>(thread_, scores, weight_scale, values_, key_plane, 0,
-                                       static_cast<int>(args_.value_dim), out_);  // O += P V  [16, Dv]
+    Sums sums;
+    sums.start(thread_, scores, weight_scale, values_, first_feature(), static_cast<int>(args_.value_dim), out_);
+    sums.template finish<0>(out_);  // O += P V  [16, Dv]
     if (const std::uint32_t marked = here().marked_values[stage]; marked != 0) {
       add_taken_out<sum_limits>(rows_from(args_.value, h_ / args_.group, key), args_.value_dim, marked, scores,
-                                weight_scale, forbidden, 0, out_);
+                                weight_scale, forbidden, first_feature(), out_);
+    }
+  }
+
+  // The scores' parts of both warps that share rows. (Their sum does not depend on which comes first.)
+  __device__ void join(float* place, float (&scores)[tiles][4]) {
+    float* mine = place + threadIdx.x;
+    const float* other = place + (threadIdx.x ^ row_warps * 32);
+#pragma unroll
+    for (int slot = 0; slot < slots; ++slot) {
+      mine[slot * threads] = scores[slot / 4][slot % 4];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int slot = 0; slot < slots; ++slot) {
+      scores[slot / 4][slot % 4] += other[slot * threads];
     }
   }
 
@@ -236,7 +309,7 @@ class SplitForward {
       total.add(sum);  // of this thread's columns, until the end
       rows_[half].total = total.value, lost_[half] = total.lost;
 #pragma unroll
-      for (int t = 0; t < Depth / 8; ++t) {
+      for (int t = 0; t < features / 8; ++t) {
         out_[t][2 * half] *= factor;
         out_[t][2 * half + 1] *= factor;
       }
@@ -253,9 +326,9 @@ class SplitForward {
 
   // The sums so far join those of all keys before, and begin again.
   __device__ void put_far(bool any, FarSums& far) {
-    float sums[Depth / 2];
+    float sums[features / 2];
 #pragma unroll
-    for (int slot = 0; slot < Depth / 2; ++slot) {
+    for (int slot = 0; slot < features / 2; ++slot) {
       sums[slot] = out_[slot / 4][slot % 4];
     }
     add_to_far(any, rows_[0].highest, rows_[1].highest, sums, far);
@@ -267,7 +340,7 @@ class SplitForward {
                               any ? exponential(far.highest[1] - reference(high)) : 0.0f};
     far.highest[0] = low, far.highest[1] = high;
 #pragma unroll 1
-    for (int slot = 0; slot < Depth / 2; ++slot) {
+    for (int slot = 0; slot < features / 2; ++slot) {
       CompensatedSum<float> sum = any ? far.sums[slot] : CompensatedSum<float>{};
       sum.multiply(factors[slot / 2 % 2]);
       sum.add(sums[slot]);
@@ -288,17 +361,17 @@ class SplitForward {
       const std::int64_t row = here().sequence.query_begin + i;
       float* out = head_of<float>(args_.out, b_, h_) + row * args_.out.row;
 #pragma unroll
-      for (int t = 0; t < Depth / 8; ++t) {
+      for (int t = 0; t < features / 8; ++t) {
 #pragma unroll
         for (int x = 0; x < 2; ++x) {
-          const std::int64_t d = t * 8 + 2 * (thread_.lane % 4) + x;
+          const std::int64_t d = first_feature() + t * 8 + 2 * (thread_.lane % 4) + x;
           if (d < args_.value_dim) {
             const float value = out_[t][2 * half + x] * end.factor * kept_scale;
             out[d * args_.out.feature] = rows_[half].empty() ? 0.0f : value;
           }
         }
       }
-      if (args_.lse.data != nullptr && thread_.lane % 4 == 0) {
+      if (args_.lse.data != nullptr && thread_.lane % 4 == 0 && part_ == 0) {
         head_of<float>(args_.lse, b_, h_)[row * args_.lse.row] = end.lse;
       }
     }
@@ -312,7 +385,7 @@ class SplitForward {
       const int r = thread_.row_of(2 * half);
       bool infinite = false;
 #pragma unroll
-      for (int t = 0; t < Depth / 8; ++t) {
+      for (int t = 0; t < features / 8; ++t) {
         infinite |= fabsf(out_[t][2 * half]) == infinity<float>() || fabsf(out_[t][2 * half + 1]) == infinity<float>();
       }
       infinite &= first_ + r < here().sequence.query_count;
@@ -324,25 +397,28 @@ class SplitForward {
     for (unsigned left = again[0] | again[1] << 1; left != 0; left &= left - 1) {
       const int bit = __ffs(static_cast<int>(left)) - 1;
       const int r = __shfl_sync(~0u, thread_.row_of(0), bit & ~3) + (bit & 1) * 8;
-      attend_plainly<float>(args_, b_, h_, first_ + r, 0, args_.value_dim);
+      attend_plainly<float>(args_, b_, h_, first_ + r, first_feature(),
+                            smaller(args_.value_dim, first_feature() + features));
     }
   }
 
   const ForwardArguments& args_;
   unsigned char *queries_, *keys_, *values_;
-  float* staged_;  // K, V as [keys][Depth]
-  MmaThread thread_;
+  float* staged_;     // K, V as [keys][Depth]
+  MmaThread thread_;  // its warp counts those of the same features
+  int part_;          // of the features
   std::int64_t b_ = 0, h_ = 0, first_ = 0;
   RowSoftmax<float> rows_[2];
   float lost_[2];  // what rounding added to their totals
-  float out_[Depth / 8][4];
+  float out_[features / 8][4];
 };
 
-template <int Depth>
-__global__ void __launch_bounds__(SplitForward<Depth>::threads, Depth == 64 ? 3 : 1)
+template <class Forward, int Resident>
+__global__ void __launch_bounds__(Forward::threads, Resident)
     split_forward(const __grid_constant__ ForwardArguments arguments, std::int64_t row_tiles, std::int64_t) {
   extern __shared__ __align__(16) unsigned char shared[];
-  SplitForward<Depth> forward(arguments, shared);
+  constexpr std::uint32_t alignment = Forward::alignment;
+  Forward forward(arguments, shared + (alignment - ptx::shared_address(shared) % alignment) % alignment);
   const std::int64_t tasks = arguments.batch * arguments.heads * row_tiles;
   for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const std::int64_t head = task / row_tiles;

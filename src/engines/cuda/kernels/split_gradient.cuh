@@ -2,14 +2,14 @@
 // Depth. The formulas and the order of the sums are those of simt_gradient.cuh; split_tile.cuh says how numbers are
 // split and which are left out.
 //
-// A block owns 64 rows (32 with 256 features) of the gradient, queries or keys, and walks over the rows of the other
-// side, 32 (16) at a time, which are copied a step ahead as they are and then split once for all warps. With own rows
-// A, B (q, grad_out; or k, v) and the other side's A', B' a step is
+// A block owns 64 rows (32 of 256 features, by warps) of the gradient, queries or keys, and walks over the rows of the
+// other side, 32 (16) at a time, which are copied a step ahead and then split once for all warps. With own rows A, B
+// (q, grad_out; or k, v) and the other side's A', B' a step is
 //   S = A A'^T   dP = B B'^T   ds = p (dP - delta)   dq or dk += ds A'   dv += p B'
-// each of six tensor core products, which bound it. Above 64 features two warps share 16 rows: each has half of the
-// features, adds up its part of S and dP, and gets the other part through shared memory. Both then find the same p and
-// ds, and add to the sums of their own features. So shared memory that holds few rows is read by twice the warps, and
-// the sums of dk and dv fit into registers together.
+// each of six tensor core products, which bound it. Warpgroups begin a product and do what does not need it meanwhile:
+// weights beside dP, ds beside dv. Above 64 features two warps share 16 rows: each has half of the features, adds up
+// its part of S and dP, and gets the other part through shared memory. Both then find the same p and ds, and add to the
+// sums of their own features, so that the sums of dk and dv fit into registers together.
 //
 // What leaves a step in registers (ds, p) is multiplied by 2^12 and split, so that weights of 2^-120 still have all
 // parts. A ds beyond 2^48 is left out as well, and its products are added by f32 arithmetic (add_large); a NaN is split
@@ -22,59 +22,37 @@
 
 namespace headway::cuda {
 
-constexpr float split_coefficient_scale = 0x1p12f, split_coefficient_most = 0x1p48f;
-
-// The products of coefficients that were left out, to the sums of their rows; as add_taken_out_to.
-__device__ __noinline__ inline void add_large_to(const RowSource<float> rows, std::int64_t width, const float* p,
-                                                 int columns, float* sums, int from, int tiles) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll 1
-  for (int k = 0; k < columns; ++k) {
-    const int holder = (lane & ~3) | (k % 8 / 2), slot = k / 8 * 4 + k % 2;
-    const float low = __shfl_sync(0xffffffffu, p[slot], holder), high = __shfl_sync(0xffffffffu, p[slot + 2], holder);
-    const bool large[2] = {fabsf(low) > split_coefficient_most, fabsf(high) > split_coefficient_most};
-    if ((!large[0] && !large[1]) || rows.first + k >= rows.end) {
-      continue;
-    }
-    const float* row = rows.data + (rows.first + k) * rows.row;
-#pragma unroll 1
-    for (int at = 0; at < 2 * tiles; ++at) {
-      const int d = from + at / 2 * 8 + 2 * (lane % 4) + at % 2;
-      const float value = d < width ? row[d * rows.feature] : 0.0f;
-      if (fits<backward_limits>(value)) {
-        float* sum = sums + at / 2 * 4 + at % 2;
-        sum[0] += large[0] ? low * split_coefficient_scale * value : 0.0f;
-        sum[2] += large[1] ? high * split_coefficient_scale * value : 0.0f;
-      }
-    }
-  }
-}
-
-template <int Depth, bool KeysAreRows>
+// `Width` of the features count, the others are 0. Products are WarpProducts or WarpgroupProducts.
+template <class Products, int Depth, bool KeysAreRows, int Width = Depth>
 class SplitGradient {
  public:
-  static constexpr int parts = Depth == 64 ? 1 : 2, features = Depth / parts;  // of a warp
-  static constexpr int row_warps = Depth == 256 ? 2 : 4, rows = row_warps * 16;
+  static constexpr int parts = Depth == 64 ? 1 : 2, features = Width / parts;  // of a warp
+  // Whether own rows stay as they are: see WarpgroupProducts::float_place.
+  static constexpr bool floats = Products::by_warpgroups && Depth == 256;
+  static constexpr int row_warps = !Products::by_warpgroups && Depth == 256 ? 2 : 4, rows = row_warps * 16;
   static constexpr int threads = row_warps * parts * 32;
   static constexpr int cols = Depth == 256 ? 16 : 32;  // rows of the other side in a step
   static constexpr int tiles = cols / 8, slots = cols / 2;
-  static constexpr int own_plane = rows * Depth * 2, others_plane = cols * Depth * 2, staged_size = cols * Depth;
-  static constexpr int together = KeysAreRows && Depth == 256 ? 2 : 4;
-  static constexpr int slots_size = slots * threads;
+  static constexpr int own_bytes = rows * Depth * (floats ? static_cast<int>(sizeof(float)) : split_parts * 2);
+  static constexpr int others_bytes = split_parts * cols * Depth * 2, staged_size = cols * Depth;
+  // Tiles of columns whose sums are found at a time: as many as registers hold.
+  static constexpr bool few_registers = KeysAreRows && Depth == 256;
+  static constexpr int together = Products::by_warpgroups ? (few_registers ? 8 : features / 8) : few_registers ? 2 : 4;
+  static constexpr int slots_size = slots * threads, alignment = Products::alignment;
 
   __host__ static std::size_t shared_bytes(const Arguments& args) {
-    const int scratches = args.softcap != 0 ? parts + 1 : parts;
-    return 2 * split_parts * (own_plane + others_plane) +
+    const int scratches = args.softcap != 0 ? 2 : 1;
+    return 2 * (own_bytes + others_bytes) + (Products::alignment - 16) +
            sizeof(float) * static_cast<std::size_t>(2 * staged_size + scratches * slots_size);
   }
 
   __device__ SplitGradient(const GradientArguments& args, unsigned char* shared)
       : args_(args),
         own_(shared),
-        others_(own_ + 2 * split_parts * own_plane),
-        staged_(reinterpret_cast<float*>(others_ + 2 * split_parts * others_plane)),
+        others_(own_ + 2 * own_bytes),
+        staged_(reinterpret_cast<float*>(others_ + 2 * others_bytes)),
         scratch_(staged_ + 2 * staged_size),
-        part_(thread_.warp / row_warps) {
+        part_(__shfl_sync(~0u, thread_.warp / row_warps, 0)) {
     thread_.warp %= row_warps;
   }
 
@@ -107,6 +85,9 @@ class SplitGradient {
  private:
   static constexpr int queries = KeysAreRows ? cols : rows, keys = KeysAreRows ? rows : cols;
   enum Side : int { a, b };  // q or k; grad_out or v
+  template <int Chains>
+  using Scores = typename Products::template Scores<rows, cols, Depth, features, Chains, floats>;
+  using Sums = typename Products::template Sums<cols, Depth, features, together>;
 
   struct Stats {
     float lse, delta;
@@ -120,7 +101,7 @@ class SplitGradient {
   struct Here {
     Sequence sequence;
     Walk walk;
-    Stats stats[queries];
+    Stats stats[queries], next_stats[queries];  // those of the next step are on their way
     KeyRange ranges[queries];
     std::uint64_t words[span_words<queries, keys>];
     std::uint32_t marked_own[2][rows / cols];
@@ -135,7 +116,7 @@ class SplitGradient {
   __device__ float* modify_scratch(int which) const {
     return scratch_ + which * slots_size + static_cast<int>(threadIdx.x) / mma_threads * (slots - 1) * mma_threads;
   }
-  __device__ float* slopes() const { return args_.softcap != 0 ? modify_scratch(parts) : nullptr; }
+  __device__ float* slopes() const { return args_.softcap != 0 ? modify_scratch(1) : nullptr; }
   __device__ int first_feature() const { return part_ * features; }
 
   __device__ std::int64_t width(Side side) const { return side == a ? args_.head_dim : args_.value_dim; }
@@ -153,8 +134,8 @@ class SplitGradient {
   __device__ RowSource<float> others_from(Side side, std::int64_t h, std::int64_t first) const {
     return KeysAreRows ? queries_from(side, h, first) : keys_from(side, h / args_.group, first);
   }
-  __device__ const unsigned char* own(Side side) const { return own_ + side * split_parts * own_plane; }
-  __device__ const unsigned char* others(Side side) const { return others_ + side * split_parts * others_plane; }
+  __device__ const unsigned char* own(Side side) const { return own_ + side * own_bytes; }
+  __device__ const unsigned char* others(Side side) const { return others_ + side * others_bytes; }
 
   template <class From>
   __device__ void start_copies(const From& from) {
@@ -162,10 +143,14 @@ class SplitGradient {
     start_rows<threads, cols, Depth>(from(b), 0, width(b), staged_ + staged_size, Depth);
     ptx::commit_copies();
   }
-  __device__ void split(unsigned char* planes_a, unsigned char* planes_b, int plane, std::uint32_t* marked_a,
-                        std::uint32_t* marked_b) {
-    split_rows<threads, cols, Depth, backward_limits>(staged_, planes_a, plane, marked_a);
-    split_rows<threads, cols, Depth, backward_limits>(staged_ + staged_size, planes_b, plane, marked_b);
+  // To rows [first, first + cols) of planes of `Rows` rows.
+  template <int Rows>
+  __device__ void split(unsigned char* planes, int first, std::uint32_t* marked_a, std::uint32_t* marked_b) {
+    constexpr int side = split_parts * Rows * Depth * 2;
+    split_rows<Products, threads, cols, Depth, backward_limits, Rows, Width>(staged_, planes, first, marked_a);
+    split_rows<Products, threads, cols, Depth, backward_limits, Rows, Width>(staged_ + staged_size, planes + side,
+                                                                             first, marked_b);
+    Products::planes_are_written();
   }
 
   // `cols` rows at a time, through the place where the other side is staged later.
@@ -179,8 +164,14 @@ class SplitGradient {
         marked[a][r / cols] = marked[b][r / cols] = 0;
       }
       __syncthreads();
-      unsigned char* to = own_ + r * Depth * 2;
-      split(to, to + split_parts * own_plane, own_plane, &marked[a][r / cols], &marked[b][r / cols]);
+      if constexpr (floats) {
+        for (const Side side : {a, b}) {
+          Products::template keep_rows<threads, cols, Depth, backward_limits>(
+              staged_ + side * staged_size, own_ + side * own_bytes, r, &marked[side][r / cols]);
+        }
+      } else {
+        split<rows>(own_, r, &marked[a][r / cols], &marked[b][r / cols]);
+      }
       __syncthreads();
     }
   }
@@ -205,7 +196,10 @@ class SplitGradient {
 
   __device__ void walk() {
     if constexpr (!KeysAreRows) {
-      fill_stats(head_, first_);
+      start_stats(head_, first_);
+      ptx::commit_copies();
+      ptx::wait_for_copies<0>();
+      fill_stats(first_);
     }
     const std::int64_t first_head = KeysAreRows ? head_ * args_.group : head_;
     const int steps = static_cast<int>(here().walk.steps_a_head);
@@ -226,6 +220,9 @@ class SplitGradient {
                          : next_key_tile(args_, here().sequence, b_, h, first_, rows, at, end, cols);
     };
     const auto fetch = [&](std::int64_t first) {
+      if constexpr (KeysAreRows) {
+        start_stats(h, first);
+      }
       start_copies([&](Side side) { return others_from(side, h, first); });
     };
     std::int64_t first = next_from(begin);
@@ -244,10 +241,9 @@ class SplitGradient {
       if (threadIdx.x == 0) {
         here().marked[stage ^ 1][a] = here().marked[stage ^ 1][b] = 0;
       }
-      split(others_, others_ + split_parts * others_plane, others_plane, &here().marked[stage][a],
-            &here().marked[stage][b]);
+      split<cols>(others_, 0, &here().marked[stage][a], &here().marked[stage][b]);
       if (KeysAreRows) {
-        fill_stats(h, first);
+        fill_stats(first);
       }
       const std::int64_t first_query = KeysAreRows ? first : first_, first_key = KeysAreRows ? first_ : first;
       const bool holes = has_holes(args_, here().sequence, b_, h, first_query, queries, first_key, keys);
@@ -267,15 +263,26 @@ class SplitGradient {
     }
   }
 
-  __device__ void fill_stats(std::int64_t h, std::int64_t first_query) {
+  // They travel with the rows of the next step.
+  __device__ void start_stats(std::int64_t h, std::int64_t first_query) {
     if (static_cast<int>(threadIdx.x) < queries) {
-      const std::int64_t i = first_query + threadIdx.x, row = here().sequence.query_begin + i;
+      const std::int64_t i = first_query + threadIdx.x;
+      const std::int64_t row = here().sequence.query_begin + smaller(i, here().sequence.real_queries - 1);
+      Stats& next = here().next_stats[threadIdx.x];
+      ptx::copy_word(ptx::shared_address(&next.lse), head_of<float>(args_.lse, b_, h) + row * args_.lse.row, 4);
+      ptx::copy_word(ptx::shared_address(&next.delta), head_of<float>(args_.delta, b_, h) + row * args_.delta.row, 4);
+    }
+  }
+
+  // By threads whose copies have come.
+  __device__ void fill_stats(std::int64_t first_query) {
+    if (static_cast<int>(threadIdx.x) < queries) {
+      const std::int64_t i = first_query + threadIdx.x;
       Stats one{0, 0};
       KeyRange range{0, 0};
       if (i < here().sequence.real_queries) {
         range = row_range(args_, here().sequence, b_, i);
-        one.lse = head_of<float>(args_.lse, b_, h)[row * args_.lse.row];
-        one.delta = head_of<float>(args_.delta, b_, h)[row * args_.delta.row];
+        one = here().next_stats[threadIdx.x];
       }
       here().stats[threadIdx.x] = one;
       here().ranges[threadIdx.x] = range;
@@ -285,56 +292,81 @@ class SplitGradient {
   __device__ void step(const Modifiers<float>& modifiers, std::int64_t h, std::int64_t first, bool plain, bool holes,
                        const std::uint32_t (&marked)[2]) {
     float p[tiles][4], ds[tiles][4];  // S, dP  [16, cols]
-    multiply(a, p);
-    multiply(b, ds);
-    if constexpr (parts > 1) {
-      join(p, ds);
-      if (!plain) {
-        __syncthreads();  // everybody has read: the place becomes the scratch
-      }
+    Scores<4> scores;
+    Scores<2> weight_gradients;
+    multiply(a, scores);
+    if constexpr (floats) {
+      scores.template finish<0>(p);
+    }
+    multiply(b, weight_gradients);
+    if constexpr (!floats) {
+      scores.template finish<1>(p);
+    }
+    join(p);
+    if (parts > 1 && !plain) {
+      __syncthreads();  // everybody has read: the place becomes the scratch
     }
     replace(a, h, first, marked[a], p);
-    replace(b, h, first, marked[b], ds);
     const std::uint32_t forbidden = make_weights(modifiers, first, plain, holes, p);
     const std::int64_t first_query = KeysAreRows ? first : first_, first_key = KeysAreRows ? first_ : first;
     const std::uint32_t kept = !args_.dropout.active ? ~0u
                                : KeysAreRows
                                    ? kept_slots_transposed<tiles>(thread_, args_.dropout, b_, h, first_key, first_query)
                                    : kept_slots<tiles>(thread_, args_.dropout, b_, h, first_query, first_key);
-    make_score_gradients(plain, forbidden, kept, p, ds);
-    add(a, h, first, marked[a], forbidden, ds, sums_);
-    if constexpr (KeysAreRows) {
-      const float kept_scale = static_cast<float>(args_.dropout.kept_scale);
-#pragma unroll
-      for (int slot = 0; slot < slots; ++slot) {
-        float& weight = p[slot / 4][slot % 4];
-        weight = (kept >> slot & 1) != 0 ? weight * kept_scale : 0.0f;
-      }
-      add(b, h, first, marked[b], forbidden, p, value_sums_);
+    Sums sums, value_sums;
+    if constexpr (KeysAreRows && !floats) {
+      add_values(h, first, marked[b], forbidden, kept, p, value_sums);
     }
+    weight_gradients.template finish<KeysAreRows && !floats ? 1 : 0>(ds);
+    if (parts > 1) {
+      __syncthreads();  // the scratch has been read
+    }
+    join(ds);
+    replace(b, h, first, marked[b], ds);
+    make_score_gradients(plain, forbidden, kept, p, ds);
+    if constexpr (KeysAreRows) {
+      if constexpr (floats) {  // here it takes fewer registers
+        add_values(h, first, marked[b], forbidden, kept, p, value_sums);
+      }
+      value_sums.template finish<0>(value_sums_);
+    }
+    add(a, h, first, marked[a], forbidden, ds, sums, sums_);
+    sums.template finish<0>(sums_);
+  }
+
+  // dv += dropout(p) grad_out
+  __device__ void add_values(std::int64_t h, std::int64_t first, std::uint32_t marked, std::uint32_t forbidden,
+                             std::uint32_t kept, const float (&p)[tiles][4], Sums& product) {
+    const float kept_scale = static_cast<float>(args_.dropout.kept_scale);
+    float left[tiles][4];
+#pragma unroll
+    for (int slot = 0; slot < slots; ++slot) {
+      left[slot / 4][slot % 4] = (kept >> slot & 1) != 0 ? p[slot / 4][slot % 4] * kept_scale : 0.0f;
+    }
+    add(b, h, first, marked, forbidden, left, product, value_sums_);
   }
 
   // products = own rows times the other side's, over this warp's features
-  __device__ void multiply(Side side, float (&products)[tiles][4]) {
+  template <class Product>
+  __device__ void multiply(Side side, Product& product) {
     const int end = static_cast<int>(smaller(width(side), first_feature() + features));
-    multiply_split_rows<Depth>(thread_, own(side), own_plane, others(side), others_plane, first_feature(), end,
-                               products);
+    product.start(thread_, own(side), others(side), first_feature(), end);
   }
 
-  // The parts of both warps. (Their sum does not depend on which comes first.)
-  __device__ void join(float (&p)[tiles][4], float (&ds)[tiles][4]) {
-    float* mine = scratch_ + threadIdx.x;
-    const float* other = scratch_ + (threadIdx.x ^ row_warps * 32);
+  // The parts of both warps that share rows. (Their sum does not depend on which comes first.)
+  __device__ void join(float (&products)[tiles][4]) {
+    if constexpr (parts > 1) {
+      float* mine = scratch_ + threadIdx.x;
+      const float* other = scratch_ + (threadIdx.x ^ row_warps * 32);
 #pragma unroll
-    for (int slot = 0; slot < slots; ++slot) {
-      mine[slot * threads] = p[slot / 4][slot % 4];
-      mine[slots_size + slot * threads] = ds[slot / 4][slot % 4];
-    }
-    __syncthreads();
+      for (int slot = 0; slot < slots; ++slot) {
+        mine[slot * threads] = products[slot / 4][slot % 4];
+      }
+      __syncthreads();
 #pragma unroll
-    for (int slot = 0; slot < slots; ++slot) {
-      p[slot / 4][slot % 4] += other[slot * threads];
-      ds[slot / 4][slot % 4] += other[slots_size + slot * threads];
+      for (int slot = 0; slot < slots; ++slot) {
+        products[slot / 4][slot % 4] += other[slot * threads];
+      }
     }
   }
 
@@ -349,9 +381,9 @@ class SplitGradient {
     }
   }
 
-  // sums += coefficients rows of the other side
+  // sums += coefficients rows of the other side, complete after `product` has finished
   __device__ void add(Side side, std::int64_t h, std::int64_t first, std::uint32_t marked, std::uint32_t forbidden,
-                      const float (&coefficients)[tiles][4], float (&sums)[features / 8][4]) {
+                      const float (&coefficients)[tiles][4], Sums& product, float (&sums)[features / 8][4]) {
     float split[tiles][4];
     bool large = false;
 #pragma unroll
@@ -361,32 +393,14 @@ class SplitGradient {
       split[slot / 4][slot % 4] = beyond ? 0.0f : one;
       large |= beyond;
     }
-    multiply_split_coefficients<Depth, together>(thread_, split, split_coefficient_scale, others(side), others_plane,
-                                                 first_feature(), static_cast<int>(width(side)), sums);
+    product.start(thread_, split, split_coefficient_scale, others(side), first_feature(), static_cast<int>(width(side)),
+                  sums);
     if (__any_sync(~0u, large) != 0) {
-      add_large(others_from(side, h, first), width(side), coefficients, sums);
+      add_large<cols>(others_from(side, h, first), width(side), coefficients, first_feature(), sums);
     }
     if (marked != 0) {
       add_taken_out<backward_limits>(others_from(side, h, first), width(side), marked, coefficients,
                                      split_coefficient_scale, forbidden, first_feature(), sums);
-    }
-  }
-
-  __device__ void add_large(const RowSource<float>& others, std::int64_t width, const float (&coefficients)[tiles][4],
-                            float (&sums)[features / 8][4]) {
-    float copies[slots], copied_sums[features / 2];
-#pragma unroll
-    for (int slot = 0; slot < slots; ++slot) {
-      copies[slot] = coefficients[slot / 4][slot % 4];
-    }
-#pragma unroll
-    for (int slot = 0; slot < features / 2; ++slot) {
-      copied_sums[slot] = sums[slot / 4][slot % 4];
-    }
-    add_large_to(others, width, copies, cols, copied_sums, first_feature(), features / 8);
-#pragma unroll
-    for (int slot = 0; slot < features / 2; ++slot) {
-      sums[slot / 4][slot % 4] = copied_sums[slot];
     }
   }
 
@@ -472,24 +486,5 @@ class SplitGradient {
   float sums_[features / 8][4];
   float value_sums_[KeysAreRows ? features / 8 : 1][4];
 };
-
-template <int Depth>
-constexpr int split_gradient_resident = Depth == 64 ? 2 : 1;  // blocks of a multiprocessor
-
-// Takes the parameters of every gradient kernel; the last one, spans of features, is always 1.
-template <int Depth, bool KeysAreRows>
-__global__ void __launch_bounds__(SplitGradient<Depth, KeysAreRows>::threads, split_gradient_resident<Depth>)
-    split_gradient(const __grid_constant__ GradientArguments arguments, std::int64_t row_tiles, std::int64_t) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  SplitGradient<Depth, KeysAreRows> gradient(arguments, shared);
-  const std::int64_t heads = KeysAreRows ? arguments.kv_heads : arguments.heads;
-  const std::int64_t tasks = arguments.batch * heads * row_tiles * arguments.parts;
-  for (std::int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const std::int64_t whole = task / arguments.parts, head = whole / row_tiles, tile = whole % row_tiles;
-    // When causal, late queries see the most keys and early keys are seen by the most queries: they start first.
-    gradient.run(head / heads, head % heads, KeysAreRows ? tile : row_tiles - 1 - tile,
-                 static_cast<int>(task % arguments.parts));
-  }
-}
 
 }  // namespace headway::cuda

@@ -53,15 +53,32 @@ __device__ inline void split_pair(float low, float high, std::uint32_t (&parts)[
   }
 }
 
-// Splits staged [Rows][Depth] into planes that lie `plane` bytes apart, by all threads of a block. Bit r of `marked` is
-// set where row r lost a number.
-template <int Threads, int Rows, int Depth, SplitLimits limits>
-__device__ inline void split_rows(const float* staged, unsigned char* planes, int plane, std::uint32_t* marked) {
-  static_assert(Rows <= 32);
-  constexpr int chunks = Depth / 8;
+// Takes out of eight numbers of row r, and marks, what may not be split.
+template <SplitLimits limits>
+__device__ inline void take_out(float (&eight)[8], int r, std::uint32_t* marked) {
+  bool all = true;
 #pragma unroll
-  for (int first = 0; first < Rows * chunks; first += Threads) {
-    const int task = first + static_cast<int>(threadIdx.x);
+  for (int x = 0; x < 8; ++x) {
+    all &= fits<limits>(eight[x]);
+  }
+  if (!all) {
+    atomicOr(marked, 1u << r);
+#pragma unroll
+    for (int x = 0; x < 8; ++x) {
+      eight[x] = fits<limits>(eight[x]) ? eight[x] : 0.0f;
+    }
+  }
+}
+
+// Splits staged [Rows][Depth], of which `Width` features count, into rows [first, first + Rows) of the planes of a tile
+// of PlaneRows rows, by all threads of a block. Bit r of `marked` is set where staged row r lost a number.
+template <class Products, int Threads, int Rows, int Depth, SplitLimits limits, int PlaneRows = Rows, int Width = Depth>
+__device__ inline void split_rows(const float* staged, unsigned char* planes, int first, std::uint32_t* marked) {
+  static_assert(Rows <= 32);
+  constexpr int chunks = Width / 8, plane = PlaneRows * Depth * 2;
+#pragma unroll
+  for (int begin = 0; begin < Rows * chunks; begin += Threads) {
+    const int task = begin + static_cast<int>(threadIdx.x);
     if (Rows * chunks % Threads != 0 && task >= Rows * chunks) {
       break;
     }
@@ -69,26 +86,16 @@ __device__ inline void split_rows(const float* staged, unsigned char* planes, in
     float eight[8];
     load_four(staged + r * Depth + chunk * 8, eight);
     load_four(staged + r * Depth + chunk * 8 + 4, eight + 4);
-    bool all = true;
-#pragma unroll
-    for (int x = 0; x < 8; ++x) {
-      all &= fits<limits>(eight[x]);
-    }
-    if (!all) {
-      atomicOr(marked, 1u << r);
-#pragma unroll
-      for (int x = 0; x < 8; ++x) {
-        eight[x] = fits<limits>(eight[x]) ? eight[x] : 0.0f;
-      }
-    }
+    take_out<limits>(eight, r, marked);
     std::uint32_t pairs[4][split_parts];
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
       split_pair(eight[2 * x], eight[2 * x + 1], pairs[x]);
     }
+    unsigned char* to = planes + Products::template place<PlaneRows, Depth>(first + r, chunk);
 #pragma unroll
     for (int part = 0; part < split_parts; ++part) {
-      *reinterpret_cast<uint4*>(planes + part * plane + chunk_at<Depth>(r, chunk)) =
+      *reinterpret_cast<uint4*>(to + part * plane) =
           make_uint4(pairs[0][part], pairs[1][part], pairs[2][part], pairs[3][part]);
     }
   }
@@ -190,16 +197,12 @@ __device__ inline void multiply_split_rows(const MmaThread& thread, const unsign
   add_small(small, c);
 }
 
-// c[16 x 8 Columns] += (scale p)[16 x 8 Tiles] other[8 Tiles x features from .. width). What a call adds is summed up
-// before it meets c. `Together`: tiles of 8 columns at a time.
-template <int Depth, int Together = 4, int Tiles, int Columns>
-__device__ inline void multiply_split_coefficients(const MmaThread& thread, const float (&p)[Tiles][4], float scale,
-                                                   const unsigned char* other, int other_plane, int from, int width,
-                                                   float (&c)[Columns][4]) {
-  constexpr int steps = Tiles / 2, together = Together, chains = Together < 4 ? 2 : 1;
-  std::uint32_t a[steps][split_parts][4];
+// The parts of scale p [16 x 8 Tiles], as left operands of Tiles / 2 steps.
+template <int Tiles>
+__device__ inline void split_coefficients(const float (&p)[Tiles][4], float scale,
+                                          std::uint32_t (&a)[Tiles / 2][split_parts][4]) {
 #pragma unroll
-  for (int k = 0; k < steps; ++k) {
+  for (int k = 0; k < Tiles / 2; ++k) {
 #pragma unroll
     for (int x = 0; x < 4; ++x) {
       const float(&four)[4] = p[2 * k + x / 2];
@@ -211,6 +214,17 @@ __device__ inline void multiply_split_coefficients(const MmaThread& thread, cons
       }
     }
   }
+}
+
+// c[16 x 8 Columns] += (scale p)[16 x 8 Tiles] other[8 Tiles x features from .. width). What a call adds is summed up
+// before it meets c. `Together`: tiles of 8 columns at a time.
+template <int Depth, int Together = 4, int Tiles, int Columns>
+__device__ inline void multiply_split_coefficients(const MmaThread& thread, const float (&p)[Tiles][4], float scale,
+                                                   const unsigned char* other, int other_plane, int from, int width,
+                                                   float (&c)[Columns][4]) {
+  constexpr int steps = Tiles / 2, together = Together, chains = Together < 4 ? 2 : 1;
+  std::uint32_t a[steps][split_parts][4];
+  split_coefficients(p, scale, a);
   const std::uint32_t b_base = ptx::shared_address(other);
   const int b_row = thread.lane & 15, b_chunk = (thread.lane >> 4) + from / 8;
 #pragma unroll
@@ -245,6 +259,56 @@ __device__ inline void multiply_split_coefficients(const MmaThread& thread, cons
     }
   }
 }
+
+// How a kernel makes the products of a tile: here each warp at once, those of its 16 rows. hopper_split_products.cuh
+// has warpgroups that begin products and go on; both have the same members.
+struct WarpProducts {
+  static constexpr bool by_warpgroups = false;
+  static constexpr int alignment = 16;  // of a tile
+
+  // Byte offset of a 16-byte chunk of a plane [Rows][Depth].
+  template <int Rows, int Depth>
+  static __device__ int place(int r, int chunk) {
+    return chunk_at<Depth>(r, chunk);
+  }
+
+  // By each thread that wrote to planes, before the barrier behind which they are read.
+  static __device__ void planes_are_written() {}
+
+  // Own rows times the other side's, over `Features` features from `from` on; those from `end` on are 0.
+  template <int OwnRows, int OtherRows, int Depth, int Features, int Chains = 1, bool Floats = false>
+  class Scores {
+   public:
+    __device__ void start(const MmaThread& thread, const unsigned char* own, const unsigned char* other, int from,
+                          int end) {
+      multiply_split_rows<Depth>(thread, own, OwnRows * Depth * 2, other, OtherRows * Depth * 2, from, end, products_);
+    }
+    // `Pending` products that began later may go on.
+    template <int Pending>
+    __device__ void finish(float (&products)[OtherRows / 8][4]) const {
+#pragma unroll
+      for (int slot = 0; slot < OtherRows / 2; ++slot) {
+        products[slot / 4][slot % 4] = products_[slot / 4][slot % 4];
+      }
+    }
+
+   private:
+    float products_[OtherRows / 8][4];
+  };
+
+  // sums += scale p times the other side's rows: their `Features` features from `from` on, of which those from `width`
+  // on are 0. Complete after finish().
+  template <int OtherRows, int Depth, int Features, int Together = 4>
+  class Sums {
+   public:
+    __device__ void start(const MmaThread& thread, const float (&p)[OtherRows / 8][4], float scale,
+                          const unsigned char* other, int from, int width, float (&sums)[Features / 8][4]) {
+      multiply_split_coefficients<Depth, Together>(thread, p, scale, other, OtherRows * Depth * 2, from, width, sums);
+    }
+    template <int Pending>
+    __device__ void finish(float (&)[Features / 8][4]) {}
+  };
+};
 
 // Products of the tile's rows and columns that could not be split, in f32: the bits say which columns, and which of the
 // two rows of a thread of the warp-th 16 rows. In order, and on copies in local memory, because the calls should take
@@ -324,6 +388,54 @@ __device__ inline void add_taken_out(const RowSource<float>& rows, std::int64_t 
     sums[slot] = c[slot / 4][slot % 4];
   }
   add_taken_out_to<limits>(rows, width, marked, coefficients, scale, forbidden, sums, from, Columns);
+#pragma unroll
+  for (int slot = 0; slot < Columns * 4; ++slot) {
+    c[slot / 4][slot % 4] = sums[slot];
+  }
+}
+
+// Coefficients of a backward that may be split, and what they are multiplied by first.
+constexpr float split_coefficient_scale = 0x1p12f, split_coefficient_most = 0x1p48f;
+
+// The products of coefficients that were left out, to the sums of their rows; as add_taken_out_to.
+__device__ __noinline__ inline void add_large_to(const RowSource<float> rows, std::int64_t width, const float* p,
+                                                 int columns, float* sums, int from, int tiles) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1
+  for (int k = 0; k < columns; ++k) {
+    const int holder = (lane & ~3) | (k % 8 / 2), slot = k / 8 * 4 + k % 2;
+    const float low = __shfl_sync(0xffffffffu, p[slot], holder), high = __shfl_sync(0xffffffffu, p[slot + 2], holder);
+    const bool large[2] = {fabsf(low) > split_coefficient_most, fabsf(high) > split_coefficient_most};
+    if ((!large[0] && !large[1]) || rows.first + k >= rows.end) {
+      continue;
+    }
+    const float* row = rows.data + (rows.first + k) * rows.row;
+#pragma unroll 1
+    for (int at = 0; at < 2 * tiles; ++at) {
+      const int d = from + at / 2 * 8 + 2 * (lane % 4) + at % 2;
+      const float value = d < width ? row[d * rows.feature] : 0.0f;
+      if (fits<backward_limits>(value)) {
+        float* sum = sums + at / 2 * 4 + at % 2;
+        sum[0] += large[0] ? low * split_coefficient_scale * value : 0.0f;
+        sum[2] += large[1] ? high * split_coefficient_scale * value : 0.0f;
+      }
+    }
+  }
+}
+
+template <int Rows, int Columns>
+__device__ inline void add_large(const RowSource<float>& rows, std::int64_t width, const float (&p)[Rows / 8][4],
+                                 int from, float (&c)[Columns][4]) {
+  float coefficients[Rows / 2], sums[Columns * 4];
+#pragma unroll
+  for (int slot = 0; slot < Rows / 2; ++slot) {
+    coefficients[slot] = p[slot / 4][slot % 4];
+  }
+#pragma unroll
+  for (int slot = 0; slot < Columns * 4; ++slot) {
+    sums[slot] = c[slot / 4][slot % 4];
+  }
+  add_large_to(rows, width, coefficients, Rows, sums, from, Columns);
 #pragma unroll
   for (int slot = 0; slot < Columns * 4; ++slot) {
     c[slot / 4][slot % 4] = sums[slot];

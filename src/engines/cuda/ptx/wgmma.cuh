@@ -60,7 +60,13 @@ struct Wgmma;
 // template's arguments. %K is the first operand after D.
 // clang-format off
 
-#define HEADWAY_D32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define HEADWAY_D16 "%0, %1, %2, %3, %4, %5, %6, %7"
+
+#define HEADWAY_D32 HEADWAY_D16 \
+  ", %8, %9, %10, %11, %12, %13, %14, %15"
+
+#define HEADWAY_D48 HEADWAY_D32 \
+  ", %16, %17, %18, %19, %20, %21, %22, %23"
 
 #define HEADWAY_D64 HEADWAY_D32 \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -85,17 +91,19 @@ struct Wgmma;
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107" \
   ", %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-#define HEADWAY_OUT8(d, i)                                                                                             \
+#define HEADWAY_LIST8(d, i)                                                                                             \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define HEADWAY_OUT16(d, i) HEADWAY_OUT8(d, i), HEADWAY_OUT8(d, i + 8)
-#define HEADWAY_OUT32 HEADWAY_OUT16(d, 0)
-#define HEADWAY_OUT64 HEADWAY_OUT32, HEADWAY_OUT16(d, 16)
-#define HEADWAY_OUT80 HEADWAY_OUT64, HEADWAY_OUT8(d, 32)
-#define HEADWAY_OUT96 HEADWAY_OUT80, HEADWAY_OUT8(d, 40)
-#define HEADWAY_OUT128 HEADWAY_OUT64, HEADWAY_OUT16(d, 32), HEADWAY_OUT16(d, 48)
-#define HEADWAY_OUT176 HEADWAY_OUT128, HEADWAY_OUT8(d, 64), HEADWAY_OUT8(d, 72), HEADWAY_OUT8(d, 80)
-#define HEADWAY_OUT192 HEADWAY_OUT128, HEADWAY_OUT16(d, 64), HEADWAY_OUT16(d, 80)
-#define HEADWAY_OUT256 HEADWAY_OUT192, HEADWAY_OUT16(d, 96), HEADWAY_OUT16(d, 112)
+#define HEADWAY_LIST16(d, i) HEADWAY_LIST8(d, i), HEADWAY_LIST8(d, i + 8)
+#define HEADWAY_OUT16 HEADWAY_LIST8(d, 0)
+#define HEADWAY_OUT32 HEADWAY_LIST16(d, 0)
+#define HEADWAY_OUT48 HEADWAY_OUT32, HEADWAY_LIST8(d, 16)
+#define HEADWAY_OUT64 HEADWAY_OUT32, HEADWAY_LIST16(d, 16)
+#define HEADWAY_OUT80 HEADWAY_OUT64, HEADWAY_LIST8(d, 32)
+#define HEADWAY_OUT96 HEADWAY_OUT80, HEADWAY_LIST8(d, 40)
+#define HEADWAY_OUT128 HEADWAY_OUT64, HEADWAY_LIST16(d, 32), HEADWAY_LIST16(d, 48)
+#define HEADWAY_OUT176 HEADWAY_OUT128, HEADWAY_LIST8(d, 64), HEADWAY_LIST8(d, 72), HEADWAY_LIST8(d, 80)
+#define HEADWAY_OUT192 HEADWAY_OUT128, HEADWAY_LIST16(d, 64), HEADWAY_LIST16(d, 80)
+#define HEADWAY_OUT256 HEADWAY_OUT192, HEADWAY_LIST16(d, 96), HEADWAY_LIST16(d, 112)
 
 #define HEADWAY_WGMMA(Half, TYPE, N, K0, K1, K2, K3, K4, K5, K6)                                                       \
   template <>                                                                                                          \
@@ -127,7 +135,9 @@ struct Wgmma;
   HEADWAY_WGMMA(bfloat16, "bf16", __VA_ARGS__)                                                                    \
   HEADWAY_WGMMA(float16, "f16", __VA_ARGS__)
 
+HEADWAY_WGMMA_BOTH(16, 8, 9, 10, 11, 12, 13, 14)
 HEADWAY_WGMMA_BOTH(32, 16, 17, 18, 19, 20, 21, 22)
+HEADWAY_WGMMA_BOTH(48, 24, 25, 26, 27, 28, 29, 30)
 HEADWAY_WGMMA_BOTH(64, 32, 33, 34, 35, 36, 37, 38)
 HEADWAY_WGMMA_BOTH(80, 40, 41, 42, 43, 44, 45, 46)
 HEADWAY_WGMMA_BOTH(96, 48, 49, 50, 51, 52, 53, 54)
@@ -136,8 +146,12 @@ HEADWAY_WGMMA_BOTH(176, 88, 89, 90, 91, 92, 93, 94)
 HEADWAY_WGMMA_BOTH(192, 96, 97, 98, 99, 100, 101, 102)
 HEADWAY_WGMMA_BOTH(256, 128, 129, 130, 131, 132, 133, 134)
 
+#undef HEADWAY_D16
+#undef HEADWAY_OUT16
 #undef HEADWAY_D32
 #undef HEADWAY_OUT32
+#undef HEADWAY_D48
+#undef HEADWAY_OUT48
 #undef HEADWAY_D64
 #undef HEADWAY_OUT64
 #undef HEADWAY_D80
@@ -152,8 +166,8 @@ HEADWAY_WGMMA_BOTH(256, 128, 129, 130, 131, 132, 133, 134)
 #undef HEADWAY_OUT192
 #undef HEADWAY_D256
 #undef HEADWAY_OUT256
-#undef HEADWAY_OUT8
-#undef HEADWAY_OUT16
+#undef HEADWAY_LIST8
+#undef HEADWAY_LIST16
 #undef HEADWAY_WGMMA
 #undef HEADWAY_WGMMA_BOTH
 // clang-format on
