@@ -16,7 +16,7 @@
 namespace headway::cli {
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* analyze_examples = R"(Examples:
   headway analyze q.npy k.npy --causal
   headway analyze x.npy x.npy --heads 8 --near 128,0 -o statistics.npz
   headway analyze q.npy k.npy --json
@@ -61,7 +61,7 @@ class Analyze final : public Command {
  public:
   explicit Analyze(CLI::App& app) {
     CLI::App& command =
-        add_command(app, "analyze", "Statistics of the attention of queries and keys, for each head", examples);
+        add_command(app, "analyze", "Statistics of the attention of queries and keys, for each head", analyze_examples);
     arguments_.add_files_to(command, true, Values::absent);
     add_text(command, "-o,--output", output_, "A .npz or .safetensors file for all statistics").group("Outputs");
     add_flag(command, "--force", force_, "Replace an existing file").group("Outputs");

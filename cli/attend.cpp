@@ -14,7 +14,7 @@
 namespace headway::cli {
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* attend_examples = R"(Examples:
   headway attend q.npy k.npy v.npy -o out.npy
   headway attend qkv.npz:q qkv.npz:k qkv.npz:v -o out.npy --causal --lse lse.npy
   headway attend x.npy x.npy x.npy -o out.npy --heads 8 --window 128,0 --weights w.npy
@@ -34,7 +34,7 @@ Dims without_last(const Dims& sizes) { return Dims(std::span(sizes.begin(), size
 class Attend final : public Command {
  public:
   explicit Attend(CLI::App& app) {
-    CLI::App& command = add_command(app, "attend", "Attention over three arrays", examples);
+    CLI::App& command = add_command(app, "attend", "Attention over three arrays", attend_examples);
     arguments_.add_files_to(command, true);
     outputs_.add_to(command, "out", "The result, in the query's type and axes");
     outputs_.add_optional(command, "--weights", "weights", "The attention weights, (B,H,Sq,Sk), before dropout");

@@ -9,7 +9,7 @@
 namespace headway::cli {
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* completion_examples = R"(Examples:
   source <(headway completion bash)      in ~/.bashrc
   source <(headway completion zsh)       in ~/.zshrc)";
 
@@ -30,15 +30,15 @@ class Completion final : public Command {
  public:
   explicit Completion(CLI::App& app) : app_(app) {
     CLI::App& command =
-        add_command(app, "completion", "A script that lets a shell complete commands and options", examples);
+        add_command(app, "completion", "A script that lets a shell complete commands and options", completion_examples);
     add_choice(command, "shell", shell_, Choices<Shell>{{"bash", Shell::bash}, {"zsh", Shell::zsh}}, "bash or zsh")
         .required();
   }
 
   void run() override {
-    std::string commands, cases;
+    std::string names, cases;
     for (const CLI::App* command : app_.get_subcommands([](const CLI::App*) { return true; })) {
-      commands += command->get_name() + " ";
+      names += command->get_name() + " ";
       cases += text("    ", command->get_name(), ") words=\"", options_of(*command), options_of(app_), "\" ;;\n");
     }
     if (shell_ == Shell::zsh) {
@@ -48,11 +48,11 @@ class Completion final : public Command {
         "_headway() {\n"
         "  local words word=\"${COMP_WORDS[COMP_CWORD]}\"\n"
         "  case \"${COMP_WORDS[1]}\" in\n",
-        cases, "    *) words=\"", commands, options_of(app_),
+        cases, "    *) words=\"", names, options_of(app_),
         "\" ;;\n"
         "  esac\n"
         "  [[ $COMP_CWORD == 1 ]] && words=\"",
-        commands, options_of(app_),
+        names, options_of(app_),
         "\"\n"
         "  COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n"
         "}\n"

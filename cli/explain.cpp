@@ -12,7 +12,7 @@
 namespace headway::cli {
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* explain_examples = R"(Examples:
   headway explain q.npy k.npy v.npy --causal
   headway explain --shape 2,8,4096,4096,64 --dtype bf16 --window 128,0
   headway explain --shape 1,32,1,8192,128 --kv-heads 8 --backward)";
@@ -55,7 +55,8 @@ std::string json_of(const AttentionCall& call, const Plan& plan) {
 class Explain final : public Command {
  public:
   explicit Explain(CLI::App& app) {
-    CLI::App& command = add_command(app, "explain", "What attention would run, and why; runs nothing", examples);
+    CLI::App& command =
+        add_command(app, "explain", "What attention would run, and why; runs nothing", explain_examples);
     arguments_.add_files_to(command, false);
     add_parsed(command, "--shape", "B,H,Sq,Sk,D[,Dv]", "Sizes, instead of files",
                [this](const std::string& found) { shape_ = parse_shape(found); });

@@ -70,7 +70,7 @@ Offer offer_of(const char* format, const Load& load) {
   return {format, true, ""};
 }
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* info_examples = R"(Examples:
   headway info
   headway info model.safetensors
   headway info model.safetensors --json)";
@@ -133,8 +133,8 @@ void print_json(const Offers& all) {
 class Info final : public Command {
  public:
   explicit Info(CLI::App& app) {
-    CLI::App& command =
-        add_command(app, "info", "Lists the tensors in a file; without one, engines, formats and threads", examples);
+    CLI::App& command = add_command(
+        app, "info", "Lists the tensors in a file; without one, engines, formats and threads", info_examples);
     add_text(command, "file", file_, "A .npy, .npz or .safetensors file");
     add_flag(command, "--json", as_json_, "As JSON, for programs");
   }

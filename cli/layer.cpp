@@ -15,7 +15,7 @@
 namespace headway::cli {
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* layer_examples = R"(Examples:
   headway layer layer.safetensors x.npy -o y.npy --causal
   headway layer layer.safetensors queries.npy --keys memory.npy -o y.npy --weights w.npy
 
@@ -48,7 +48,7 @@ Engine engine_of(const MultiHeadAttentionConfig& config, const LayerCall& call, 
 class Layer final : public Command {
  public:
   explicit Layer(CLI::App& app) {
-    CLI::App& command = add_command(app, "layer", "Runs a stored multi-head attention layer on arrays", examples);
+    CLI::App& command = add_command(app, "layer", "Runs a stored multi-head attention layer on arrays", layer_examples);
     add_string(command, "layer", layer_, "The layer, as layer-init and MultiHeadAttention::save write it")
         .type_name("FILE")
         .required();

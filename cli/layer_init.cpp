@@ -11,7 +11,7 @@
 namespace headway::cli {
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* layer_init_examples = R"(Examples:
   headway layer-init --model-dim 512 --heads 8 --bias -o layer.safetensors
   headway layer-init --model-dim 512 --heads 8 --kv-heads 2 --dtype bf16 --seed 7 -o layer.safetensors)";
 
@@ -26,8 +26,8 @@ std::int64_t count_parameters(const MultiHeadAttention& layer) {
 class LayerInit final : public Command {
  public:
   explicit LayerInit(CLI::App& app) {
-    CLI::App& command =
-        add_command(app, "layer-init", "Makes a multi-head attention layer with random parameters", examples);
+    CLI::App& command = add_command(app, "layer-init", "Makes a multi-head attention layer with random parameters",
+                                    layer_init_examples);
     add_string(command, "-o,--output", path_, "The layer, a .safetensors file").type_name("FILE").required();
     add_flag(command, "--force", force_, "Replace an existing file");
     const auto integer = [&](const char* option, std::int64_t& target, const char* help) {

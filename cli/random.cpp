@@ -12,7 +12,7 @@
 namespace headway::cli {
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* random_examples = R"(Examples:
   headway random 2,8,128,64 -o q.npy
   headway random 2,128,512 --dtype bf16 --seed 7 -o x.safetensors)";
 
@@ -28,7 +28,7 @@ Tensor draw(const Dims& sizes, DType dtype, std::uint64_t seed) {
 class Random final : public Command {
  public:
   explicit Random(CLI::App& app) {
-    CLI::App& command = add_command(app, "random", "Makes an array of random numbers from -1 to 1", examples);
+    CLI::App& command = add_command(app, "random", "Makes an array of random numbers from -1 to 1", random_examples);
     add_parsed(command, "shape", "N,N,...", "The array's sizes", [this](const std::string& found) {
       sizes_ = parse_numbers<std::int64_t>(found);
     }).required();

@@ -17,7 +17,7 @@
 namespace headway::cli {
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* trace_examples = R"(Examples:
   headway trace q.npy k.npy v.npy --causal
   headway trace x.npy x.npy x.npy --heads 2 --tokens tokens.txt -o trace.html
   headway trace --layer layer.safetensors x.npy
@@ -28,7 +28,7 @@ class TraceCommand final : public Command {
  public:
   explicit TraceCommand(CLI::App& app) {
     CLI::App& command =
-        add_command(app, "trace", "Every step of attention with its numbers, for small inputs", examples);
+        add_command(app, "trace", "Every step of attention with its numbers, for small inputs", trace_examples);
     arguments_.add_files_to(command, false);
     add_text(command, "--layer", layer_,
              "A stored layer: query, key and value are then its inputs; a key that is not named is the query, a value "

@@ -19,7 +19,7 @@
 namespace headway::cli {
 namespace {
 
-constexpr const char* examples = R"(Examples:
+constexpr const char* view_examples = R"(Examples:
   headway view q.npy k.npy --causal
   headway view x.npy x.npy --heads 8 --tokens tokens.txt -o attention.html
   headway view q.npy k.npy --serve
@@ -40,7 +40,7 @@ bool is_page(const char* path) {
 class View final : public Command {
  public:
   explicit View(CLI::App& app) {
-    CLI::App& command = add_command(app, "view", "A page that shows attention, in one HTML file", examples);
+    CLI::App& command = add_command(app, "view", "A page that shows attention, in one HTML file", view_examples);
     arguments_.add_files_to(command, true, Values::absent);
     add_text(command, "-o,--output", output_, "The page, a .html file [attention.html]").group("Outputs");
     add_flag(command, "--serve", serve_, "Serve the page on this machine until Ctrl-C, with every zoom level exact")

@@ -8,32 +8,32 @@
 namespace headway::python {
 namespace {
 
-constexpr Parameter options[] = {{"mask"},
-                                 {"bias"},
-                                 {"causal", "False"},
-                                 {"window"},
-                                 {"valid_lens"},
-                                 {"query_lens"},
-                                 {"spans"},
-                                 {"scale"},
-                                 {"softcap"},
-                                 {"alibi_slopes"},
-                                 {"sinks"},
-                                 {"dropout", "0.0"},
-                                 {"seed"},
-                                 {"engine"},
-                                 {"batch_invariant", "False"},
-                                 {"layout", "'bhsd'"},
-                                 {"span_rows", "1"}};
-static_assert(std::size(options) == static_cast<std::size_t>(Option::count));
+constexpr Parameter option_parameters[] = {{"mask"},
+                                           {"bias"},
+                                           {"causal", "False"},
+                                           {"window"},
+                                           {"valid_lens"},
+                                           {"query_lens"},
+                                           {"spans"},
+                                           {"scale"},
+                                           {"softcap"},
+                                           {"alibi_slopes"},
+                                           {"sinks"},
+                                           {"dropout", "0.0"},
+                                           {"seed"},
+                                           {"engine"},
+                                           {"batch_invariant", "False"},
+                                           {"layout", "'bhsd'"},
+                                           {"span_rows", "1"}};
+static_assert(std::size(option_parameters) == static_cast<std::size_t>(Option::count));
 
 }  // namespace
 
 Signature::Signature(const char* function, std::vector<Parameter> leading, std::vector<Parameter> own,
                      const std::vector<Option>& absent)
-    : function_(function), leading_(leading.size()), own_(leading.size() + std::size(options)) {
+    : function_(function), leading_(leading.size()), own_(leading.size() + std::size(option_parameters)) {
   parameters_ = std::move(leading);
-  parameters_.insert(parameters_.end(), std::begin(options), std::end(options));
+  parameters_.insert(parameters_.end(), std::begin(option_parameters), std::end(option_parameters));
   parameters_.insert(parameters_.end(), own.begin(), own.end());
   for (const Option option : absent) {
     parameters_[leading_ + static_cast<std::size_t>(option)].name = "";  // which is no keyword

@@ -11,14 +11,14 @@
 namespace headway::python {
 namespace {
 
-constexpr std::string_view names[] = {"grad_out", "query", "key",        "value",      "out",   "lse",
-                                      "mask",     "bias",  "valid_lens", "query_lens", "spans", "alibi_slopes",
-                                      "sinks",    "seed",  "weights",    "offset"};
-static_assert(std::size(names) == static_cast<std::size_t>(Operand::count));
+constexpr std::string_view operand_names[] = {"grad_out", "query", "key",        "value",      "out",   "lse",
+                                              "mask",     "bias",  "valid_lens", "query_lens", "spans", "alibi_slopes",
+                                              "sinks",    "seed",  "weights",    "offset"};
+static_assert(std::size(operand_names) == static_cast<std::size_t>(Operand::count));
 
 Operand operand_named(std::string_view name) {
-  for (std::size_t i = 0; i < std::size(names); ++i) {
-    if (names[i] == name) {
+  for (std::size_t i = 0; i < std::size(operand_names); ++i) {
+    if (operand_names[i] == name) {
       return static_cast<Operand>(i);
     }
   }
@@ -36,7 +36,7 @@ DType element_type(xla::Type type, Operand operand) {
     case xla::Type::bf16: return DType::bf16;
     case xla::Type::u32: break;
   }
-  throw TypeMismatch(text("headway.jax: ", names[static_cast<std::size_t>(operand)], " has XLA's type ",
+  throw TypeMismatch(text("headway.jax: ", operand_names[static_cast<std::size_t>(operand)], " has XLA's type ",
                           static_cast<int>(type), ", expected a float, bool or integer type"));
 }
 

@@ -20,6 +20,11 @@ PyObject* guarded(const Body& body) noexcept {
   });
 }
 
+// A function of METH_FASTCALL as the table of a module holds it.
+inline PyCFunction as_method(PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
 // `signature` as Python writes it: "engines()".
 void add_method(nb::module_& module, const std::string& signature, PyCFunction function, int flags, const char* doc);
 

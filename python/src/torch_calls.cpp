@@ -144,12 +144,6 @@ PyObject* torch_attention_backward(PyObject*, PyObject* const* values, Py_ssize_
   });
 }
 
-using Function = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
-
-PyCFunction as_method(Function function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
-
 }  // namespace
 
 void add_torch_calls(nb::module_& module) {

@@ -473,16 +473,10 @@ PyObject* torch_prepare(PyObject*, PyObject* const* values, Py_ssize_t count) {
   });
 }
 
-using Function = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t);
-
-PyCFunction as_method(Function function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
-
 }  // namespace
 
 void add_torch_eager(nb::module_& module) {
-  const auto add = [&](const char* signature, Function function) {
+  const auto add = [&](const char* signature, PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
     add_method(module, signature, as_method(function), METH_FASTCALL, "For headway.torch.");
   };
   add("torch_prepare(switches, record)", torch_prepare);

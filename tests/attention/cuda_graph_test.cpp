@@ -159,8 +159,8 @@ TEST_F(CudaEngine, neither_reports_nor_takes_away_an_error_that_another_library_
     copy(query.transpose(1, 2), view(dq, {2, 3, 4, 8}));
   };
   call();  // what is done once in a process is done
-  void* nothing = nullptr;
-  ASSERT_EQ(cudaMalloc(&nothing, std::size_t{1} << 60), cudaErrorMemoryAllocation);
+  void* memory = nullptr;
+  ASSERT_EQ(cudaMalloc(&memory, std::size_t{1} << 60), cudaErrorMemoryAllocation);
   ASSERT_EQ(cudaPeekAtLastError(), cudaErrorMemoryAllocation);
   EXPECT_NO_THROW(call());
   EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);

@@ -42,7 +42,7 @@ TEST(PackedErrors, plain_causal_needs_every_sequence_square) {
 }
 
 // A legal backward call that each test spoils.
-struct Legal {
+struct LegalBackward {
   Tensor q{{2, 4, 5, 8}}, k{{2, 2, 7, 8}}, v{{2, 2, 7, 3}}, out{{2, 4, 5, 3}}, grad_out{{2, 4, 5, 3}}, lse{{2, 4, 5}};
   Tensor dq{{2, 4, 5, 8}}, dk{{2, 2, 7, 8}}, dv{{2, 2, 7, 3}};
   AttentionOptions options;
@@ -59,40 +59,52 @@ struct Legal {
   }
 };
 
-TEST(BackwardErrors, the_legal_call_is_legal) { EXPECT_NO_THROW(Legal{}()); }
+TEST(BackwardErrors, the_legal_call_is_legal) { EXPECT_NO_THROW(LegalBackward{}()); }
 
 TEST(BackwardErrors, shapes_that_do_not_fit_are_named) {
   const auto spoiled = [](auto spoil) {
-    Legal call;
+    LegalBackward call;
     spoil(call);
     return call;
   };
-  EXPECT_TRUE(spoiled([](Legal& c) {
+  EXPECT_TRUE(spoiled([](LegalBackward& c) {
                 c.grad_out = Tensor({2, 4, 5, 8});
               }).is<InvalidArgument>({"grad_out", "(2, 4, 5, 8)"}));
-  EXPECT_TRUE(spoiled([](Legal& c) { c.out = Tensor({2, 4, 6, 3}); }).is<InvalidArgument>({"out", "(2, 4, 6, 3)"}));
-  EXPECT_TRUE(spoiled([](Legal& c) { c.lse = Tensor({2, 4, 7}); }).is<InvalidArgument>({"lse", "(2, 4, 7)"}));
-  EXPECT_TRUE(spoiled([](Legal& c) { c.dq = Tensor({2, 4, 5, 7}); }).is<InvalidArgument>({"dq", "(2, 4, 5, 7)"}));
-  EXPECT_TRUE(spoiled([](Legal& c) { c.dk = Tensor({2, 4, 7, 8}); }).is<InvalidArgument>({"dk", "(2, 4, 7, 8)"}));
-  EXPECT_TRUE(spoiled([](Legal& c) { c.dv = Tensor({2, 2, 7, 8}); }).is<InvalidArgument>({"dv", "(2, 2, 7, 8)"}));
+  EXPECT_TRUE(spoiled([](LegalBackward& c) {
+                c.out = Tensor({2, 4, 6, 3});
+              }).is<InvalidArgument>({"out", "(2, 4, 6, 3)"}));
+  EXPECT_TRUE(spoiled([](LegalBackward& c) { c.lse = Tensor({2, 4, 7}); }).is<InvalidArgument>({"lse", "(2, 4, 7)"}));
+  EXPECT_TRUE(spoiled([](LegalBackward& c) {
+                c.dq = Tensor({2, 4, 5, 7});
+              }).is<InvalidArgument>({"dq", "(2, 4, 5, 7)"}));
+  EXPECT_TRUE(spoiled([](LegalBackward& c) {
+                c.dk = Tensor({2, 4, 7, 8});
+              }).is<InvalidArgument>({"dk", "(2, 4, 7, 8)"}));
+  EXPECT_TRUE(spoiled([](LegalBackward& c) {
+                c.dv = Tensor({2, 2, 7, 8});
+              }).is<InvalidArgument>({"dv", "(2, 2, 7, 8)"}));
 }
 
 TEST(BackwardErrors, types_that_do_not_fit_are_named) {
   const auto spoiled = [](auto spoil) {
-    Legal call;
+    LegalBackward call;
     spoil(call);
     return call;
   };
-  EXPECT_TRUE(spoiled([](Legal& c) {
+  EXPECT_TRUE(spoiled([](LegalBackward& c) {
                 c.grad_out = Tensor({2, 4, 5, 3}, DType::f16);
               }).is<TypeMismatch>({"grad_out", "f16"}));
-  EXPECT_TRUE(spoiled([](Legal& c) { c.lse = Tensor({2, 4, 5}, DType::f64); }).is<TypeMismatch>({"lse", "f64"}));
-  EXPECT_TRUE(spoiled([](Legal& c) { c.dk = Tensor({2, 2, 7, 8}, DType::f64); }).is<TypeMismatch>({"dk", "f64"}));
+  EXPECT_TRUE(spoiled([](LegalBackward& c) {
+                c.lse = Tensor({2, 4, 5}, DType::f64);
+              }).is<TypeMismatch>({"lse", "f64"}));
+  EXPECT_TRUE(spoiled([](LegalBackward& c) {
+                c.dk = Tensor({2, 2, 7, 8}, DType::f64);
+              }).is<TypeMismatch>({"dk", "f64"}));
 }
 
 TEST(BackwardErrors, gradients_of_inputs_that_were_not_given_are_refused) {
   Tensor dbias({5, 7}), dsinks({4});
-  Legal call;
+  LegalBackward call;
   call.dbias = dbias;
   EXPECT_TRUE(call.is<InvalidArgument>({"dbias"}));
   call.dbias = {};
@@ -103,7 +115,7 @@ TEST(BackwardErrors, gradients_of_inputs_that_were_not_given_are_refused) {
 TEST(BackwardErrors, a_bias_gradient_has_the_bias_s_own_shape) {
   const Tensor bias({5, 7}), sinks({4});
   Tensor dbias({2, 4, 5, 7}), dsinks({3}), integers({5, 7}, DType::i32);
-  Legal call;
+  LegalBackward call;
   call.options.bias = bias;
   call.options.sinks = sinks;
   call.dbias = dbias;
@@ -116,7 +128,7 @@ TEST(BackwardErrors, a_bias_gradient_has_the_bias_s_own_shape) {
 }
 
 TEST(BackwardErrors, a_gradient_may_not_overlap_an_input_or_another_gradient) {
-  Legal call;
+  LegalBackward call;
   const auto run = [&](TensorView dk) {
     attention_backward(call.grad_out, call.q, call.k, call.v, call.out, call.lse,
                        {.dq = call.dq, .dk = dk, .dv = call.dv, .dbias = {}, .dsinks = {}});

@@ -53,14 +53,14 @@ Everything compute(const Dims& query, const Dims& key, DType dtype) {
   return all;
 }
 
-bool same_bits(const Tensor& a, const Tensor& b) {
+bool same_bytes(const Tensor& a, const Tensor& b) {
   return std::memcmp(a.data(), b.data(), static_cast<std::size_t>(a.elements()) * size_of(a.dtype())) == 0;
 }
 
 void expect_same_bits(const Everything& a, const Everything& b) {
-  EXPECT_TRUE(same_bits(a.out, b.out) && same_bits(a.lse, b.lse));
-  EXPECT_TRUE(same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) && same_bits(a.dv, b.dv));
-  EXPECT_TRUE(same_bits(a.dbias, b.dbias) && same_bits(a.dsinks, b.dsinks));
+  EXPECT_TRUE(same_bytes(a.out, b.out) && same_bytes(a.lse, b.lse));
+  EXPECT_TRUE(same_bytes(a.dq, b.dq) && same_bytes(a.dk, b.dk) && same_bytes(a.dv, b.dv));
+  EXPECT_TRUE(same_bytes(a.dbias, b.dbias) && same_bytes(a.dsinks, b.dsinks));
 }
 
 class Threads : public testing::Test {
@@ -114,7 +114,7 @@ TEST_F(Threads, are_there_again_after_a_fork) {
   ASSERT_GE(child, 0);
   if (child == 0) {
     const Everything again = compute({1, 4, 300, 32}, {1, 4, 300, 32}, DType::f32);
-    _exit(same_bits(again.out, expected.out) && same_bits(again.dk, expected.dk) ? 0 : 1);
+    _exit(same_bytes(again.out, expected.out) && same_bytes(again.dk, expected.dk) ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
@@ -261,7 +261,7 @@ TEST_F(LentThreads, are_not_a_forked_childs) {
   if (child == 0) {
     lent_calls = 0;
     const Everything again = compute({1, 4, 300, 32}, {1, 4, 300, 32}, DType::f32);
-    _exit(lent_calls == 0 && same_bits(again.out, expected.out) ? 0 : 1);
+    _exit(lent_calls == 0 && same_bytes(again.out, expected.out) ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);

@@ -13,13 +13,13 @@ namespace headway::test {
 namespace {
 
 constexpr long nothing = -1;
-std::atomic<int> kind{static_cast<int>(Refused::memory)};
-std::atomic<long> first{nothing}, asked{0}, refused{0}, blocks{0};
+std::atomic<int> refused_kind{static_cast<int>(Refused::memory)};
+std::atomic<long> first_refused{nothing}, asked{0}, refused{0}, blocks{0};
 std::atomic<bool> repeats{false};
 
 bool refuses(Refused what) {
-  const long nth = first.load();
-  if (nth == nothing || kind.load() != static_cast<int>(what)) {
+  const long nth = first_refused.load();
+  if (nth == nothing || refused_kind.load() != static_cast<int>(what)) {
     return false;
   }
   const long number = asked.fetch_add(1);
@@ -31,13 +31,13 @@ bool refuses(Refused what) {
 }  // namespace
 
 Refusal::Refusal(Refused what, long nth, HowOften how_often) {
-  kind = static_cast<int>(what);
+  refused_kind = static_cast<int>(what);
   asked = refused = 0;
   repeats = how_often == HowOften::from_then_on;
-  first = nth;
+  first_refused = nth;
 }
 
-Refusal::~Refusal() { first = nothing; }
+Refusal::~Refusal() { first_refused = nothing; }
 
 bool Refusal::happened() const { return refused.load() > 0; }
 

@@ -20,7 +20,7 @@ std::string npy_of_shape(const std::string& shape, const std::string& data = "")
   return npy_with("{'descr': '<f4', 'fortran_order': False, 'shape': " + shape + "}\n", data);
 }
 
-void expect_refused(const std::string& content, std::initializer_list<std::string> parts) {
+void expect_bad_npy(const std::string& content, std::initializer_list<std::string> parts) {
   const TestFolder folder;
   const auto path = put(folder / "x.npy", content);
   const SmallMemory small;
@@ -136,38 +136,38 @@ TEST(Npy, types_that_no_tensor_has_are_named) {
 
 TEST(Npy, a_truncated_file_is_an_error_that_names_the_sizes) {
   const std::string whole(reinterpret_cast<const char*>(foreign::npy_f4), sizeof foreign::npy_f4);
-  expect_refused(whole.substr(0, whole.size() - 1), {"expected 24 bytes of elements (f32 of shape (2, 3)), found 23"});
-  expect_refused(whole.substr(0, 100), {"expected a header of 118 bytes, found 90"});
-  expect_refused(whole.substr(0, 9), {"expected 2 bytes for the header's length, found 1"});
-  expect_refused(whole.substr(0, 3), {"found 3 bytes"});
-  expect_refused("", {"found 0 bytes"});
+  expect_bad_npy(whole.substr(0, whole.size() - 1), {"expected 24 bytes of elements (f32 of shape (2, 3)), found 23"});
+  expect_bad_npy(whole.substr(0, 100), {"expected a header of 118 bytes, found 90"});
+  expect_bad_npy(whole.substr(0, 9), {"expected 2 bytes for the header's length, found 1"});
+  expect_bad_npy(whole.substr(0, 3), {"found 3 bytes"});
+  expect_bad_npy("", {"found 0 bytes"});
 }
 
 TEST(Npy, bytes_after_the_elements_are_an_error) {
-  expect_refused(npy_of_shape("(1,)", std::string(5, '\0')), {"expected 4 bytes of elements", "found 5"});
+  expect_bad_npy(npy_of_shape("(1,)", std::string(5, '\0')), {"expected 4 bytes of elements", "found 5"});
 }
 
 TEST(Npy, what_is_no_npy_file_is_an_error) {
-  expect_refused("PK\3\4 and more", {"expected a .npy array", "PK\\x03\\x04"});
-  expect_refused("\x93NUMPY\4" + std::string(20, '\0'), {"version 1.0, 2.0 or 3.0, found 4.0"});
-  expect_refused("\x93NUMPY\1\1" + std::string(20, '\0'), {"found 1.1"});
+  expect_bad_npy("PK\3\4 and more", {"expected a .npy array", "PK\\x03\\x04"});
+  expect_bad_npy("\x93NUMPY\4" + std::string(20, '\0'), {"version 1.0, 2.0 or 3.0, found 4.0"});
+  expect_bad_npy("\x93NUMPY\1\1" + std::string(20, '\0'), {"found 1.1"});
 }
 
 TEST(Npy, a_claim_larger_than_the_file_is_refused_before_memory_is_asked_for) {
-  expect_refused(npy_of_shape("(1000000000000,)"), {"at most 1099511627776 bytes for one tensor, found 4000000000000"});
-  expect_refused(npy_of_shape("(100000000000,)"), {"expected 400000000000 bytes", "found 0"});
+  expect_bad_npy(npy_of_shape("(1000000000000,)"), {"at most 1099511627776 bytes for one tensor, found 4000000000000"});
+  expect_bad_npy(npy_of_shape("(100000000000,)"), {"expected 400000000000 bytes", "found 0"});
   std::string version_2 = "\x93NUMPY" + std::string("\2\0", 2) + little_endian(std::uint32_t{0x7fffffff});
-  expect_refused(version_2, {"at most 104857600 bytes, found 2147483647"});
+  expect_bad_npy(version_2, {"at most 104857600 bytes, found 2147483647"});
   version_2 = "\x93NUMPY" + std::string("\2\0", 2) + little_endian(std::uint32_t{100'000'000});
-  expect_refused(version_2, {"expected a header of 100000000 bytes, found 0"});
+  expect_bad_npy(version_2, {"expected a header of 100000000 bytes, found 0"});
 }
 
 TEST(Npy, shapes_that_overflow_are_refused) {
-  expect_refused(npy_of_shape("(4294967296, 4294967296)"), {"less than 2^63 bytes", "(4294967296, 4294967296)"});
-  expect_refused(npy_of_shape("(18446744073709551615,)"), {"sizes below 2^63, found 18446744073709551615"});
-  expect_refused(npy_of_shape("(99999999999999999999999,)"), {"a size from 0 to 2^63 - 1"});
-  expect_refused(npy_of_shape("(-1,)", std::string(4, '\0')), {"a size from 0 to 2^63 - 1", "-1"});
-  expect_refused(npy_of_shape("(1, 1, 1, 1, 1, 1, 1, 1, 1)", std::string(4, '\0')), {"at most 8 dimensions"});
+  expect_bad_npy(npy_of_shape("(4294967296, 4294967296)"), {"less than 2^63 bytes", "(4294967296, 4294967296)"});
+  expect_bad_npy(npy_of_shape("(18446744073709551615,)"), {"sizes below 2^63, found 18446744073709551615"});
+  expect_bad_npy(npy_of_shape("(99999999999999999999999,)"), {"a size from 0 to 2^63 - 1"});
+  expect_bad_npy(npy_of_shape("(-1,)", std::string(4, '\0')), {"a size from 0 to 2^63 - 1", "-1"});
+  expect_bad_npy(npy_of_shape("(1, 1, 1, 1, 1, 1, 1, 1, 1)", std::string(4, '\0')), {"at most 8 dimensions"});
 }
 
 TEST(Npy, an_empty_tensor_may_have_any_other_size) {
@@ -182,24 +182,24 @@ TEST(Npy, an_empty_tensor_may_have_any_other_size) {
 
 TEST(Npy, headers_that_are_not_the_expected_dictionary_are_refused) {
   const std::string begin = "{'descr': '<f4', 'fortran_order': False, ";
-  expect_refused(npy_with(begin + "}"), {"without shape"});
-  expect_refused(npy_with("{'fortran_order': False, 'shape': ()}"), {"without descr"});
-  expect_refused(npy_with("{'descr': '<f4', 'shape': ()}"), {"without fortran_order"});
-  expect_refused(npy_with(begin + "'shape': (), 'shape': ()}"), {"once each", "\"shape\""});
-  expect_refused(npy_with(begin + "'shape': (), 'more': 1}"), {"once each", "\"more\""});
-  expect_refused(npy_with(begin + "'shape': ()} x"), {"the end of the header", "\"x\""});
-  expect_refused(npy_with(begin + "'shape': ()"), {"'}'"});
-  expect_refused(npy_with(begin + "'shape': (3)}"), {"','"});
-  expect_refused(npy_with(begin + "'shape': (3 4)}"), {"','"});
-  expect_refused(npy_with(begin + "'shape': [3]}"), {"'('"});
-  expect_refused(npy_with(begin + "'shape': ((3,),)}"), {"a size"});
-  expect_refused(npy_with(begin + "'shape"), {"a string"});
-  expect_refused(npy_with("{'descr': '<f4', 'fortran_order': 0, 'shape': ()}"), {"True or False"});
-  expect_refused(npy_with("{'descr': 4}"), {"a string"});
-  expect_refused(npy_with(std::string(60'000, '{')), {"a string"});
-  expect_refused(npy_with("{'descr': " + std::string(60'000, '[')), {"structured"});
-  expect_refused(npy_with("__import__('os').system('true')"), {"'{'"});
-  expect_refused(npy_with(""), {"'{'"});
+  expect_bad_npy(npy_with(begin + "}"), {"without shape"});
+  expect_bad_npy(npy_with("{'fortran_order': False, 'shape': ()}"), {"without descr"});
+  expect_bad_npy(npy_with("{'descr': '<f4', 'shape': ()}"), {"without fortran_order"});
+  expect_bad_npy(npy_with(begin + "'shape': (), 'shape': ()}"), {"once each", "\"shape\""});
+  expect_bad_npy(npy_with(begin + "'shape': (), 'more': 1}"), {"once each", "\"more\""});
+  expect_bad_npy(npy_with(begin + "'shape': ()} x"), {"the end of the header", "\"x\""});
+  expect_bad_npy(npy_with(begin + "'shape': ()"), {"'}'"});
+  expect_bad_npy(npy_with(begin + "'shape': (3)}"), {"','"});
+  expect_bad_npy(npy_with(begin + "'shape': (3 4)}"), {"','"});
+  expect_bad_npy(npy_with(begin + "'shape': [3]}"), {"'('"});
+  expect_bad_npy(npy_with(begin + "'shape': ((3,),)}"), {"a size"});
+  expect_bad_npy(npy_with(begin + "'shape"), {"a string"});
+  expect_bad_npy(npy_with("{'descr': '<f4', 'fortran_order': 0, 'shape': ()}"), {"True or False"});
+  expect_bad_npy(npy_with("{'descr': 4}"), {"a string"});
+  expect_bad_npy(npy_with(std::string(60'000, '{')), {"a string"});
+  expect_bad_npy(npy_with("{'descr': " + std::string(60'000, '[')), {"structured"});
+  expect_bad_npy(npy_with("__import__('os').system('true')"), {"'{'"});
+  expect_bad_npy(npy_with(""), {"'{'"});
 }
 
 TEST(Npy, limits_of_the_caller_are_kept) {

@@ -90,7 +90,7 @@ NamedTensors loaded(const std::string& content, const ReadLimits& limits = {}) {
   return load_npz(put(folder / "x.npz", content), limits);
 }
 
-void expect_refused(const std::string& content, std::initializer_list<std::string> parts) {
+void expect_bad_npz(const std::string& content, std::initializer_list<std::string> parts) {
   const TestFolder folder;
   const auto path = put(folder / "x.npz", content);
   const SmallMemory small;
@@ -199,24 +199,24 @@ TEST(Npz, what_cannot_be_written_is_refused_before_a_file_is_made) {
 TEST(Npz, a_truncated_file_or_one_with_bytes_after_its_end_is_an_error) {
   const std::string whole = zip_of({stored(one_tensor())});
   ASSERT_EQ(loaded(whole).size(), 1u);
-  expect_refused("", {"expected a .zip archive", "0 bytes"});
-  expect_refused(whole.substr(0, whole.size() - 1), {"no end-of-archive record"});
-  expect_refused(whole.substr(0, 100), {"no end-of-archive record"});
-  expect_refused(whole + "x", {"no end-of-archive record"});
-  expect_refused("x" + whole, {"expected the directory to end at"});
+  expect_bad_npz("", {"expected a .zip archive", "0 bytes"});
+  expect_bad_npz(whole.substr(0, whole.size() - 1), {"no end-of-archive record"});
+  expect_bad_npz(whole.substr(0, 100), {"no end-of-archive record"});
+  expect_bad_npz(whole + "x", {"no end-of-archive record"});
+  expect_bad_npz("x" + whole, {"expected the directory to end at"});
 }
 
 TEST(Npz, a_comment_after_the_directory_is_allowed) {
   std::string content = zip_of({stored(one_tensor())});
   poke(content, content.size() - 2, std::uint16_t{5});
   EXPECT_EQ(loaded(content + "hello").size(), 1u);
-  expect_refused(content + "hell", {"no end-of-archive record"});
+  expect_bad_npz(content + "hell", {"no end-of-archive record"});
 }
 
 TEST(Npz, damaged_data_is_found_by_its_checksum) {
   for (Member member : {stored(one_tensor()), deflated(one_tensor())}) {
     member.checksum ^= 1;
-    expect_refused(zip_of({member}), {"member \"a.npy\"", "expected the checksum", "damaged"});
+    expect_bad_npz(zip_of({member}), {"member \"a.npy\"", "expected the checksum", "damaged"});
   }
 }
 
@@ -224,32 +224,32 @@ TEST(Npz, a_member_that_unpacks_to_less_or_more_than_it_claims_is_an_error) {
   const std::string zeros = npy_of(Tensor({5000}));
   Member less = deflated(zeros.substr(0, zeros.size() - 4));
   less.bytes = zeros.size();
-  expect_refused(zip_of({less}), {"expected 20128 bytes when unpacked, found 20124"});
+  expect_bad_npz(zip_of({less}), {"expected 20128 bytes when unpacked, found 20124"});
   Member more = deflated(zeros + "x");
   more.bytes = zeros.size();
-  expect_refused(zip_of({more}), {"expected 20128 bytes when unpacked, found more"});
+  expect_bad_npz(zip_of({more}), {"expected 20128 bytes when unpacked, found more"});
   Member longer = deflated(zeros);
   longer.packed += "x";
-  expect_refused(zip_of({longer}), {"found 1 bytes after its end"});
+  expect_bad_npz(zip_of({longer}), {"found 1 bytes after its end"});
   Member cut = deflated(zeros);
   cut.packed.pop_back();
-  expect_refused(zip_of({cut}), {"expected deflated data, found its end missing"});
+  expect_bad_npz(zip_of({cut}), {"expected deflated data, found its end missing"});
   Member other = deflated(zeros);
   other.packed = std::string(200, '\xff');
-  expect_refused(zip_of({other}), {"expected deflated data, found other bytes"});
+  expect_bad_npz(zip_of({other}), {"expected deflated data, found other bytes"});
 }
 
 TEST(Npz, a_claim_that_no_deflated_data_could_keep_is_refused_before_memory_is_asked_for) {
   Member bomb = deflated(one_tensor());
   bomb.bytes = 1'000'000'000;
-  expect_refused(zip_of({bomb}), {"at most 1032 bytes", "found a claim of 1000000000"});
+  expect_bad_npz(zip_of({bomb}), {"at most 1032 bytes", "found a claim of 1000000000"});
   bomb.wide = true;
   bomb.bytes = 0x7fffffffffffffff;
-  expect_refused(zip_of({bomb}), {"found a claim of 9223372036854775807"});
+  expect_bad_npz(zip_of({bomb}), {"found a claim of 9223372036854775807"});
   // The member is honest about its size, the array in it is not.
   std::string lying = one_tensor();
   lying.replace(lying.find("(3,)"), 18, "(100000000000,), }");
-  expect_refused(zip_of({deflated(lying)}), {"expected 400000000000 bytes of elements", "found 12"});
+  expect_bad_npz(zip_of({deflated(lying)}), {"expected 400000000000 bytes of elements", "found 12"});
 }
 
 TEST(Npz, a_bomb_stops_at_the_callers_limit) {
@@ -266,59 +266,59 @@ TEST(Npz, members_that_share_bytes_are_refused) {
   const Member first = stored(one_tensor());
   Member same_place = first;
   same_place.directory_offset = 0;
-  expect_refused(zip_of({first, same_place}), {"members that do not overlap"});
+  expect_bad_npz(zip_of({first, same_place}), {"members that do not overlap"});
   // A whole archive member inside another's data.
   Member inner = first;
   const std::string inside = zip_of({first});
   Member outer = stored(inside);
   outer.name = "b.npy";
   inner.directory_offset = 30 + 5;
-  expect_refused(zip_of({outer, inner}), {"members that do not overlap"});
+  expect_bad_npz(zip_of({outer, inner}), {"members that do not overlap"});
 }
 
 TEST(Npz, repeated_names_are_refused) {
   const Member member = stored(one_tensor());
-  expect_refused(zip_of({member, member}), {"member \"a.npy\"", "each name once"});
+  expect_bad_npz(zip_of({member, member}), {"member \"a.npy\"", "each name once"});
   Member bare = member;
   bare.name = "a";
-  expect_refused(zip_of({member, bare}), {"member \"a\"", "each name once"});
+  expect_bad_npz(zip_of({member, bare}), {"member \"a\"", "each name once"});
 }
 
 TEST(Npz, members_outside_the_file_are_refused) {
   Member member = stored(one_tensor());
   member.directory_offset = 0x70000000;
-  expect_refused(zip_of({member}), {"bytes at offset 1879048192, found that members end at"});
+  expect_bad_npz(zip_of({member}), {"bytes at offset 1879048192, found that members end at"});
   member.wide = true;
   member.directory_offset = 0x7fffffffffffffff;
-  expect_refused(zip_of({member}), {"bytes at offset 9223372036854775807, found that members end at"});
+  expect_bad_npz(zip_of({member}), {"bytes at offset 9223372036854775807, found that members end at"});
   member = stored(one_tensor());
   member.directory_offset = 1;
-  expect_refused(zip_of({member}), {"expected a member at offset 1, found something else"});
+  expect_bad_npz(zip_of({member}), {"expected a member at offset 1, found something else"});
   std::string content = zip_of({stored(one_tensor())});
   poke(content, 28, std::uint16_t{0xffff});  // a local extra field that runs over the directory
-  expect_refused(content, {"found that members end at"});
+  expect_bad_npz(content, {"found that members end at"});
 }
 
 TEST(Npz, members_that_cannot_be_unpacked_are_named) {
   Member member = stored(one_tensor());
   member.flags = 1;
-  expect_refused(zip_of({member}), {"encrypted"});
+  expect_bad_npz(zip_of({member}), {"encrypted"});
   member.flags = 0;
   member.method = 12;
-  expect_refused(zip_of({member}), {"stored (0) or deflated (8), found compression method 12"});
+  expect_bad_npz(zip_of({member}), {"stored (0) or deflated (8), found compression method 12"});
   member.method = 0;
   member.bytes += 1;
-  expect_refused(zip_of({member}), {"expected a stored member of 141 bytes, found 140"});
+  expect_bad_npz(zip_of({member}), {"expected a stored member of 141 bytes, found 140"});
 }
 
 TEST(Npz, members_that_are_no_arrays_are_refused) {
-  expect_refused(zip_of({stored("a text")}), {"member \"a.npy\"", "expected a .npy array", "6 bytes"});
-  expect_refused(zip_of({stored("a longer text")}), {"expected a .npy array"});
+  expect_bad_npz(zip_of({stored("a text")}), {"member \"a.npy\"", "expected a .npy array", "6 bytes"});
+  expect_bad_npz(zip_of({stored("a longer text")}), {"expected a .npy array"});
   Member member = stored(one_tensor());
   member.name = "\xff.npy";
-  expect_refused(zip_of({member}), {"member \"\\xff.npy\"", "expected a name in UTF-8 and no zero byte"});
+  expect_bad_npz(zip_of({member}), {"member \"\\xff.npy\"", "expected a name in UTF-8 and no zero byte"});
   member.name = std::string("a\0b.npy", 7);
-  expect_refused(zip_of({member}), {"member \"a\\x00b.npy\"", "expected a name in UTF-8 and no zero byte"});
+  expect_bad_npz(zip_of({member}), {"member \"a\\x00b.npy\"", "expected a name in UTF-8 and no zero byte"});
 }
 
 TEST(Npz, a_directory_that_contradicts_the_data_or_itself_is_refused) {
@@ -329,21 +329,21 @@ TEST(Npz, a_directory_that_contradicts_the_data_or_itself_is_refused) {
     poke(content, offset, value);
     return content;
   };
-  expect_refused(changed(local_method, std::uint16_t{8}), {"the same name, method and sizes"});
-  expect_refused(changed(30, 'z'), {"the same name, method and sizes"});
-  expect_refused(changed(22, std::uint32_t{1}), {"the same name, method and sizes"});
-  expect_refused(changed(22, std::uint32_t{0xffffffff}), {"expected a zip64 field"});
-  expect_refused(changed(end + end_entries - 2, std::uint16_t{2}), {"split"});
-  expect_refused(changed(end + end_directory_bytes, std::uint32_t{0xffffffff}), {"at most 104857600"});
-  expect_refused(changed(end + end_directory_offset, std::uint32_t{0xffffffff}), {"the directory to end at"});
-  expect_refused(changed(end - 51, std::uint32_t{0}), {"expected an entry in the directory"});
-  expect_refused(changed(end - 51 + 28, std::uint16_t{500}), {"expected 500 more bytes, found 5"});
+  expect_bad_npz(changed(local_method, std::uint16_t{8}), {"the same name, method and sizes"});
+  expect_bad_npz(changed(30, 'z'), {"the same name, method and sizes"});
+  expect_bad_npz(changed(22, std::uint32_t{1}), {"the same name, method and sizes"});
+  expect_bad_npz(changed(22, std::uint32_t{0xffffffff}), {"expected a zip64 field"});
+  expect_bad_npz(changed(end + end_entries - 2, std::uint16_t{2}), {"split"});
+  expect_bad_npz(changed(end + end_directory_bytes, std::uint32_t{0xffffffff}), {"at most 104857600"});
+  expect_bad_npz(changed(end + end_directory_offset, std::uint32_t{0xffffffff}), {"the directory to end at"});
+  expect_bad_npz(changed(end - 51, std::uint32_t{0}), {"expected an entry in the directory"});
+  expect_bad_npz(changed(end - 51 + 28, std::uint16_t{500}), {"expected 500 more bytes, found 5"});
   std::string two = changed(end + end_entries - 2, std::uint16_t{2});
   poke(two, end + end_entries, std::uint16_t{2});
-  expect_refused(two, {"room for 2 entries"});
+  expect_bad_npz(two, {"room for 2 entries"});
   std::string none = changed(end + end_entries - 2, std::uint16_t{0});
   poke(none, end + end_entries, std::uint16_t{0});
-  expect_refused(none, {"expected 0 entries in the directory, found 1"});
+  expect_bad_npz(none, {"expected 0 entries in the directory, found 1"});
 }
 
 TEST(Npz, a_zip64_record_that_lies_is_refused) {
@@ -357,11 +357,11 @@ TEST(Npz, a_zip64_record_that_lies_is_refused) {
            std::string("\1\0\0\0", 4) + end_of_zip(0xffff, 0xffffffff, 0xffffffff);
   };
   EXPECT_EQ(loaded(with_zip64(end, 44, 1)).size(), 1u);
-  expect_refused(with_zip64(0xffffffffffffffff, 44, 1), {"said to be at 18446744073709551615"});
-  expect_refused(with_zip64(end + 1, 44, 1), {"expected a zip64 record before"});
-  expect_refused(with_zip64(0, 44, 1), {"expected a zip64 record at offset 0"});
-  expect_refused(with_zip64(end, 0xffffffffffffffff, 1), {"expected a zip64 record of 44 bytes"});
-  expect_refused(with_zip64(end, 44, 0xffffffffffffffff), {"room for 18446744073709551615 entries"});
+  expect_bad_npz(with_zip64(0xffffffffffffffff, 44, 1), {"said to be at 18446744073709551615"});
+  expect_bad_npz(with_zip64(end + 1, 44, 1), {"expected a zip64 record before"});
+  expect_bad_npz(with_zip64(0, 44, 1), {"expected a zip64 record at offset 0"});
+  expect_bad_npz(with_zip64(end, 0xffffffffffffffff, 1), {"expected a zip64 record of 44 bytes"});
+  expect_bad_npz(with_zip64(end, 44, 0xffffffffffffffff), {"room for 18446744073709551615 entries"});
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ std::string one_tensor(const std::string& dtype, const std::string& shape, const
   return "{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}";
 }
 
-void expect_refused(const std::string& content, std::initializer_list<std::string> parts) {
+void expect_invalid(const std::string& content, std::initializer_list<std::string> parts) {
   const TestFolder folder;
   const auto path = put(folder / "x.safetensors", content);
   const SmallMemory small;
@@ -79,31 +79,31 @@ TEST(Safetensors, files_of_the_package_are_read) {
 
 TEST(Safetensors, a_truncated_file_is_an_error_that_names_the_sizes) {
   const std::string whole = file_with("{\"x\":" + one_tensor("F32", "[2]", "[0,8]") + "}", std::string(8, '\0'));
-  expect_refused("", {"expected at least 8 bytes, found 0"});
-  expect_refused(whole.substr(0, 7), {"expected at least 8 bytes, found 7"});
-  expect_refused(whole.substr(0, 20), {"expected a header of 54 bytes, found 12"});
-  expect_refused(whole.substr(0, whole.size() - 1), {"expected 8 bytes of data after the header, found 7"});
+  expect_invalid("", {"expected at least 8 bytes, found 0"});
+  expect_invalid(whole.substr(0, 7), {"expected at least 8 bytes, found 7"});
+  expect_invalid(whole.substr(0, 20), {"expected a header of 54 bytes, found 12"});
+  expect_invalid(whole.substr(0, whole.size() - 1), {"expected 8 bytes of data after the header, found 7"});
 }
 
 TEST(Safetensors, bytes_after_the_last_tensor_are_an_error) {
-  expect_refused(file_with("{\"x\":" + one_tensor("F32", "[2]", "[0,8]") + "}", std::string(9, '\0')),
+  expect_invalid(file_with("{\"x\":" + one_tensor("F32", "[2]", "[0,8]") + "}", std::string(9, '\0')),
                  {"expected 8 bytes of data after the header, found 9"});
-  expect_refused(file_with("{}", "x"), {"expected 0 bytes of data after the header, found 1"});
+  expect_invalid(file_with("{}", "x"), {"expected 0 bytes of data after the header, found 1"});
 }
 
 TEST(Safetensors, tensors_that_overlap_or_leave_holes_are_refused) {
   const std::string first = "{\"a\":" + one_tensor("F32", "[2]", "[0,8]") + ",\"b\":";
-  expect_refused(file_with(first + one_tensor("F32", "[2]", "[4,12]") + "}", std::string(12, '\0')),
+  expect_invalid(file_with(first + one_tensor("F32", "[2]", "[4,12]") + "}", std::string(12, '\0')),
                  {"tensor \"b\"", "offset 8, found 4: tensors overlap"});
-  expect_refused(file_with(first + one_tensor("F32", "[2]", "[0,8]") + "}", std::string(8, '\0')), {"tensors overlap"});
-  expect_refused(file_with(first + one_tensor("F32", "[2]", "[12,20]") + "}", std::string(20, '\0')),
+  expect_invalid(file_with(first + one_tensor("F32", "[2]", "[0,8]") + "}", std::string(8, '\0')), {"tensors overlap"});
+  expect_invalid(file_with(first + one_tensor("F32", "[2]", "[12,20]") + "}", std::string(20, '\0')),
                  {"tensor \"b\"", "offset 8, found 12: a hole before it"});
-  expect_refused(file_with("{\"a\":" + one_tensor("F32", "[1]", "[4,8]") + "}", std::string(8, '\0')), {"a hole"});
+  expect_invalid(file_with("{\"a\":" + one_tensor("F32", "[1]", "[4,8]") + "}", std::string(8, '\0')), {"a hole"});
 }
 
 TEST(Safetensors, offsets_that_do_not_match_the_shape_are_refused) {
   const auto refused = [](const std::string& offsets) {
-    expect_refused(file_with("{\"x\":" + one_tensor("F32", "[2]", offsets) + "}", std::string(8, '\0')),
+    expect_invalid(file_with("{\"x\":" + one_tensor("F32", "[2]", offsets) + "}", std::string(8, '\0')),
                    {"tensor \"x\"", "expected 8 bytes (f32 of shape (2,)), found data_offsets"});
   };
   refused("[0,4]");
@@ -113,19 +113,19 @@ TEST(Safetensors, offsets_that_do_not_match_the_shape_are_refused) {
 }
 
 TEST(Safetensors, claims_larger_than_the_file_are_refused_before_memory_is_asked_for) {
-  expect_refused(little_endian(std::uint64_t{0xffffffffffffffff}) + "{}",
+  expect_invalid(little_endian(std::uint64_t{0xffffffffffffffff}) + "{}",
                  {"at most 104857600", "18446744073709551615"});
-  expect_refused(little_endian(std::uint64_t{100'000'000}) + "{}", {"expected a header of 100000000 bytes, found 2"});
-  expect_refused(file_with("{\"x\":" + one_tensor("F32", "[4294967296,4294967296]", "[0,0]") + "}"), {"2^63 bytes"});
-  expect_refused(file_with("{\"x\":" + one_tensor("I64", "[10000000000]", "[0,80000000000]") + "}"),
+  expect_invalid(little_endian(std::uint64_t{100'000'000}) + "{}", {"expected a header of 100000000 bytes, found 2"});
+  expect_invalid(file_with("{\"x\":" + one_tensor("F32", "[4294967296,4294967296]", "[0,0]") + "}"), {"2^63 bytes"});
+  expect_invalid(file_with("{\"x\":" + one_tensor("I64", "[10000000000]", "[0,80000000000]") + "}"),
                  {"expected 80000000000 bytes of data after the header, found 0"});
-  expect_refused(file_with("{\"x\":" + one_tensor("I64", "[1000000000000]", "[0,8000000000000]") + "}"),
+  expect_invalid(file_with("{\"x\":" + one_tensor("I64", "[1000000000000]", "[0,8000000000000]") + "}"),
                  {"at most 1099511627776 bytes for one tensor"});
 }
 
 TEST(Safetensors, shapes_that_no_tensor_has_are_refused) {
   const auto refused = [](const std::string& shape, const std::string& found) {
-    expect_refused(file_with("{\"x\":" + one_tensor("F32", shape, "[0,4]") + "}", std::string(4, '\0')),
+    expect_invalid(file_with("{\"x\":" + one_tensor("F32", shape, "[0,4]") + "}", std::string(4, '\0')),
                    {"tensor \"x\"", found});
   };
   refused("[-1]", "found a negative number");
@@ -140,48 +140,48 @@ TEST(Safetensors, shapes_that_no_tensor_has_are_refused) {
 
 TEST(Safetensors, repeated_names_are_refused) {
   const std::string tensor = one_tensor("F32", "[0]", "[0,0]");
-  expect_refused(file_with("{\"x\":" + tensor + ",\"x\":" + tensor + "}"), {"each name once, found \"x\" again"});
-  expect_refused(file_with("{\"__metadata__\":{},\"__metadata__\":{}}"), {"each name once"});
-  expect_refused(file_with("{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}"), {"each metadata key once"});
-  expect_refused(file_with("{\"x\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}"), {"once each", "\"dtype\""});
+  expect_invalid(file_with("{\"x\":" + tensor + ",\"x\":" + tensor + "}"), {"each name once, found \"x\" again"});
+  expect_invalid(file_with("{\"__metadata__\":{},\"__metadata__\":{}}"), {"each name once"});
+  expect_invalid(file_with("{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}"), {"each metadata key once"});
+  expect_invalid(file_with("{\"x\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}"), {"once each", "\"dtype\""});
 }
 
 TEST(Safetensors, types_that_no_tensor_has_are_named) {
   for (const std::string dtype : {"U8", "F8_E5M2", "C64", "f32", ""}) {
-    expect_refused(file_with("{\"x\":" + one_tensor(dtype, "[0]", "[0,0]") + "}"),
+    expect_invalid(file_with("{\"x\":" + one_tensor(dtype, "[0]", "[0,0]") + "}"),
                    {"F32, F64, BF16, F16, BOOL, I32, I64, I8, F8_E4M3, found \"" + dtype + "\""});
   }
 }
 
 TEST(Safetensors, headers_that_are_not_what_the_format_says_are_refused) {
-  expect_refused(file_with(""), {"start with '{'"});
-  expect_refused(file_with(" {}"), {"start with '{'"});
-  expect_refused(file_with("[]"), {"start with '{'"});
-  expect_refused(file_with("{"), {"expected JSON", "byte"});
-  expect_refused(file_with("{} {}"), {"expected JSON"});
-  expect_refused(file_with("{}" + std::string(3, '\0')), {"a zero byte at its byte 2"});
-  expect_refused(file_with("{\"\xff\":{}}"), {"expected JSON"});
-  expect_refused(file_with("{\"x\":1}"), {"\"x\" to be an object, found a number"});
-  expect_refused(file_with("{\"x\":null}"), {"found null"});
-  expect_refused(file_with("{\"x\":{}}"), {"found no dtype"});
-  expect_refused(file_with("{\"x\":{\"dtype\":\"F32\"}}"), {"found no shape"});
-  expect_refused(file_with("{\"x\":{\"dtype\":\"F32\",\"shape\":[]}}"), {"found no data_offsets"});
-  expect_refused(file_with("{\"x\":{\"dtype\":true}}"), {"dtype to be a string, found a boolean"});
-  expect_refused(file_with("{\"x\":{\"more\":1}}"), {"another \"more\""});
-  expect_refused(file_with("{\"x\":" + one_tensor("F32", "[]", "[0]") + "}"), {"two data_offsets, found 1"});
-  expect_refused(file_with("{\"x\":" + one_tensor("F32", "[]", "[0,4,8]") + "}"), {"two data_offsets, found more"});
-  expect_refused(file_with("{\"__metadata__\":{\"k\":1}}"), {"metadata to be texts by name, found a number"});
-  expect_refused(file_with("{\"__metadata__\":{\"k\":{}}}"), {"metadata to be texts by name, found an object"});
-  expect_refused(file_with("{\"__metadata__\":[]}"), {"\"__metadata__\" to be an object, found an array"});
+  expect_invalid(file_with(""), {"start with '{'"});
+  expect_invalid(file_with(" {}"), {"start with '{'"});
+  expect_invalid(file_with("[]"), {"start with '{'"});
+  expect_invalid(file_with("{"), {"expected JSON", "byte"});
+  expect_invalid(file_with("{} {}"), {"expected JSON"});
+  expect_invalid(file_with("{}" + std::string(3, '\0')), {"a zero byte at its byte 2"});
+  expect_invalid(file_with("{\"\xff\":{}}"), {"expected JSON"});
+  expect_invalid(file_with("{\"x\":1}"), {"\"x\" to be an object, found a number"});
+  expect_invalid(file_with("{\"x\":null}"), {"found null"});
+  expect_invalid(file_with("{\"x\":{}}"), {"found no dtype"});
+  expect_invalid(file_with("{\"x\":{\"dtype\":\"F32\"}}"), {"found no shape"});
+  expect_invalid(file_with("{\"x\":{\"dtype\":\"F32\",\"shape\":[]}}"), {"found no data_offsets"});
+  expect_invalid(file_with("{\"x\":{\"dtype\":true}}"), {"dtype to be a string, found a boolean"});
+  expect_invalid(file_with("{\"x\":{\"more\":1}}"), {"another \"more\""});
+  expect_invalid(file_with("{\"x\":" + one_tensor("F32", "[]", "[0]") + "}"), {"two data_offsets, found 1"});
+  expect_invalid(file_with("{\"x\":" + one_tensor("F32", "[]", "[0,4,8]") + "}"), {"two data_offsets, found more"});
+  expect_invalid(file_with("{\"__metadata__\":{\"k\":1}}"), {"metadata to be texts by name, found a number"});
+  expect_invalid(file_with("{\"__metadata__\":{\"k\":{}}}"), {"metadata to be texts by name, found an object"});
+  expect_invalid(file_with("{\"__metadata__\":[]}"), {"\"__metadata__\" to be an object, found an array"});
 }
 
 TEST(Safetensors, deep_nesting_is_refused_at_once) {
-  expect_refused(file_with("{\"x\":" + std::string(1'000'000, '[')), {"found an array"});
+  expect_invalid(file_with("{\"x\":" + std::string(1'000'000, '[')), {"found an array"});
   std::string objects;
   for (int i = 0; i < 100'000; ++i) {
     objects += "{\"x\":";
   }
-  expect_refused(file_with(objects), {"another \"x\""});
+  expect_invalid(file_with(objects), {"another \"x\""});
 }
 
 TEST(Safetensors, a_file_of_another_format_is_called_by_its_name) {

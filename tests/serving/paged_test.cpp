@@ -347,7 +347,7 @@ TEST_P(Paged, many_heads_give_the_bits_of_each_alone) {
   for (const DType type : {DType::f32, DType::bf16, DType::i8})
     for (const std::int64_t page_size : {1, 5, 16, 48}) {
       const DType query_type = type == DType::i8 ? DType::bf16 : type;
-      const PagedInputs inputs({.lengths = {2200, 333, 40},
+      const PagedInputs inputs({.lengths = {1100, 333, 40},
                                 .page_size = page_size,
                                 .kv_heads = 11,
                                 .head_dim = 40,

@@ -117,8 +117,9 @@ testing::AssertionResult within(ConstTensorView actual, const Array& exact, cons
   return within(read(actual), exact, bound);
 }
 
-void expect_forward(const Call& call, ConstTensorView out, const AttentionOutputs& outputs) {
-  const Forward exact = forward(call.spec());
+namespace {
+
+void compare_forward(const Call& call, const Forward& exact, ConstTensorView out, const AttentionOutputs& outputs) {
   const Packing* packing = call.packing ? &*call.packing : nullptr;
   const DType type = call.q.dtype();
   const Bounded exact_out = as_called(exact.out, call.out_sizes(), packing, false);
@@ -136,61 +137,99 @@ void expect_forward(const Call& call, ConstTensorView out, const AttentionOutput
   }
 }
 
-void expect_forward(const Call& call, const Results& results) {
+// The gradient of the output as the oracle takes it.
+Array padded_gradient(const Call& call, const Spec& spec, ConstTensorView grad_out) {
+  const Array gradient = read(grad_out);
+  return call.packing ? padded(gradient, call.packing->starts_q)
+                      : gradient.reshaped({spec.batch(), spec.heads(), spec.q.size(2), spec.value_dim()});
+}
+
+void compare_backward(const Call& call, const Spec& spec, const Array& grad_out, const Backward& exact,
+                      const AttentionGradients& gradients) {
+  const Packing* packing = call.packing ? &*call.packing : nullptr;
+  const DType type = call.q.dtype();
+  // Whatever the engine, the half types' backward starts from an out that was rounded to them.
+  const bool rounded_out = type == DType::bf16 || type == DType::f16;
+  const bool may_be_eager = call.options.engine != Engine::reference || rounded_out;
+  std::optional<Backward> eager;  // made only where the rest of the bound is not enough
+
+  auto compare = [&](const char* what, const std::optional<TensorView>& actual, const Bounded& exact_one,
+                     const auto& of_eager, bool of_keys, bool of_rows) {
+    if (!actual) return;
+    const Packing* packed_as = of_rows ? packing : nullptr;
+    const Bounded called = as_called(exact_one, actual->sizes(), packed_as, of_keys);
+    const auto is_within = [&](const Array* eager_value) {
+      // A gradient may be asked for in a narrower type than the call's.
+      Array bound = error_bound(called, Kind::gradient, type, eager_value);
+      if (actual->dtype() != type && actual->dtype() != DType::f64) {
+        const Array narrower = error_bound(called, Kind::gradient, actual->dtype());
+        for (std::size_t n = 0; n < bound.values.size(); ++n) bound.values[n] += narrower.values[n];
+      }
+      return within(*actual, called.value, bound);
+    };
+    testing::AssertionResult result = is_within(nullptr);
+    if (!result && may_be_eager) {
+      if (!eager) eager = eager_backward(spec, grad_out, type);
+      const Array value = as_called(of_eager(*eager).value, actual->sizes(), packed_as, of_keys);
+      result = is_within(&value);
+    }
+    EXPECT_TRUE(result) << what;
+  };
+  const auto dq_of = [](const Backward& one) -> const Bounded& { return one.dq; };
+  const auto dk_of = [](const Backward& one) -> const Bounded& { return one.dk; };
+  const auto dv_of = [](const Backward& one) -> const Bounded& { return one.dv; };
+  const auto dbias_of = [](const Backward& one) -> const Bounded& { return *one.dbias; };
+  const auto dsinks_of = [](const Backward& one) -> const Bounded& { return *one.dsinks; };
+  compare("dq", gradients.dq, exact.dq, dq_of, false, true);
+  compare("dk", gradients.dk, exact.dk, dk_of, true, true);
+  compare("dv", gradients.dv, exact.dv, dv_of, true, true);
+  if (exact.dbias) compare("dbias", gradients.dbias, *exact.dbias, dbias_of, false, false);
+  if (exact.dsinks) compare("dsinks", gradients.dsinks, *exact.dsinks, dsinks_of, false, false);
+}
+
+AttentionOutputs outputs_of(const Results& results) {
   AttentionOutputs outputs{.lse = const_cast<Results&>(results).lse.view(), .weights = {}};
   if (results.weights) outputs.weights = const_cast<Tensor&>(*results.weights).view();
-  expect_forward(call, results.out, outputs);
+  return outputs;
+}
+
+AttentionGradients views_of(GradientTensors& gradients) {
+  AttentionGradients views{gradients.dq.view(), gradients.dk.view(), gradients.dv.view(), {}, {}};
+  if (gradients.dbias) views.dbias = *gradients.dbias;
+  if (gradients.dsinks) views.dsinks = *gradients.dsinks;
+  return views;
+}
+
+}  // namespace
+
+void expect_forward(const Call& call, ConstTensorView out, const AttentionOutputs& outputs) {
+  compare_forward(call, forward(call.spec()), out, outputs);
+}
+
+void expect_forward(const Call& call, const Results& results) {
+  expect_forward(call, results.out, outputs_of(results));
 }
 
 void expect_backward(const Call& call, ConstTensorView grad_out, const AttentionGradients& gradients) {
   const Spec spec = call.spec();
-  const Packing* packing = call.packing ? &*call.packing : nullptr;
-  Array gradient = read(grad_out);
-  gradient = packing ? padded(gradient, packing->starts_q)
-                     : gradient.reshaped({spec.batch(), spec.heads(), spec.q.size(2), spec.value_dim()});
-  const DType type = call.q.dtype();
-  const Backward exact = backward(spec, gradient);
-  std::optional<Backward> eager;
-  // Whatever the engine, the half types' backward starts from an out that was rounded to them.
-  const bool rounded_out = type == DType::bf16 || type == DType::f16;
-  if (call.options.engine != Engine::reference || rounded_out) eager = eager_backward(spec, gradient, type);
-
-  auto compare = [&](const char* what, const std::optional<TensorView>& actual, const Bounded& exact_one,
-                     const Bounded* eager_one, bool of_keys, bool of_rows) {
-    if (!actual) return;
-    const Packing* packed_as = of_rows ? packing : nullptr;
-    const Bounded called = as_called(exact_one, actual->sizes(), packed_as, of_keys);
-    std::optional<Array> eager_value;
-    if (eager_one) eager_value = as_called(eager_one->value, actual->sizes(), packed_as, of_keys);
-    // A gradient may be asked for in a narrower type than the call's.
-    Array bound = error_bound(called, Kind::gradient, type, eager_value ? &*eager_value : nullptr);
-    if (actual->dtype() != type && actual->dtype() != DType::f64) {
-      const Array narrower = error_bound(called, Kind::gradient, actual->dtype());
-      for (std::size_t n = 0; n < bound.values.size(); ++n) bound.values[n] += narrower.values[n];
-    }
-    EXPECT_TRUE(within(*actual, called.value, bound)) << what;
-  };
-  compare("dq", gradients.dq, exact.dq, eager ? &eager->dq : nullptr, false, true);
-  compare("dk", gradients.dk, exact.dk, eager ? &eager->dk : nullptr, true, true);
-  compare("dv", gradients.dv, exact.dv, eager ? &eager->dv : nullptr, true, true);
-  if (exact.dbias) compare("dbias", gradients.dbias, *exact.dbias, eager ? &*eager->dbias : nullptr, false, false);
-  if (exact.dsinks) compare("dsinks", gradients.dsinks, *exact.dsinks, eager ? &*eager->dsinks : nullptr, false, false);
+  const Array gradient = padded_gradient(call, spec, grad_out);
+  compare_backward(call, spec, gradient, backward(spec, gradient), gradients);
 }
 
 void expect_backward(const Call& call, ConstTensorView grad_out, GradientTensors& gradients) {
-  AttentionGradients views{gradients.dq.view(), gradients.dk.view(), gradients.dv.view(), {}, {}};
-  if (gradients.dbias) views.dbias = *gradients.dbias;
-  if (gradients.dsinks) views.dsinks = *gradients.dsinks;
-  expect_backward(call, grad_out, views);
+  expect_backward(call, grad_out, views_of(gradients));
 }
 
 void expect_contract(const Call& call, std::uint64_t seed) {
   Random random(seed);
   const Results results = call.run(!call.packing);
-  expect_forward(call, results);
   const Tensor grad_out = normal(call.out_sizes(), call.q.dtype(), random);
   GradientTensors gradients = call.gradients(grad_out, results);
-  expect_backward(call, grad_out, gradients);
+  const Spec spec = call.spec();
+  const Array gradient = padded_gradient(call, spec, grad_out);
+  const auto [exact_forward, exact_backward] = both(spec, gradient);
+  compare_forward(call, exact_forward, results.out, outputs_of(results));
+  compare_backward(call, spec, gradient, exact_backward, views_of(gradients));
 }
 
 bool same_bits(const Results& a, const Results& b) {

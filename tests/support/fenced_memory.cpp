@@ -8,6 +8,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
 
 #include "core/memory.h"
 
@@ -27,6 +30,67 @@ struct Extent {
   }
 };
 
+bool is_untouched(const char* begin, std::size_t bytes) {
+  return bytes == 0 ||
+         (static_cast<unsigned char>(*begin) == not_a_number && std::memcmp(begin, begin + 1, bytes - 1) == 0);
+}
+
+// Freed blocks, for the next ones with as many pages: mapping pages would take most of a test's time. They hold NaNs,
+// so a result of reading one shows, and none may have been written when it is taken again.
+class FreeBlocks {
+ public:
+  // The fence behind the pages of a block, or null.
+  char* take(std::size_t pages) {
+    const std::lock_guard lock(mutex_);
+    const auto found = blocks_.find(pages);
+    if (found == blocks_.end() || found->second.empty()) return nullptr;
+    const Block free = found->second.back();
+    found->second.pop_back();
+    kept_ -= pages;
+    if (!is_untouched(free.fence - free.bytes, free.bytes)) {
+      std::fprintf(stderr, "a block of %zu bytes was written after it had been freed\n", free.bytes);
+      std::abort();
+    }
+    return free.fence;
+  }
+
+  bool keep(std::size_t pages, char* fence, std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (kept_ + pages > most) return false;
+    std::memset(fence - bytes, not_a_number, bytes);
+    blocks_[pages].push_back({fence, bytes});
+    kept_ += pages;
+    return true;
+  }
+
+ private:
+  struct Block {
+    char* fence;
+    std::size_t bytes;
+  };
+
+  static constexpr std::size_t most = std::size_t{64} << 20;
+
+  std::mutex mutex_;
+  std::map<std::size_t, std::vector<Block>> blocks_;
+  std::size_t kept_ = 0;
+};
+
+FreeBlocks& free_blocks() {
+  static FreeBlocks& blocks = *new FreeBlocks;  // never destroyed: static objects may own memory
+  return blocks;
+}
+
+char* mapped(const Extent& extent) {
+  void* memory = mmap(nullptr, extent.pages + extent.page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return nullptr;
+  }
+  char* fence = static_cast<char*>(memory) + extent.pages;
+  mprotect(fence, extent.page, PROT_NONE);
+  return fence;
+}
+
 }  // namespace
 
 const bool exact_blocks = true;
@@ -38,12 +102,13 @@ void* take_memory(std::size_t bytes) noexcept {
     return nullptr;
   }
   const Extent extent(bytes);
-  void* memory = mmap(nullptr, extent.pages + extent.page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) {
+  char* fence = free_blocks().take(extent.pages);
+  if (fence == nullptr) {
+    fence = mapped(extent);
+  }
+  if (fence == nullptr) {
     return nullptr;
   }
-  char* fence = static_cast<char*>(memory) + extent.pages;
-  mprotect(fence, extent.page, PROT_NONE);
   char* block = fence - extent.block;
   std::memset(block, not_a_number, extent.block);  // what nobody wrote shows, too
   return block;
@@ -60,7 +125,9 @@ void give_back_memory(void* memory, std::size_t bytes) noexcept {
     std::abort();
   }
   char* fence = static_cast<char*>(memory) + extent.block;
-  munmap(fence - extent.pages, extent.pages + extent.page);
+  if (!free_blocks().keep(extent.pages, fence, extent.block)) {
+    munmap(fence - extent.pages, extent.pages + extent.page);
+  }
 }
 
 }  // namespace headway

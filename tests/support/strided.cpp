@@ -69,10 +69,17 @@ void* Strided::address() { return bytes_.data() + aligned_ + static_cast<std::si
 bool Strided::surroundings_intact() const {
   std::vector<unsigned char> rest = bytes_;
   const std::size_t element = size_of(dtype_);
-  each_index(sizes_, [&](const Dims& index) {
+  Dims starts = sizes_;  // of runs of elements that lie side by side
+  std::size_t run = element;
+  const int last = sizes_.size() - 1;
+  if (last >= 0 && strides_[last] == 1 && sizes_[last] > 0) {
+    run *= static_cast<std::size_t>(sizes_[last]);
+    starts[last] = 1;
+  }
+  each_index(starts, [&](const Dims& index) {
     std::int64_t position = first_;
-    for (int axis = 0; axis < sizes_.size(); ++axis) position += index[axis] * strides_[axis];
-    std::memset(rest.data() + aligned_ + static_cast<std::size_t>(position) * element, untouched, element);
+    for (int axis = 0; axis < starts.size(); ++axis) position += index[axis] * strides_[axis];
+    std::memset(rest.data() + aligned_ + static_cast<std::size_t>(position) * element, untouched, run);
   });
   // All bytes are alike if the first is as it was and each is like the one before it.
   return rest.empty() || (rest.front() == untouched && std::memcmp(rest.data(), rest.data() + 1, rest.size() - 1) == 0);

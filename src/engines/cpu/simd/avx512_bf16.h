@@ -46,7 +46,15 @@ struct Operands<BF16> {
   using Scalar = Pair;
   using Vector = __m512i;
   HEADWAY_INLINE static Vector load(const Pair* p) { return _mm512_loadu_si512(p); }
-  HEADWAY_INLINE static Vector broadcast(const Pair* p) { return _mm512_set1_epi32(static_cast<int>(*p)); }
+  HEADWAY_INLINE static Vector broadcast(const Pair* p) {
+#if defined(__clang__) && __clang_major__ == 16  // it crashes where it sees that a vector of bf16 is a broadcast
+    Vector result = _mm512_set1_epi32(static_cast<int>(*p));
+    asm("" : "+v"(result));
+    return result;
+#else
+    return _mm512_set1_epi32(static_cast<int>(*p));
+#endif
+  }
   HEADWAY_INLINE static __m512 multiply_add(Vector a, Vector b, __m512 c) {
     return _mm512_dpbf16_ps(c, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
