@@ -8,6 +8,7 @@
 
 #include "analysis/cells.h"
 #include "analysis/slice.h"
+#include "core/text.h"
 #include "headway/headway.h"
 #include "support/device_mirror.h"
 #include "support/inputs.h"
@@ -150,10 +151,51 @@ TEST_P(Analyze, agrees_with_the_whole_matrix_under_every_option_and_type) {
 
 TEST_P(Analyze, agrees_where_rows_and_keys_span_many_blocks_and_cells) {
   const Shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = 150, .keys = 300, .head_dim = 5};
-  for (const OptionSet& kind : mask_kinds(shape)) {
-    SCOPED_TRACE(kind.name);
-    const Inputs inputs = random_inputs(shape);
-    expect_analysis(inputs.call(on_engine(kind.options)), {.top = 8, .near = {16, 0}, .cells = 7});
+  for (DType type : {DType::f32, DType::bf16})
+    for (const OptionSet& kind : all_kinds(shape)) {
+      SCOPED_TRACE(kind.name + std::string(" ") + name(type));
+      const Inputs inputs = random_inputs(shape, type);
+      expect_analysis(inputs.call(on_engine(kind.options)),
+                      {.top = 8, .near = {16, 0}, .cells = type == DType::f32 ? 7 : 2});
+    }
+}
+
+// Most of such keys are seen by all rows of a tile, and near to all or none of them.
+TEST_P(Analyze, agrees_for_long_rows_with_cells_lists_and_neighbourhoods_of_any_size) {
+  Random random(17);
+  const auto draw = [&](std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(high - low + 1));
+  };
+  for (int n = 0; n < 12; ++n) {
+    const DType type = n % 3 == 2 ? float_types[static_cast<std::size_t>(draw(0, 3))] : DType::bf16;
+    const Shape shape{.batch = 1,
+                      .heads = 1,
+                      .kv_heads = 1,
+                      .queries = draw(64, 290),
+                      .keys = draw(290, 700),
+                      .head_dim = draw(1, n % 4 == 3 ? 200 : 66)};
+    const std::int64_t cells = draw(0, 5), top = draw(0, 3) == 0 ? draw(30, 90) : draw(0, 9);
+    const Window near{draw(0, 1) == 0 ? draw(0, 40) : draw(0, 700), draw(0, 200)};
+    AttentionOptions options = on_engine({.causal = n % 2 == 0 ? Causal::none : Causal::bottom_right});
+    if (n % 5 == 4) options.window = Window{draw(100, 400), {}};
+    SCOPED_TRACE(text("case ", n, ": ", shape.queries, " x ", shape.keys, " x ", shape.head_dim, " ", name(type),
+                      ", cells ", cells, ", top ", top, ", near ", *near.left, " ", *near.right));
+    const Inputs inputs = random_inputs(shape, type, static_cast<std::uint64_t>(n));
+    expect_analysis(inputs.call(options), {.top = top, .near = near, .cells = cells});
+  }
+}
+
+// Of long rows too: a NaN belongs to the rows that see it.
+TEST_P(Analyze, a_nan_in_a_key_is_a_nan_of_the_rows_that_see_it) {
+  for (DType type : {DType::f32, DType::bf16}) {
+    Inputs inputs = random_inputs({.batch = 1, .heads = 1, .kv_heads = 1, .queries = 400, .keys = 400}, type);
+    set(inputs.k, {0, 0, 150, 3}, NAN);
+    const Analysis found = run_analyze(inputs.q, inputs.k, on_engine({.causal = Causal::top_left}),
+                                       {.top = 2, .near = {8, 8}, .cells = 3});
+    for (std::int64_t i = 0; i < 400; ++i)
+      for (const Tensor* of_rows : {&found.lse, &found.entropy, &found.distance, &found.near})
+        ASSERT_EQ(std::isnan(get(*of_rows, {0, 0, i})), i >= 150) << i;
+    for (std::int64_t j = 0; j < 400; ++j) EXPECT_TRUE(std::isnan(get(found.received, {0, 0, j})));
   }
 }
 
@@ -194,12 +236,24 @@ TEST_P(Analyze, a_head_alone_has_the_bits_that_it_has_among_others) {
   EXPECT_TRUE(same(all.map_max, alone.map_max));
 }
 
-// Equal weights: the smaller keys are named.
+// Equal weights: the smaller keys are named. (Of many keys not all have the same bits on every engine.)
 TEST_P(Analyze, names_the_smaller_of_equal_keys_first) {
-  const Tensor q({1, 1, 3, 8}), k({1, 1, 200, 8});
-  const Analysis found = run_analyze(q, k, on_engine({.causal = Causal::bottom_right}), {.top = 4});
-  for (std::int64_t i = 0; i < 3; ++i)
-    for (std::int64_t n = 0; n < 4; ++n) EXPECT_EQ(found.top_keys.at<std::int64_t>({0, 0, i, n}), n);
+  for (DType type : {DType::f32, DType::bf16})
+    for (std::int64_t top : {4, 70}) {
+      const Tensor q({1, 1, 64, 8}, type), k({1, 1, 400, 8}, type);
+      const Analysis found = run_analyze(q, k, on_engine({.causal = Causal::bottom_right}), {.top = top, .cells = 2});
+      for (std::int64_t i = 0; i < 64; ++i)
+        for (std::int64_t n = 0; n < top; ++n) {
+          const std::int64_t named = found.top_keys.at<std::int64_t>({0, 0, i, n});
+          const bool same = n > 0 && get(found.top_weights, {0, 0, i, n}) == get(found.top_weights, {0, 0, i, n - 1});
+          if (same) {
+            EXPECT_GT(named, found.top_keys.at<std::int64_t>({0, 0, i, n - 1}));
+          }
+          if (top == 4) {
+            EXPECT_EQ(named, n);
+          }
+        }
+    }
 }
 
 TEST_P(Analyze, a_taker_gets_the_cells_that_the_maps_have) {
