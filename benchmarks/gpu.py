@@ -22,6 +22,7 @@ from typing import Any
 
 import random_draws
 import torch
+from gpu_analysis import analysis_rows
 from gpu_layer import layer_rows
 from gpu_spans import span_rows
 from report import put_between
@@ -66,6 +67,7 @@ class Headway:
         self._native = ctypes.CDLL(str(library))
         self._native.headway_gpu_attention.restype = ctypes.c_char_p
         self._native.headway_gpu_kernel.restype = ctypes.c_char_p
+        self._native.headway_gpu_analyze.restype = ctypes.c_char_p
 
     def call(self, q: Any, k: Any, v: Any, *, causal: bool = False, window: int = -1, **options: Any) -> Call:
         out, lse = torch.empty_like(q), torch.empty(q.shape[:3], device=q.device)
@@ -91,6 +93,19 @@ class Headway:
 
         run.kernel, run.tile = self._kernel(described)  # type: ignore[attr-defined]
         run.described = described  # type: ignore[attr-defined]
+        return run
+
+    def analyze(self, q: Any, k: Any, top: int, **options: Any) -> Call:
+        described = self.call(q, k, k, **options).described  # type: ignore[attr-defined]
+        kept = (q, k, options)
+
+        def run() -> Any:
+            error = self._native.headway_gpu_analyze(ctypes.byref(described), ctypes.c_int64(top))
+            if error:
+                raise RuntimeError(error.decode())
+            return kept
+
+        run.kernel = "analysis"  # type: ignore[attr-defined]
         return run
 
     def backward(self, q: Any, k: Any, v: Any, grad_out: Any, **options: Any) -> Call:
@@ -417,6 +432,7 @@ NAMES = {
     "efficient": "efficient",
     "torch": "PyTorch",
     "flex": "FlexAttention",
+    "forward": "forward",
 }
 
 
@@ -458,6 +474,7 @@ def main() -> None:
     results = forward_rows(headway, wanted) + option_rows(headway, wanted) + decode_rows(headway, wanted)
     results += backward_rows(headway, wanted) + backward_option_rows(headway, wanted)
     results += shared_option_rows(headway, wanted) + span_rows(headway, wanted, measure, work_of)
+    results += analysis_rows(headway, wanted, measure)
     if wanted("layer", ""):
         results += layer_rows(milliseconds, arguments.library)
     if arguments.rows:

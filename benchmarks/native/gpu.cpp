@@ -86,6 +86,20 @@ extern "C" const char* headway_gpu_attention(const GpuCall* call) {
   }
 }
 
+// analyze() of the call's query and key, with so many listed keys a row; what it finds is let go.
+extern "C" const char* headway_gpu_analyze(const GpuCall* call, std::int64_t top) {
+  try {
+    const Device device{DeviceType::cuda, 0};
+    const auto dtype = static_cast<DType>(call->dtype);
+    const Views views = views_of(*call, dtype, device);
+    analyze(views.query, views.key, options_of(*call, dtype, device), {.top = top});
+    return nullptr;
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return last_error.c_str();
+  }
+}
+
 // The kernel's name, and the queries and keys of one of its tiles.
 extern "C" const char* headway_gpu_kernel(const GpuCall* call, std::int64_t* tile_queries, std::int64_t* tile_keys) {
   try {
