@@ -34,21 +34,27 @@ std::int64_t cell_size(std::int64_t size, std::int64_t cells) {
   return cells == 0 ? std::max<std::int64_t>(size, 1) : std::max<std::int64_t>(ceil_div(size, cells), 1);
 }
 
-// Allocates the results, with the values of rows that have no weights.
+// Allocates the results, with the values of rows that have no weights. A device writes all of them: without values.
 Analysis empty_result(const Problem& problem, const AnalysisRequest& request, const CellTaker& taker) {
+  const bool filled = problem.query.device() == Device{};
+  const auto results = [&](const Dims& sizes, DType dtype) {
+    return filled ? Tensor(sizes, dtype) : Tensor::uninitialized(sizes, dtype);
+  };
   const DType dtype = problem.dtype() == DType::f64 ? DType::f64 : DType::f32;
   const Dims rows{problem.batch, problem.heads, problem.query_len};
   Analysis result;
   for (Tensor* of_rows :
        {&result.lse, &result.entropy, &result.distance, &result.first, &result.diagonal, &result.near}) {
-    *of_rows = Tensor(rows, dtype);
+    *of_rows = results(rows, dtype);
   }
-  result.received = Tensor({problem.batch, problem.heads, problem.key_len}, dtype);
+  result.received = results({problem.batch, problem.heads, problem.key_len}, dtype);
   Dims listed = rows;
   listed.push_back(request.top);
   result.top_keys = Tensor::uninitialized(listed, DType::i64);
-  std::fill_n(result.top_keys.as<std::int64_t>(), result.top_keys.elements(), -1);
-  result.top_weights = Tensor(listed, dtype);
+  if (filled) {
+    std::fill_n(result.top_keys.as<std::int64_t>(), result.top_keys.elements(), -1);
+  }
+  result.top_weights = results(listed, dtype);
   result.row_cell = taker.take ? taker.row_cell : cell_size(problem.query_len, request.cells);
   result.key_cell = taker.take ? taker.key_cell : cell_size(problem.key_len, request.cells);
   Dims cells{problem.batch, problem.heads, 0, 0};
@@ -56,9 +62,9 @@ Analysis empty_result(const Problem& problem, const AnalysisRequest& request, co
     cells[2] = ceil_div(problem.query_len, result.row_cell);
     cells[3] = ceil_div(problem.key_len, result.key_cell);
   }
-  result.map_mean = Tensor(cells, dtype);
-  result.map_max = Tensor(cells, dtype);
-  result.similarity = Tensor({problem.batch, problem.heads, problem.heads}, dtype);
+  result.map_mean = results(cells, dtype);
+  result.map_max = results(cells, dtype);
+  result.similarity = results({problem.batch, problem.heads, problem.heads}, dtype);
   return result;
 }
 

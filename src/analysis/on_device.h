@@ -11,7 +11,7 @@
 
 namespace headway {
 
-// `result` is allocated and filled with 0, top_keys with -1.
+// `result` is allocated; all of it is written.
 void analyze_on_device(const Problem& problem, const AnalysisRequest& request, const CellTaker& taker,
                        Analysis& result);
 

@@ -3,6 +3,7 @@
 // device's memory: heads come in groups, and cells that go elsewhere in bands of rows. Neither changes a bit.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -20,8 +21,8 @@
 namespace headway::cuda {
 namespace {
 
-constexpr std::int64_t most_chunks = 64;                       // of a head's rows
-constexpr std::int64_t sums_limit = std::int64_t{256} << 20;   // bytes, unless one head or row needs more
+constexpr std::int64_t most_chunks = 128;                      // of a head's rows
+constexpr std::int64_t sums_limit = std::int64_t{512} << 20;   // bytes, unless one head or row needs more
 constexpr std::int64_t parts_limit = std::int64_t{128} << 20;  // of weights on their way to the host
 
 std::size_t bytes_of(std::int64_t bytes) { return static_cast<std::size_t>(bytes); }
@@ -55,6 +56,12 @@ class ResultMemory {
   }
 
   void fetch() const {
+    // While the device computes: memory that has not been touched yet would make the copies slow.
+    for (const Result& result : results_) {
+      if (size(*result.tensor) > 0) {
+        std::memset(result.tensor->data(), result.byte, size(*result.tensor));
+      }
+    }
     for (std::size_t n = 0; n < results_.size(); ++n) {
       Tensor& tensor = *results_[n].tensor;
       if (size(tensor) > 0) {
@@ -136,6 +143,7 @@ class Walks {
   void place_lse(const ConstTensorView& lse);
 
   void queue(std::int64_t first_row, std::int64_t end_row, bool in_chunks);
+  void queue(const Launch& launch, const AnalysisArguments& all);
   void queue_band(std::int64_t head_count, std::int64_t first_row, std::int64_t end_row, const Cells& cells);
   void hand_over(const CellTaker& taker, std::int64_t head_count, std::int64_t first_cell_row, std::int64_t cell_rows,
                  const void* mean, const void* max);
@@ -179,10 +187,31 @@ void Walks::queue(std::int64_t first_row, std::int64_t end_row, bool in_chunks) 
     band.chunk_tiles = 1;
     band.chunks = band.tiles;
   }
-  const Launch launch = choose_analysis(problem_, band);
+  const std::optional<Launch> simple = choose_simple_analysis(problem_, band);
+  if (!simple) {
+    queue(choose_analysis(problem_, band), band);
+    return;
+  }
+  const auto rows = static_cast<std::size_t>(band.head_count * (end_row - first_row));
+  const auto tiles = static_cast<std::size_t>(band.head_count * band.tiles);
+  Workspace left(Workspace::rounded(2 * sizeof(float) * rows) + Workspace::rounded(3 * sizeof(double) * rows) +
+                     Workspace::rounded(sizeof(int) * tiles),
+                 device(), stream_, problem_.operation);
+  band.row_softmax = left.take_as<float>(2 * rows);
+  band.row_sums = left.take_as<double>(3 * rows);
+  band.left_out = left.take_as<int>(tiles);
+  const Launch others = choose_analysis(problem_, band);
+  band.part = AnalysisPart::softmax_of_edges;
+  queue(others, band);
+  queue(*simple, band);
+  band.part = AnalysisPart::edges;
+  queue(others, band);
+}
+
+void Walks::queue(const Launch& launch, const AnalysisArguments& all) {
   if (launch.tasks > 0) {
     allow_shared(launch.kernel, launch.shared_bytes, problem_.operation);
-    check(launch_analysis(launch, band, stream_), problem_.operation, text("launching ", launch.name));
+    check(launch_analysis(launch, all, stream_), problem_.operation, text("launching ", launch.name));
   }
 }
 

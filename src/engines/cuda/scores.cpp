@@ -1,5 +1,6 @@
 #include "engines/cuda/scores.h"
 
+#include "engines/cuda/kernels/analysis_pieces.h"
 #include "engines/cuda/kernels/kernels.h"
 #include "engines/cuda/problem_arguments.h"
 
@@ -26,13 +27,14 @@ Stage stage_of(headway::Stage stage) {
 
 namespace {
 
+constexpr std::size_t own_shared = 6144;  // of a kernel that walks, besides what its launch asks for
+
 // A walk on tensor cores where they take the problem and a block has room for it, else the exact one.
 template <class SomeArguments>
 Launch choose_walk(const Problem& problem, SomeArguments& arguments, Launch (*mma)(SomeArguments&, DType),
                    Launch (*simt)(SomeArguments&, DType), Refusal& reason) {
   reason = mma_refusal(problem);
   if (!reason) {
-    constexpr std::size_t own_shared = 4096;
     const Launch launch = mma(arguments, problem.dtype());
     reason = shared_refusal(launch, own_shared, device_of(problem));
     if (!reason) {
@@ -59,6 +61,26 @@ Launch choose_scores(const Problem& problem, PassedKernels* passed) {
 Launch choose_analysis(const Problem& problem, const AnalysisArguments& arguments) {
   Refusal reason;
   return choose_walk<const AnalysisArguments>(problem, arguments, mma_analysis_launch, simt_analysis_launch, reason);
+}
+
+std::optional<Launch> choose_simple_analysis(const Problem& problem, const AnalysisArguments& arguments) {
+  constexpr std::int64_t fewest_keys = 256;
+  const bool only_scale = problem.scale > 1e-20 && problem.scale < 1e3 && !problem.softcap && !problem.bias &&
+                          !problem.mask && !problem.alibi_slopes && !problem.spans;
+  const bool whole_call = arguments.entropy != nullptr && arguments.weights == nullptr &&
+                          arguments.given_lse.data == nullptr && arguments.key_begin == 0 &&
+                          arguments.key_end == problem.key_len && problem.key_len >= fewest_keys &&
+                          arguments.row_end - arguments.row_begin >= analysis_rows;
+  const bool large_cells =
+      arguments.cell_sums == nullptr || (arguments.row_cell >= analysis_rows && arguments.key_cell >= analysis_rows);
+  if (mma_refusal(problem) || !only_scale || !whole_call || !large_cells || !arguments.key.chunks) {
+    return std::nullopt;
+  }
+  const auto launch = device_of(problem).major == 9 ? hopper_simple_analysis_launch : mma_simple_analysis_launch;
+  const Launch simple = launch(arguments, problem.dtype());
+  const bool fits = !shared_refusal(simple, own_shared, device_of(problem)) &&
+                    !shared_refusal(mma_analysis_launch(arguments, problem.dtype()), own_shared, device_of(problem));
+  return fits ? std::optional(simple) : std::nullopt;
 }
 
 Launch choose_mean_weights(const Problem& problem, MeanWeightsArguments& arguments) {

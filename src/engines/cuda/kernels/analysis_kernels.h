@@ -9,6 +9,10 @@
 
 namespace headway::cuda {
 
+// Which tiles a kernel walks over: all of them; or, where simple ones have a kernel of their own (simple_tiles.cuh),
+// the others, first for the rows' softmax, and then for everything else.
+enum class AnalysisPart : std::uint8_t { all, softmax_of_edges, edges };
+
 // What the weights p of some heads say about rows [row_begin, row_end) and keys [key_begin, key_end), without storing
 // them. A result without memory was not asked for. Results are contiguous, f64 for f64 inputs and f32 for others.
 struct AnalysisArguments : Arguments {
@@ -28,6 +32,11 @@ struct AnalysisArguments : Arguments {
   double* cell_sums;             // [head_count,pieces,columns], added to
   void* cell_highest;            // the same, raised
   void* weights;                 // [head_count,rows,keys], 0 before
+  AnalysisPart part;
+  // What the kernels leave each other: the rows' softmax and sums, and the tiles of rows left to the edges' kernel.
+  float* row_softmax;  // [head_count,rows,2]
+  double* row_sums;    // [head_count,rows,3]
+  int* left_out;       // [head_count,tiles]
 };
 
 // Sums become results: what every key received.
@@ -54,9 +63,12 @@ struct SimilarityArguments {
   void* similarity;  // [B,H,H]
 };
 
-// The walks, on tensor cores or exact; then the same small kernels for all types.
+// The walks, on tensor cores or exact, and those over simple tiles alone, as tensor cores are since 8.0 and on 9.0;
+// then the same small kernels for all types.
 Launch simt_analysis_launch(const AnalysisArguments& arguments, DType dtype);
 Launch mma_analysis_launch(const AnalysisArguments& arguments, DType dtype);
+Launch mma_simple_analysis_launch(const AnalysisArguments& arguments, DType dtype);
+Launch hopper_simple_analysis_launch(const AnalysisArguments& arguments, DType dtype);
 cudaError_t launch_analysis(const Launch& launch, const AnalysisArguments& arguments, cudaStream_t stream);
 // `wide`: results are f64.
 cudaError_t launch_received(const ReceivedArguments& arguments, bool wide, cudaStream_t stream);

@@ -3,6 +3,7 @@
 #include "engines/cuda/kernels/analysis_kernels.h"
 #include "engines/cuda/kernels/launch.cuh"
 #include "engines/cuda/kernels/mma_walk.cuh"
+#include "engines/cuda/kernels/simple_tiles.cuh"
 
 namespace headway::cuda {
 namespace {
@@ -11,24 +12,29 @@ template <class T, int Depth>
 __global__ void __launch_bounds__(mma_threads, 256 / Depth < 3 ? 256 / Depth : 3)
     mma_analysis(const __grid_constant__ AnalysisArguments arguments) {
   extern __shared__ __align__(16) unsigned char shared[];
-  analyze_chunks<MmaWalk<T, Depth>>(arguments, shared);
+  analyze_chunks<TileAnalysis<MmaWalk<T, Depth>>>(arguments, shared);
 }
 
 template <class T, int Depth>
-Launch chosen(const AnalysisArguments& arguments) {
-  Launch launch;
-  launch.name = "tensor core analysis";
-  launch.kernel = reinterpret_cast<const void*>(mma_analysis<T, Depth>);
-  launch.threads = mma_threads;
-  launch.shared_bytes = TileAnalysis<MmaWalk<T, Depth>>::shared_bytes(Depth);
-  launch.tasks = arguments.head_count * arguments.chunks;
-  return launch;
+__global__ void __launch_bounds__(mma_threads, simple_blocks<Depth>)
+    mma_simple_analysis(const __grid_constant__ AnalysisArguments arguments) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  analyze_chunks<SimpleTiles<MmaWalk<T, Depth>>>(arguments, shared);
 }
 
 }  // namespace
 
 Launch mma_analysis_launch(const AnalysisArguments& arguments, DType dtype) {
-  return of_half_type(dtype, arguments.head_dim, [&]<class T, int Depth>() { return chosen<T, Depth>(arguments); });
+  return of_half_type(dtype, arguments.head_dim, [&]<class T, int Depth>() {
+    return analysis_launch<TileAnalysis<MmaWalk<T, Depth>>>("tensor core analysis", mma_analysis<T, Depth>, arguments);
+  });
+}
+
+Launch mma_simple_analysis_launch(const AnalysisArguments& arguments, DType dtype) {
+  return of_half_type(dtype, arguments.head_dim, [&]<class T, int Depth>() {
+    return analysis_launch<SimpleTiles<MmaWalk<T, Depth>>>("tensor core analysis of simple tiles",
+                                                           mma_simple_analysis<T, Depth>, arguments);
+  });
 }
 
 }  // namespace headway::cuda

@@ -29,6 +29,12 @@ __device__ inline int chunk_at(int row, int chunk) {
   return row * Depth * 2 + ((chunk ^ (row & 7)) << 4);
 }
 
+// Where chunks lie, for those who fill tiles: so, or as others need it.
+template <int Depth>
+struct ChunksInRows {
+  __device__ static int at(int row, int chunk) { return chunk_at<Depth>(row, chunk); }
+};
+
 // The rows of one head's view, `end` of them; rows past it and features past `width` read as 0.
 template <class T>
 struct HalfRows {
@@ -94,7 +100,7 @@ __device__ inline KeyRows<T, Paged> key_rows(const Arguments& args, const Rows& 
 }
 
 // The same for layouts without whole chunks: element by element, at once. Rare, and not worth registers elsewhere.
-template <int Depth, int Threads = mma_threads, class Source>
+template <int Depth, int Threads = mma_threads, class Chunks = ChunksInRows<Depth>, class Source>
 __device__ __noinline__ void fill_tile_by_element(const Source rows, std::int64_t first, unsigned char* tile,
                                                   int tile_rows = mma_rows) {
   using T = typename Source::Element;
@@ -106,17 +112,17 @@ __device__ __noinline__ void fill_tile_by_element(const Source rows, std::int64_
     for (int x = 0; x < 8; ++x) {
       eight[x] = rows.at(first + r, chunk * 8 + x);
     }
-    *reinterpret_cast<uint4*>(tile + chunk_at<Depth>(r, chunk)) =
+    *reinterpret_cast<uint4*>(tile + Chunks::at(r, chunk)) =
         make_uint4(eight[0].bits | eight[1].bits << 16, eight[2].bits | eight[3].bits << 16,
                    eight[4].bits | eight[5].bits << 16, eight[6].bits | eight[7].bits << 16);
   }
 }
 
 // Begins to copy rows [first, first + 64) into a tile.
-template <int Depth, class T>
+template <int Depth, class Chunks = ChunksInRows<Depth>, class T>
 __device__ inline void fill_tile(const HalfRows<T>& rows, std::int64_t first, unsigned char* tile) {
   if (!rows.chunks) {
-    fill_tile_by_element<Depth>(rows, first, tile);
+    fill_tile_by_element<Depth, mma_threads, Chunks>(rows, first, tile);
     return;
   }
   // A thread copies the same chunk of every few rows.
@@ -130,7 +136,7 @@ __device__ inline void fill_tile(const HalfRows<T>& rows, std::int64_t first, un
   if (first + mma_rows <= rows.end && rows.width >= Depth) {  // nothing to fill with 0
 #pragma unroll
     for (int x = 0; x < mma_rows / step; ++x) {
-      ptx::copy_16(address + chunk_at<Depth>(r + x * step, chunk), from, 16);
+      ptx::copy_16(address + Chunks::at(r + x * step, chunk), from, 16);
       from += step * rows.row;
     }
     return;
@@ -138,10 +144,41 @@ __device__ inline void fill_tile(const HalfRows<T>& rows, std::int64_t first, un
 #pragma unroll
   for (int x = 0; x < mma_rows / step; ++x) {
     const bool any = r + x * step < count;
-    ptx::copy_16(address + chunk_at<Depth>(r + x * step, chunk), any ? from : rows.data, any ? whole : 0);
+    ptx::copy_16(address + Chunks::at(r + x * step, chunk), any ? from : rows.data, any ? whole : 0);
     from += step * rows.row;
   }
 }
+
+// Copies tile after tile, of rows that exist and whose chunks may be copied whole.
+template <int Depth, class Chunks, class T>
+class TileCopies {
+ public:
+  __device__ TileCopies(const HalfRows<T>& rows, std::int64_t first) : row_(rows.row) {
+    const std::int64_t left = rows.width - chunk_of_thread() * 8;
+    bytes_ = left <= 0 ? 0 : left < 8 ? static_cast<int>(left) * 2 : 16;
+    from_ = rows.data + (first + row_of_thread()) * row_ + (left <= 0 ? 0 : chunk_of_thread() * 8);
+  }
+
+  // Begins to copy the next 64 rows.
+  __device__ void next(unsigned char* tile) {
+    const std::uint32_t to = ptx::shared_address(tile);
+#pragma unroll
+    for (int x = 0; x < mma_rows / step; ++x) {
+      ptx::copy_16(to + Chunks::at(row_of_thread() + x * step, chunk_of_thread()), from_, bytes_);
+      from_ += step * row_;
+    }
+  }
+
+ private:
+  // A thread copies the same chunk of every few rows.
+  static constexpr int chunks = Depth / 8, step = mma_threads / chunks;
+  __device__ static int chunk_of_thread() { return static_cast<int>(threadIdx.x) % chunks; }
+  __device__ static int row_of_thread() { return static_cast<int>(threadIdx.x) / chunks; }
+
+  const T* from_;
+  std::int64_t row_;
+  int bytes_;
+};
 
 template <int Depth, class T>
 __device__ inline void fill_tile(const PagedHalfRows<T>& rows, std::int64_t first, unsigned char* tile) {

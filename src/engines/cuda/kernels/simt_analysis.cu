@@ -11,7 +11,7 @@ template <class T>
 __global__ void __launch_bounds__(SimtWalk<T>::threads, 2)
     simt_analysis(const __grid_constant__ AnalysisArguments arguments) {
   extern __shared__ __align__(16) unsigned char shared[];
-  analyze_chunks<SimtWalk<T>>(arguments, shared);
+  analyze_chunks<TileAnalysis<SimtWalk<T>>>(arguments, shared);
 }
 
 template <class T>

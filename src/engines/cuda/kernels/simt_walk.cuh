@@ -18,6 +18,8 @@ class SimtWalk {
   static constexpr int threads = Shape::threads, rows = Shape::rows, keys = Shape::keys;
   static constexpr int slots = M * N;  // scores of one thread
   static constexpr int own_rows = M;   // and the rows that they belong to
+  static constexpr bool walks_whole_tiles = false;
+  static constexpr bool has_registers_left = false;
   static constexpr int scratch_bytes = Shape::keys * Shape::row_stride * static_cast<int>(sizeof(Real));
 
   // The scratch is last.

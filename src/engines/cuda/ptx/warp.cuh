@@ -54,6 +54,11 @@ __device__ __forceinline__ float4 load_four(std::uint32_t shared) {
   return result;
 }
 
+// Over a warp, of numbers from 0 on, whose bits are in order.
+__device__ __forceinline__ float warp_maximum(float value) {
+  return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(value)));
+}
+
 // 2^x to 2 units in the last place; -inf gives 0.
 __device__ __forceinline__ float exp2_fast(float x) {
   float result;
