@@ -16,7 +16,7 @@ namespace {
 
 void set_infinite(Tensor& tensor, const Dims& index) { set(tensor, index, -INFINITY); }
 
-// Tiles are of 64 or 128 queries and keys; head dims that are padded up to 64, 128 and 256.
+// Tiles are of 64 or 128 queries and keys; head dims that are padded up to 64, 96, 128 and 256.
 TEST_F(CudaBackward, is_within_the_contracts_bounds_with_every_option) {
   expect_all_kinds(
       {.batch = 2, .heads = 2, .kv_heads = 1, .queries = 140, .keys = 150, .head_dim = 40, .value_dim = 64},
@@ -38,7 +38,7 @@ TEST_F(CudaBackward, is_within_the_contracts_bounds_with_every_option) {
 }
 
 TEST_F(CudaBackward, is_within_the_contracts_bounds_over_many_tiles) {
-  for (std::int64_t dim : {64, 128, 256}) {
+  for (std::int64_t dim : {64, 96, 128, 256}) {
     Shape shape{.batch = 1, .heads = 2, .kv_heads = 1, .queries = 300, .keys = 420, .head_dim = dim, .value_dim = dim};
     if (dim == 256) shape.queries = 200, shape.keys = 260;  // its tiles are smaller
     const Inputs inputs = random_inputs(shape, DType::bf16);
@@ -152,7 +152,7 @@ TEST_F(CudaBackward, is_within_the_contracts_bounds_with_one_modifier_alone) {
   }
   Random random(4);
   const Packing packing{{0, 130, 131, 200}, {0, 5, 145, 289}};
-  for (std::int64_t dim : {64, 128}) {
+  for (std::int64_t dim : {64, 96, 128}) {
     const Tensor q = normal({200, 2, dim}, DType::bf16, random), k = normal({289, 2, dim}, DType::bf16, random),
                  v = normal({289, 2, dim}, DType::bf16, random);
     const std::vector<OptionSet> kinds = single_kinds({3, 2, 2, 130, 144, dim, dim}, DType::bf16);
@@ -167,7 +167,7 @@ TEST_F(CudaBackward, is_within_the_contracts_bounds_with_one_modifier_alone) {
 }
 
 TEST_F(CudaBackward, leaves_the_same_bits_whether_a_mask_or_a_bias_forbids) {
-  for (std::int64_t dim : {64, 128}) {
+  for (std::int64_t dim : {64, 96, 128}) {
     const Shape shape{
         .batch = 2, .heads = 2, .kv_heads = 1, .queries = 200, .keys = 304, .head_dim = dim, .value_dim = dim};
     const Inputs inputs = random_inputs(shape, DType::bf16);
@@ -203,7 +203,7 @@ TEST_F(CudaBackward, leaves_the_same_bits_whether_a_mask_or_a_bias_forbids) {
 TEST_F(CudaBackward, takes_packs_of_sequences_of_any_length) {
   Random random(3);
   const Packing packing{{0, 130, 131, 131, 400, 470}, {0, 5, 200, 330, 330, 600}};
-  for (std::int64_t dim : {64, 128, 256}) {
+  for (std::int64_t dim : {64, 96, 128, 256}) {
     const Tensor q = normal({470, 4, dim}, DType::bf16, random), k = normal({600, 2, dim}, DType::bf16, random),
                  v = normal({600, 2, dim}, DType::bf16, random);
     AttentionOptions options{.engine = Engine::cuda};

@@ -90,6 +90,46 @@ TEST_F(CudaSmall, numbers_of_queries_obey_every_option) {
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) expect_every_option(shape, dtype);
 }
 
+// Few queries over keys in one block, in clusters of 2 to 8 of them, or in splits that another kernel merges; widths of
+// one to four panels of 64 features, not full; rows of grouped heads in one tile or several; layouts, masks and biases.
+TEST_F(CudaSmall, numbers_of_queries_are_within_the_bounds_however_their_keys_are_split) {
+  const auto between = [](Random& random, std::int64_t first, std::int64_t last) {
+    return std::uniform_int_distribution<std::int64_t>(first, last)(random);
+  };
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    Random random(seed);
+    Shape shape;
+    shape.batch = between(random, 1, 4);
+    shape.kv_heads = between(random, 1, 4);
+    shape.heads = shape.kv_heads * (std::int64_t{1} << between(random, 0, 4));
+    shape.queries = between(random, 1, 5);
+    shape.keys = std::max(shape.queries, between(random, 33, seed % 3 == 0 ? 5000 : 640));
+    shape.head_dim = 8 * between(random, 1, 32);
+    shape.value_dim = seed % 4 == 0 ? 8 * between(random, 1, 32) : shape.head_dim;
+    const DType dtype = seed % 2 == 0 ? DType::bf16 : DType::f16;
+    const Inputs inputs = random_inputs(shape, dtype, seed);
+    const std::vector<OptionSet> kinds = all_kinds(shape);
+    const OptionSet& kind =
+        kinds[static_cast<std::size_t>(between(random, 0, static_cast<std::int64_t>(kinds.size()) - 1))];
+    SCOPED_TRACE(testing::Message() << "seed " << seed << ", " << kind.name << ", " << shape.batch << " x "
+                                    << shape.heads << '/' << shape.kv_heads << " heads, " << shape.queries << " x "
+                                    << shape.keys << ", " << shape.head_dim << '/' << shape.value_dim);
+    AttentionOptions options = kind.options;
+    options.engine = Engine::cuda;
+    expect_result_and_the_same_bits_again(inputs.call(options));
+    const Call plain =
+        inputs.call({.causal = Causal::bottom_right, .engine = Engine::cuda, .batch_invariant = seed % 5 == 0});
+    expect_result_and_the_same_bits_again(plain);
+    // Where the copy engine cannot read keys, another kernel for few rows has the same splits and order of sums.
+    const std::int64_t group = shape.heads / shape.kv_heads, tiles = (group * shape.queries + 15) / 16;
+    if (tiles <= std::max<std::int64_t>(1, std::min<std::int64_t>(4, group / 2))) {
+      Strided key(inputs.k.sizes(), dtype, Layout::misaligned);
+      copy(inputs.k, key.view());
+      EXPECT_TRUE(same_bits(Call{inputs.q, key.view(), inputs.v, plain.options, {}}.run(), plain.run()));
+    }
+  }
+}
+
 // Equal terms, which a plain running sum would round the same way every time.
 TEST_F(CudaSmall, sums_of_f32_do_not_drift_over_many_keys) {
   for (const std::int64_t queries : {1, 3, 9}) {

@@ -72,6 +72,9 @@ OpenGrowth open_growth(const Case& one) {
   if (equal) growth = {2, 2};
   if (equal && one.type == DType::bf16 && one.d > 128)
     growth.of_scores = std::max<Real>(2, std::min<Real>(width, 256) / 64);
+  // exp of a difference of some hundreds, rounded once more as its log2.
+  if (one.type == DType::f64 && (one.q == Numbers::apart || one.k == Numbers::apart))
+    growth.of_sums = std::max<Real>(growth.of_sums, 1.25L);
   if (!is_uneven(one.q) && !is_uneven(one.k) && !planted) return growth;
   const Real roundings = one.type == DType::bf16 ? width : std::min<Real>(width, 16 + width / 16);
   const Real uneven = std::max(2 * std::sqrt(roundings), equal ? roundings : 0);

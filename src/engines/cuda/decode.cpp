@@ -21,12 +21,19 @@ std::int64_t row_tiles(const Problem& problem) {
   return (rows + decode_rows - 1) / decode_rows;
 }
 
+std::int64_t key_tiles(const Problem& problem) {
+  return std::max<std::int64_t>(1, (problem.key_len + decode_keys - 1) / decode_keys);
+}
+
+std::int64_t invariant_splits(const Problem& problem) {
+  return std::max<std::int64_t>(1, (problem.key_len + invariant_split - 1) / invariant_split);
+}
+
 std::int64_t splits_of(const Problem& problem) {
   if (problem.batch_invariant) {
-    return std::max<std::int64_t>(1, (problem.key_len + invariant_split - 1) / invariant_split);
+    return invariant_splits(problem);
   }
-  const std::int64_t heads = problem.batch * problem.kv_heads * row_tiles(problem);
-  const std::int64_t tiles = std::max<std::int64_t>(1, (problem.key_len + decode_keys - 1) / decode_keys);
+  const std::int64_t heads = problem.batch * problem.kv_heads * row_tiles(problem), tiles = key_tiles(problem);
   const std::int64_t multiprocessors = device_of(problem).multiprocessors;
   // One block keeps a multiprocessor's share of the memory busy; two are done sooner where there is little to read.
   constexpr std::int64_t little = 64;
@@ -42,6 +49,65 @@ std::int64_t splits_of(const Problem& problem) {
     return waves * ((tiles + count - 1) / count + block_cost);
   };
   return cost(splits) + merge_cost < cost(1) ? splits : 1;
+}
+
+// On Hopper: into how many splits a call's keys go, and whether their blocks are clusters, which merge them and need
+// neither workspace nor another kernel.
+struct Splits {
+  std::int64_t count = 1;
+  bool cluster = false;
+};
+
+// How long a call takes, in microseconds, as measured on an H200: a block's tiles take their products, or what memory
+// needs to bring them to all blocks of a multiprocessor. Clusters cannot have every last place.
+double time_in_splits(const Problem& problem, Splits splits) {
+  constexpr double start = 5.0, block = 1.0, merge_in_cluster = 0.6, merge_by_kernel = 4.5;
+  constexpr double bytes_a_microsecond = 32e3;  // to one multiprocessor
+  const std::int64_t heads = problem.batch * problem.kv_heads * row_tiles(problem), blocks = heads * splits.count;
+  const std::int64_t multiprocessors = device_of(problem).multiprocessors;
+  const std::int64_t width = std::max(problem.head_dim, problem.value_dim);
+  const std::int64_t resident = width <= 192 ? 2 : 1;
+  const std::int64_t places = resident * multiprocessors * (splits.cluster ? 7 : 8) / 8;
+  const std::int64_t together = std::min(resident, (blocks + multiprocessors - 1) / multiprocessors);
+  const double products = width <= 192 ? 0.45 + 0.004 * static_cast<double>(width) : 2.5;
+  const double bytes = static_cast<double>(2 * decode_keys * (problem.head_dim + problem.value_dim));
+  const double tile = std::max(products, static_cast<double>(together) * bytes / bytes_a_microsecond);
+  const auto waves = static_cast<double>((blocks + places - 1) / places);
+  const auto tiles = static_cast<double>((key_tiles(problem) + splits.count - 1) / splits.count);
+  return start + waves * (block + tiles * tile) +
+         (splits.count == 1 ? 0.0
+          : splits.cluster  ? merge_in_cluster
+                            : merge_by_kernel);
+}
+
+Splits hopper_splits_of(const Problem& problem) {
+  if (problem.batch_invariant) {
+    return {invariant_splits(problem)};
+  }
+  Splits best;
+  double least = time_in_splits(problem, best);
+  const std::int64_t tiles = key_tiles(problem), heads = problem.batch * problem.kv_heads * row_tiles(problem);
+  const auto consider = [&](std::int64_t most, bool cluster) {
+    // More than two blocks for each place would not be done sooner.
+    const std::int64_t useful =
+        std::min(most, 4 * device_of(problem).multiprocessors / std::max<std::int64_t>(heads, 1));
+    for (std::int64_t count = 2; count <= useful; ++count) {
+      if (const double time = time_in_splits(problem, {count, cluster}); time < least) {
+        best = {count, cluster}, least = time;
+      }
+    }
+  };
+  constexpr std::int64_t fewest_tiles = 2, most = 256;
+  const std::int64_t in_order = std::min<std::int64_t>(decode_most_cluster, splits_in_order(problem.value_dim));
+  consider(std::min(tiles, in_order), true);
+  consider(std::min(tiles / fewest_tiles, most), false);
+  return best;
+}
+
+// Of keys that threads copy: on Hopper as many as if the copy engine could read them, so that a call has the same bits
+// in any layout.
+std::int64_t copied_splits_of(const Problem& problem) {
+  return device_of(problem).major == 9 ? hopper_splits_of(problem).count : splits_of(problem);
 }
 
 // Whether keys and values are 8-bit rows of whole chunks beside half queries.
@@ -83,14 +149,23 @@ std::optional<std::string> common_refusal(const Problem& problem) {
   if (problem.spans || problem.dropout.active()) {
     return "spans or dropout";
   }
-  // One block of a multiprocessor has nobody beside it that works while a mask is read.
-  if ((problem.mask || problem.bias) && std::max(problem.head_dim, problem.value_dim) > 128) {
-    return "a mask or bias beside head dims above 128";
+  // One block of a multiprocessor has nobody beside it that works while a bias is read; a mask comes ahead.
+  const bool waits = problem.bias || (problem.mask && problem.key_dtype() != problem.dtype());
+  if (waits && std::max(problem.head_dim, problem.value_dim) > 128) {
+    return problem.bias ? "a bias beside head dims above 128" : "a mask beside 8-bit keys and head dims above 128";
   }
   if (problem.batch_invariant && problem.packed()) {
     return "batch_invariant, and the longest sequence of a pack depends on the others";
   }
   return std::nullopt;
+}
+
+Launch with_clusters(const Problem& problem, const ForwardArguments& arguments,
+                     Launch (*launch)(const ForwardArguments&, DType, std::int64_t)) {
+  const Splits splits = hopper_splits_of(problem);
+  Launch result = launch(arguments, problem.dtype(), splits.count);
+  result.cluster = splits.cluster ? static_cast<int>(splits.count) : 1;
+  return result;
 }
 
 constexpr const char* unreadable = "its copy engine cannot read key and value here";
@@ -139,32 +214,39 @@ std::optional<std::string> byte_decode_refusal(const Problem& problem) {
 }
 
 Launch choose_decode(const Problem& problem, const ForwardArguments& arguments) {
-  return decode_launch(arguments, problem.dtype(), splits_of(problem));
+  return decode_launch(arguments, problem.dtype(), copied_splits_of(problem));
 }
 
 Launch choose_hopper_decode(const Problem& problem, const ForwardArguments& arguments) {
-  return hopper_decode_launch(arguments, problem.dtype(), splits_of(problem));
+  return with_clusters(problem, arguments, hopper_decode_launch);
 }
 
 Launch choose_paged_decode(const Problem& problem, const ForwardArguments& arguments) {
-  return paged_decode_launch(arguments, problem.dtype(), splits_of(problem));
+  return paged_decode_launch(arguments, problem.dtype(), copied_splits_of(problem));
 }
 
 Launch choose_hopper_paged_decode(const Problem& problem, const ForwardArguments& arguments) {
-  return hopper_paged_decode_launch(arguments, problem.dtype(), splits_of(problem));
+  return with_clusters(problem, arguments, hopper_paged_decode_launch);
 }
 
 Launch choose_byte_decode(const Problem& problem, const ForwardArguments& arguments) {
   return byte_decode_launch(arguments, problem.dtype(), problem.key_dtype(), splits_of(problem));
 }
 
-std::size_t decode_bytes(const Problem& problem, const Launch& launch) { return split_shape(problem, launch).bytes(); }
+std::size_t decode_bytes(const Problem& problem, const Launch& launch) {
+  return launch.cluster > 1 ? 0 : split_shape(problem, launch).bytes();
+}
 
 cudaError_t queue_decode(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
                          Workspace& workspace) {
   DecodeArguments all{};
   static_cast<ForwardArguments&>(all) = arguments;
-  all.split = place_splits(split_shape(problem, launch), 1.0f, workspace);
+  const SplitShape shape = split_shape(problem, launch);
+  all.cluster = launch.cluster;
+  all.split.splits = shape.splits, all.split.rows = shape.rows;
+  if (launch.cluster == 1) {
+    all.split = place_splits(shape, 1.0f, workspace);
+  }
   all.split_keys = problem.batch_invariant ? invariant_split : 0;
   if (reads_boxes(problem)) {
     all.box_rows = box_rows(problem, decode_keys);

@@ -123,8 +123,10 @@ HopperBackwardKernel kernel_of(const Problem& problem) {
   if (variant == HopperBackwardVariant::spanned) {
     return hopper_backward_kernel_spans(problem.dtype(), std::max(problem.head_dim, problem.value_dim) > 64);
   }
-  return std::max(problem.head_dim, problem.value_dim) <= 64 ? hopper_backward_kernel_64(problem.dtype(), variant)
-                                                             : hopper_backward_kernel_128(problem.dtype(), variant);
+  const std::int64_t width = std::max(problem.head_dim, problem.value_dim);
+  return width <= 64   ? hopper_backward_kernel_64(problem.dtype(), variant)
+         : width <= 96 ? hopper_backward_kernel_96(problem.dtype(), variant)
+                       : hopper_backward_kernel_128(problem.dtype(), variant);
 }
 
 // Walks that spans make shorter go straight on, as those of a band do.
@@ -486,13 +488,22 @@ void launch_in_parts(const BackwardProblem& problem, const HopperBackwardKernel&
         problem.operation, "launching the sums of parts");
 }
 
-void launch_alone(const BackwardProblem& problem, const HopperBackwardKernel& kernel, std::int64_t tasks,
+// Above it. `beside`: the kernel before may still run.
+void launch_alone(const BackwardProblem& problem, const HopperBackwardKernel& kernel, std::int64_t tasks, bool beside,
                   HopperBackwardArguments& all, const char* what) {
   allow_shared(kernel.function, kernel.shared_bytes, problem.operation);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(grid_blocks(problem, tasks));
+  config.blockDim = dim3(HopperBackwardTile::threads);
+  config.dynamicSmemBytes = kernel.shared_bytes;
+  config.stream = static_cast<cudaStream_t>(problem.stream);
+  config.attrs = &attribute;
+  config.numAttrs = beside ? 1 : 0;
   void* parameters[] = {&all};
-  check(cudaLaunchKernel(kernel.function, dim3(grid_blocks(problem, tasks)), dim3(HopperBackwardTile::threads),
-                         parameters, kernel.shared_bytes, static_cast<cudaStream_t>(problem.stream)),
-        problem.operation, what);
+  check(cudaLaunchKernelExC(&config, kernel.function, parameters), problem.operation, what);
 }
 
 }  // namespace
@@ -519,11 +530,12 @@ void queue_hopper_backward(const BackwardProblem& problem, const Arguments& argu
   } else if (!two) {
     launch_teams(problem, kernel, all);
   }
-  if (two && (problem.dk || problem.dv)) {
-    launch_alone(problem, kernel, all.items, all, "launching hopper_key_gradients");
+  const bool of_keys = two && (problem.dk || problem.dv);
+  if (of_keys) {
+    launch_alone(problem, kernel, all.items, false, all, "launching hopper_key_gradients");
   }
   if (two && problem.dq) {
-    launch_alone(problem, hopper_query_gradients_kernel(problem.dtype(), variant_of(problem)), all.tiles, all,
+    launch_alone(problem, hopper_query_gradients_kernel(problem.dtype(), variant_of(problem)), all.tiles, of_keys, all,
                  "launching hopper_query_gradients");
   }
   check(launch_backward_finish(all, problem.dtype(), kernel.tile, stream), problem.operation,

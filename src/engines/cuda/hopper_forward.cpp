@@ -107,6 +107,11 @@ bool has_equal_tiles(const Problem& problem) {
          !problem.query_lens && !problem.lengths_vary() && !problem.spans;
 }
 
+// Whether a counter hands tiles out: there are more than one for each block of threads.
+bool has_counter(const Problem& problem, std::int64_t tiles) {
+  return !has_equal_tiles(problem) && tiles > device_of(problem).multiprocessors;
+}
+
 HopperKernel kernel_of(const Problem& problem) {
   const HopperVariant variant = variant_of(problem);
   if (variant == HopperVariant::spanned) {
@@ -315,15 +320,16 @@ Launch hopper_launch(const Problem& problem) {
 }
 
 std::size_t hopper_bytes(const Problem& problem, const Launch&) {
-  return (has_equal_tiles(problem) ? 0 : Workspace::rounded(sizeof(int))) +
-         split_shape(problem, kernel_of(problem).tile).bytes() + aligned_matrix_bytes(problem);
+  const HopperTile tile = kernel_of(problem).tile;
+  return (has_counter(problem, tiles(problem, tile)) ? Workspace::rounded(sizeof(int)) : 0) +
+         split_shape(problem, tile).bytes() + aligned_matrix_bytes(problem);
 }
 
 cudaError_t queue_hopper(const ForwardProblem& problem, const Launch& launch, const ForwardArguments& arguments,
                          Workspace& workspace) {
   const std::optional<ConstTensorView> aligned = place_aligned_matrix(problem, workspace);
   HopperArguments all = arguments_of(problem, kernel_of(problem).tile, arguments, aligned);
-  if (!has_equal_tiles(problem)) {
+  if (has_counter(problem, all.tiles)) {
     all.next_tile = workspace.take_as<int>(1);
   }
   const SplitShape splits = split_shape(problem, kernel_of(problem).tile);

@@ -48,12 +48,20 @@ Launch decode_launch(const ForwardArguments& arguments, DType dtype, std::int64_
 
 cudaError_t launch_decode(const Launch& launch, const DecodeArguments& arguments, DecodeTypes types, bool early_merge,
                           cudaStream_t stream) {
-  DecodeArguments copy = arguments;
-  void* parameters[] = {&copy};
-  const cudaError_t result =
-      cudaLaunchKernel(launch.kernel, grid(launch.splits * launch.row_tiles, arguments.kv_heads, arguments.batch),
-                       dim3(static_cast<unsigned>(launch.threads)), parameters, launch.shared_bytes, stream);
-  if (result != cudaSuccess || launch.splits == 1) {
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = static_cast<unsigned>(arguments.cluster);
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid(launch.splits * launch.row_tiles, arguments.kv_heads, arguments.batch);
+  config.blockDim = dim3(static_cast<unsigned>(launch.threads));
+  config.dynamicSmemBytes = launch.shared_bytes;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = arguments.cluster > 1 ? 1 : 0;
+  void* parameters[] = {const_cast<DecodeArguments*>(&arguments)};
+  const cudaError_t result = cudaLaunchKernelExC(&config, launch.kernel, parameters);
+  if (result != cudaSuccess || launch.splits == 1 || arguments.cluster > 1) {
     return result;
   }
   return launch_merge_splits({arguments, arguments.split}, types, early_merge, stream);

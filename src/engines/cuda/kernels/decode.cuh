@@ -4,13 +4,14 @@
 // once; the tiles of up to 64 rows walk over the same keys side by side, and all but the first find them in L2. A block
 // walks over one split of the keys, 64 at a time, three tiles in flight; each of its 4 warps has 16 of the 64
 // keys, with statistics and sums of its own, which are merged at the end in the order of the warps. Splits are merged
-// the same way by a second, small kernel. Memory bounds it: 2 x 64 x D halves a step for 64 tensor core products a
-// warp.
+// the same way by the blocks of a cluster, which have them all (Hopper, up to 8), or by a second, small kernel. Memory
+// bounds it: 2 x 64 x D halves a step for 64 tensor core products a warp.
 //
 // A Feed brings the tiles: CopiedFeed here by copies of every thread, BoxedFeed (hopper_decode.cuh) by the copy engine
 // of Hopper, each of keys in one tensor or in pages.
 #pragma once
 
+#include "engines/cuda/kernels/allowed_words.cuh"
 #include "engines/cuda/kernels/decode_rows.cuh"
 
 namespace headway::cuda {
@@ -28,6 +29,7 @@ template <class T, int Depth, bool Paged>
 class CopiedFeed {
  public:
   static constexpr bool paged = Paged;
+  static constexpr bool has_clusters = false;  // for chips without any
   static constexpr int stages = Depth == 64 ? 3 : 2;
   static constexpr int columns = Depth;  // of a tile's panel
   static constexpr int shared_bytes = 0;
@@ -82,6 +84,7 @@ class Decode : DecodeRows<T> {
   static constexpr int tile_bytes = decode_tile_bytes<Depth>;
   static constexpr int stages = Feed::stages;
   static constexpr int tiles = Depth / 8;
+  static constexpr bool keeps_queries = Depth <= 128;  // in registers, where the sums leave room for them
   static constexpr float weight_scale = std::is_same_v<T, float16> ? 32768.0f : 1.0f;
 
   __host__ static std::size_t shared_bytes() { return 2 * stages * tile_bytes + rows * Depth * 2 + Feed::shared_bytes; }
@@ -130,11 +133,18 @@ class Decode : DecodeRows<T> {
       *reinterpret_cast<uint4*>(queries_ + chunk_at<Depth>(r, chunk)) = eight;
     }
     __syncthreads();
-    const std::uint32_t base = ptx::shared_address(queries_);
+    if constexpr (keeps_queries) {
 #pragma unroll
-    for (int k = 0; k < Depth / 16; ++k) {
-      ptx::load_matrices(base + chunk_at<Depth>(thread_.lane & 15, 2 * k + (thread_.lane >> 4)), query_[k]);
+      for (int k = 0; k < Depth / 16; ++k) {
+        load_queries(k, query_[k]);
+      }
     }
+  }
+
+  // Features 16 k to 16 k + 15 of all rows.
+  __device__ void load_queries(int k, std::uint32_t (&query)[4]) const {
+    const int chunk = chunk_at<Depth>(thread_.lane & 15, 2 * k + (thread_.lane >> 4));
+    ptx::load_matrices(ptx::shared_address(queries_) + chunk, query);
   }
 
   // Features d to d + 7 of a query row; 0 from head_dim on.
@@ -165,21 +175,23 @@ class Decode : DecodeRows<T> {
     for (int t = 0; t < tiles; ++t) {
       out_[t][0] = out_[t][1] = out_[t][2] = out_[t][3] = 0;
     }
-    const auto values = key_rows<T, Feed::paged>(args_, args_.value, sequence_, b_, g_, args_.value_dim);
     const Modifiers<float> modifiers(args_, sequence_, b_, head_of_row(0));
+    const bool masked = args_.mask.data != nullptr && args_.bias.data == nullptr && args_.slopes.data == nullptr;
     int stage = 0;
     for (std::int64_t key = begin_; key < end_; key += mma_rows) {
       __syncthreads();  // the stage of the step before may be filled again, before anyone waits for this one
       feed_.fetch(key + (stages - 1) * mma_rows, end_, stage == 0 ? stages - 1 : stage - 1);
+      const std::uint32_t own_word = masked ? word_of_lane(key + thread_.warp * 16) : 0;  // while the tile comes
       feed_.wait(stage);
       float scores[2][4];  // S = Q K^T  [16, 16] of this warp's keys
       multiply_keys(keys_ + stage * tile_bytes, scores);
-      const std::uint32_t forbidden = weigh(modifiers, key + thread_.warp * 16, scores);
+      const std::uint32_t forbidden = weigh(modifiers, key + thread_.warp * 16, masked, own_word, scores);
       unsigned char* tile = values_ + stage * tile_bytes;
       std::uint64_t found = careful ? take_out_nonfinite<Depth, T, Feed::columns>(tile, mma_rows) : 0;
       multiply_values(tile, scores);
       found = found >> (16 * thread_.warp) & 0xFFFF;
       if (found != 0) {
+        const auto values = key_rows<T, Feed::paged>(args_, args_.value, sequence_, b_, g_, args_.value_dim);
         add_nonfinite<Depth>(found, values, key + thread_.warp * 16, scores, weight_scale, forbidden, out_);
       }
       if (careful) {
@@ -200,12 +212,21 @@ class Decode : DecodeRows<T> {
     for (int x = 0; x < 4; ++x) {
       scores[0][x] = scores[1][x] = 0;
     }
-#pragma unroll
+    constexpr int together = Depth == 256 ? 4 : Depth / 16;  // steps whose loads take registers at once
+#pragma unroll together
     for (int k = 0; k < Depth / 16; ++k) {
-      std::uint32_t b[4];
+      std::uint32_t a[4], b[4];
+      if constexpr (keeps_queries) {
+#pragma unroll
+        for (int x = 0; x < 4; ++x) {
+          a[x] = query_[k][x];
+        }
+      } else {
+        load_queries(k, a);
+      }
       ptx::load_matrices(base + Feed::chunk_at(row, 2 * k + chunk), b);
-      ptx::multiply_add<T>(scores[0], query_[k], b[0], b[1]);
-      ptx::multiply_add<T>(scores[1], query_[k], b[2], b[3]);
+      ptx::multiply_add<T>(scores[0], a, b[0], b[1]);
+      ptx::multiply_add<T>(scores[1], a, b[2], b[3]);
     }
   }
 
@@ -228,9 +249,11 @@ class Decode : DecodeRows<T> {
 
   // Scores become weights relative to the row's highest score so far; returns the forbidden ones. A thread's total is
   // that of its own columns until the end.
-  __device__ std::uint32_t weigh(const Modifiers<float>& modifiers, std::int64_t key, float (&scores)[2][4]) {
-    const std::uint32_t forbidden =
-        has_matrix_or_slopes() ? modify_rows(key, scores) : modify_alike(modifiers, key, scores);
+  __device__ std::uint32_t weigh(const Modifiers<float>& modifiers, std::int64_t key, bool masked,
+                                 std::uint32_t own_word, float (&scores)[2][4]) {
+    const std::uint32_t forbidden = masked                   ? mask_rows(modifiers, key, own_word, scores)
+                                    : has_matrix_or_slopes() ? modify_rows(key, scores)
+                                                             : modify_alike(modifiers, key, scores);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float highest = higher(higher(scores[0][2 * half], scores[0][2 * half + 1]),
@@ -288,7 +311,35 @@ class Decode : DecodeRows<T> {
     return forbidden;
   }
 
-  // The same where each head has a mask, bias or slope of its own.
+  // Of row lane % 16: bits of the 16 keys from `key` on, those that the mask allows.
+  __device__ std::uint32_t word_of_lane(std::int64_t key) const {
+    const int row = thread_.lane % rows;
+    if (!is_real(row)) {
+      return 0;
+    }
+    return MaskRow(args_.mask, b_, head_of_row(row), query_of(row), sequence_.key_count)
+        .template of<16>(key, range_bits(range_.begin, range_.end, key) & 0xFFFFu);
+  }
+
+  // The same under a mask alone, whose bits the lanes have.
+  __device__ std::uint32_t mask_rows(const Modifiers<float>& modifiers, std::int64_t key, std::uint32_t own_word,
+                                     float (&scores)[2][4]) {
+    std::uint32_t forbidden = modify_alike(modifiers, key, scores);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t word = __shfl_sync(~0u, own_word, row_of(half)) >> (2 * (thread_.lane % 4));
+#pragma unroll
+      for (int x = 0; x < 4; ++x) {
+        const int slot = x / 2 * 4 + 2 * half + x % 2;
+        forbidden |= (~word >> (x / 2 * 8 + x % 2) & 1) << slot;
+        float& score = scores[slot / 4][slot % 4];
+        score = (forbidden >> slot & 1) != 0 ? -infinity<float>() : modifiers.of_allowed(score);
+      }
+    }
+    return forbidden;
+  }
+
+  // The same where each head has a bias or slope of its own.
   __device__ std::uint32_t modify_rows(std::int64_t key, float (&scores)[2][4]) {
     std::uint32_t forbidden = 0;
 #pragma unroll 1
@@ -338,13 +389,19 @@ class Decode : DecodeRows<T> {
       }
     }
     __syncthreads();
+    if constexpr (Feed::has_clusters) {
+      if (args_.cluster > 1) {
+        this->template close_rows_of_cluster<Depth>(sums, statistics, 1 / weight_scale);
+        return;
+      }
+    }
     this->template close_rows<Depth>(sums, statistics, 1 / weight_scale);
   }
 
   unsigned char *keys_, *values_, *queries_;
   Feed feed_;
   KeyRange ranges_[2];
-  std::uint32_t query_[Depth / 16][4];
+  std::uint32_t query_[keeps_queries ? Depth / 16 : 1][4];
   RowSoftmax<float> rows_[2];
   float out_[Depth / 8][4];
 };

@@ -50,18 +50,18 @@ __device__ __forceinline__ void init_backward_barriers(Memory& memory) {
   ptx::barrier_init_fence();
 }
 
-template <class Half, int head_dim, HopperBackwardVariant variant>
+template <class Half, int columns, HopperBackwardVariant variant>
 __global__ __launch_bounds__(HopperBackwardTile::threads,
                              1) void hopper_backward(const __grid_constant__ HopperBackwardArguments args) {
-  using Memory = HopperBackwardMemory<head_dim, variant>;
+  using Memory = HopperBackwardMemory<columns, variant>;
   static_assert(sizeof(Memory) <= 227 * 1024);  // what a block may have
   extern __shared__ __align__(tile_alignment) std::uint8_t dynamic_shared[];
   auto& memory = *reinterpret_cast<Memory*>(dynamic_shared);
   const auto feed = [&](int warp, int lane) {
     if (warp == 0) {
-      HopperBackwardProducer<head_dim, variant>(args, memory, lane).run();
+      HopperBackwardProducer<columns, variant>(args, memory, lane).run();
     } else if (warp == 1 && lane == 0) {
-      HopperBackwardAdder<head_dim, variant>(args, memory).run();
+      HopperBackwardAdder<columns, variant>(args, memory).run();
     } else if (warp >= 2) {
       BackwardGuard<Half, Memory>(memory, warp - 2, lane).run();
     }
@@ -69,7 +69,7 @@ __global__ __launch_bounds__(HopperBackwardTile::threads,
   part_block<HopperBackwardTile::producer_registers, HopperBackwardTile::consumer_registers>(
       [&] { init_backward_barriers(memory); }, feed,
       [&](int which, int warp, int lane) {
-        HopperBackwardConsumer<Half, head_dim, variant>(args, memory, which, warp, lane).run();
+        HopperBackwardConsumer<Half, columns, variant>(args, memory, which, warp, lane).run();
       });
 }
 

@@ -27,7 +27,7 @@ HEADWAY_HOST_DEVICE constexpr bool has_matrix(HopperBackwardVariant variant) {
 }
 
 struct HopperBackwardTile {
-  int head_dim;                        // of Q, K and V alike, padded
+  int head_dim;                        // of Q, K and V alike, in whole panels of 64
   int queries;                         // of a query tile
   bool keeps_score_gradients = false;  // dK takes dS from the registers that made it: where there is room
   // dQ of a step goes out at its end; else with the next step's fence, which saves one.
@@ -51,7 +51,9 @@ struct HopperBackwardTile {
   HEADWAY_HOST_DEVICE constexpr int split_columns() const { return split_by_columns() ? head_dim / 2 : head_dim; }
 };
 
-HEADWAY_HOST_DEVICE constexpr HopperBackwardTile hopper_backward_tile(int head_dim, HopperBackwardVariant variant) {
+// Of products over so many columns: 64, 96, 128 or 256.
+HEADWAY_HOST_DEVICE constexpr HopperBackwardTile hopper_backward_tile(int columns, HopperBackwardVariant variant) {
+  const int head_dim = columns == 96 ? 128 : columns;
   if (head_dim == 256) {
     return {.head_dim = 256, .queries = 64, .keys = 64};
   }

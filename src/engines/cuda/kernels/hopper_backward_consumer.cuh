@@ -8,10 +8,10 @@
 
 namespace headway::cuda {
 
-template <class Half, int head_dim, HopperBackwardVariant variant>
+template <class Half, int columns, HopperBackwardVariant variant>
 class HopperBackwardConsumer {
  public:
-  using Memory = HopperBackwardMemory<head_dim, variant>;
+  using Memory = HopperBackwardMemory<columns, variant>;
   static constexpr HopperBackwardTile tile = Memory::tile;
   static constexpr bool masked = variant == HopperBackwardVariant::masked;
   static constexpr bool modified = masked || variant == HopperBackwardVariant::modified;
@@ -25,10 +25,10 @@ class HopperBackwardConsumer {
   // Where in a step the next one's modifier is loaded: as early as registers and shared memory allow, when weights are
   // made or on either side of the consumers' barrier.
   enum class Ahead : std::uint8_t { never, weights, barrier, behind_barrier };
-  static constexpr Ahead ahead = !Single::loads_ahead              ? Ahead::never
-                                 : head_dim == 64 && queries == 64 ? Ahead::weights
-                                 : Single::stages                  ? Ahead::behind_barrier
-                                                                   : Ahead::barrier;
+  static constexpr Ahead ahead = !Single::loads_ahead             ? Ahead::never
+                                 : columns == 64 && queries == 64 ? Ahead::weights
+                                 : Single::stages                 ? Ahead::behind_barrier
+                                                                  : Ahead::barrier;
   // Queries are worked on in parts of 32, so that the products of one run while the next is computed.
   static constexpr int part_blocks = 2, parts = queries / 16 / part_blocks;
   // Whose lse is read ahead of the products, and whose weights are made while dP runs.
@@ -54,12 +54,12 @@ class HopperBackwardConsumer {
  private:
   using Modifiers = ScoreModifiers<pairs, masked ? pairs : 1>;
   using Score = ptx::Wgmma<Half, queries>;
-  using Gradient = ptx::Wgmma<Half, head_dim>;
+  using Gradient = ptx::Wgmma<Half, columns>;
   using QueryGradient = ptx::Wgmma<Half, tile.split_columns()>;
 
   __device__ __forceinline__ void differentiate(const BackwardPost& post) {
 #pragma unroll
-    for (int i = 0; i < head_dim / 2; ++i) {
+    for (int i = 0; i < columns / 2; ++i) {
       key_sums_[i] = 0.0f;
       value_sums_[i] = 0.0f;
     }
@@ -295,7 +295,7 @@ class HopperBackwardConsumer {
                                                   float (&products)[pairs]) {
     const std::uint64_t a = ptx::tile_descriptor(own + group * 64 * 128, 16), b = ptx::tile_descriptor(other, 16);
 #pragma unroll
-    for (int k = 0; k < head_dim / 16; ++k) {
+    for (int k = 0; k < columns / 16; ++k) {
       Score::multiply(products, a + k / 4 * (backward_keys * 8) + k % 4 * 2, b + k / 4 * (queries * 8) + k % 4 * 2,
                       k != 0);
     }
@@ -347,11 +347,11 @@ class HopperBackwardConsumer {
                                                            float (&gradients)[tile.gradient_numbers() / 256]) {
     constexpr std::uint32_t panel = backward_keys * 128;
     // A panel has 64 columns; of head dim 64 each consumer has half of one.
-    const std::uint32_t columns = head_dim == 64 ? group * 64 : group * panel;
+    const std::uint32_t own = columns == 64 ? group * 64 : group * panel;
     const std::uint64_t a =
         ptx::tile_descriptor(score_gradients_at(slot) + (tile.split_by_columns() ? 0 : group * panel), 16);
     const std::uint64_t b =
-        ptx::tile_descriptor(shared_.of(offsetof(Memory, keys)) + (tile.split_by_columns() ? columns : 0), 16);
+        ptx::tile_descriptor(shared_.of(offsetof(Memory, keys)) + (tile.split_by_columns() ? own : 0), 16);
 #pragma unroll
     for (int k = 0; k < backward_keys / 16; ++k) {
       QueryGradient::template multiply<ptx::Reduced::along_rows, ptx::Reduced::along_rows>(gradients, a + k * 128,
@@ -546,7 +546,7 @@ class HopperBackwardConsumer {
   const BackwardAddresses shared_;
   const std::uint32_t group_;  // which consumer
   int thread_;                 // of both consumers
-  float key_sums_[head_dim / 2], value_sums_[head_dim / 2];
+  float key_sums_[columns / 2], value_sums_[columns / 2];
   float scores_[pairs], weight_gradients_[pairs];
   std::uint32_t weights_[queries / 4];
   std::uint32_t score_gradients_[queries / 4];

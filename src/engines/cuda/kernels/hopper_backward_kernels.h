@@ -14,6 +14,7 @@ struct HopperBackwardKernel {
 };
 
 HopperBackwardKernel hopper_backward_kernel_64(DType dtype, HopperBackwardVariant variant);
+HopperBackwardKernel hopper_backward_kernel_96(DType dtype, HopperBackwardVariant variant);
 HopperBackwardKernel hopper_backward_kernel_128(DType dtype, HopperBackwardVariant variant);
 // Of calls with spans: head dims up to 64, or up to 128.
 HopperBackwardKernel hopper_backward_kernel_spans(DType dtype, bool wide);

@@ -9,10 +9,10 @@ namespace headway::cuda {
 
 // One thread loads, and all 32 find out what: where the next 32 steps are and when their turns come. To find that out
 // step by step takes longer than a step does.
-template <int head_dim, HopperBackwardVariant variant>
+template <int columns, HopperBackwardVariant variant>
 class HopperBackwardProducer {
  public:
-  using Memory = HopperBackwardMemory<head_dim, variant>;
+  using Memory = HopperBackwardMemory<columns, variant>;
   static constexpr HopperBackwardTile tile = Memory::tile;
   static constexpr bool spanned = variant == HopperBackwardVariant::spanned;
 
@@ -170,10 +170,10 @@ class HopperBackwardProducer {
 };
 
 // Adds the query gradients of each step to their sum, when it is their turn; or stores them, where they are whole.
-template <int head_dim, HopperBackwardVariant variant>
+template <int columns, HopperBackwardVariant variant>
 class HopperBackwardAdder {
  public:
-  using Memory = HopperBackwardMemory<head_dim, variant>;
+  using Memory = HopperBackwardMemory<columns, variant>;
   static constexpr HopperBackwardTile tile = Memory::tile;
 
   __device__ __forceinline__ HopperBackwardAdder(const HopperBackwardArguments& args, Memory& memory)

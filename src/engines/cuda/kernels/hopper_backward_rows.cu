@@ -23,12 +23,14 @@ struct RowTile {
 
 template <int rows>
 __device__ __forceinline__ RowTile row_tile(const HopperBackwardArguments& args, std::int64_t block) {
-  const std::int64_t longest = (args.query_len + rows - 1) / rows;
+  // There are at most 2^28 of each.
+  const auto longest = static_cast<unsigned>((args.query_len + rows - 1) / rows);
+  const auto index = static_cast<unsigned>(block), heads = static_cast<unsigned>(args.heads);
   RowTile result;
-  const std::int64_t head = block / longest;
-  result.tile = static_cast<int>(block - head * longest);
-  result.batch = head / args.heads;
-  result.head = head % args.heads;
+  const unsigned head = index / longest;
+  result.tile = static_cast<int>(index - head * longest);
+  result.batch = head / heads;
+  result.head = head % heads;
   result.sequence = sequence_of(args, result.batch);
   result.index =
       args.first_tile(result.batch, result.sequence.query_begin, rows) + result.head * args.tiles_a_head + result.tile;
@@ -82,10 +84,13 @@ __global__ void __launch_bounds__(row_threads)
   const std::int64_t first = std::int64_t{at.tile} * rows;
   // All loads are in flight before the first is used.
   Features grads[each], results[each];
+  float lses[each];
 #pragma unroll
   for (int n = 0; n < each; ++n) {
     const std::int64_t i = first + first_row + n * apart, position = at.sequence.query_begin + i;
+    lses[n] = -INFINITY;
     if (i < at.sequence.real_queries) {
+      lses[n] = head_of<float>(args.lse, at.batch, at.head)[position * args.lse.row];
       const Half* grad = head_of<Half>(args.grad_out, at.batch, at.head) + position * args.grad_out.row;
       const Half* result = head_of<Half>(out, at.batch, at.head) + position * out.row;
       grads[n].load(args.grad_out, grad, 8 * lane, width);
@@ -96,7 +101,6 @@ __global__ void __launch_bounds__(row_threads)
 #pragma unroll
   for (int n = 0; n < each; ++n) {
     const int row = first_row + n * apart;
-    const std::int64_t i = first + row, position = at.sequence.query_begin + i;
     float sum = 0.0f, check = 0.0f;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -112,8 +116,7 @@ __global__ void __launch_bounds__(row_threads)
       check += __shfl_xor_sync(~0u, check, lanes_apart);
     }
     if (lane == 0) {
-      const bool real = i < at.sequence.real_queries;
-      const float lse = real ? head_of<float>(args.lse, at.batch, at.head)[position * args.lse.row] : -INFINITY;
+      const float lse = lses[n];
       args.tile_lse[at.index * rows + place_of_row(row)] =
           lse == -INFINITY || is_coarse(lse) ? INFINITY : lse * args.lse_unit;
       args.tile_delta[at.index * rows + place_of_row(row)] = sum + check;

@@ -42,14 +42,14 @@ struct BackwardTurn {
   int tile, rank;
 };
 
-template <int head_dim, HopperBackwardVariant variant>
+template <int columns, HopperBackwardVariant variant>
 struct alignas(tile_alignment) HopperBackwardMemory {
-  static constexpr HopperBackwardTile tile = hopper_backward_tile(head_dim, variant);
+  static constexpr HopperBackwardTile tile = hopper_backward_tile(columns, variant);
   static constexpr int stages = HopperBackwardTile::stages;
   static constexpr bool edges_everywhere = has_matrix(variant);
   static constexpr bool sums_over_keys = true;  // dQ
   // Where there is no room for a bias, it waits in the place of the score gradients.
-  static constexpr bool has_bias = variant == HopperBackwardVariant::biased && head_dim == 64;
+  static constexpr bool has_bias = variant == HopperBackwardVariant::biased && columns == 64;
 
   std::uint8_t keys[tile.key_bytes()];
   std::uint8_t values[tile.key_bytes()];

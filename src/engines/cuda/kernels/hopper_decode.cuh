@@ -13,7 +13,9 @@ template <int Depth, bool Paged>
 class BoxedFeed {
  public:
   static constexpr bool paged = Paged;
-  static constexpr int stages = Depth == 64 ? 6 : 3;
+  static constexpr bool has_clusters = true;
+  // What two blocks of a multiprocessor have room for, but at 256 features.
+  static constexpr int stages = Depth == 64 ? 6 : Depth == 192 ? 2 : 3;
   static constexpr int columns = 64;
   static constexpr int shared_bytes = stages * sizeof(std::uint64_t);
 

@@ -21,6 +21,7 @@
 #include "engines/cuda/kernels/hopper_backward_loader.cuh"
 #include "engines/cuda/kernels/hopper_backward_weights.cuh"
 #include "engines/cuda/kernels/hopper_block.cuh"
+#include "engines/cuda/ptx/dependent_launch.cuh"
 #include "engines/cuda/ptx/wgmma.cuh"
 
 namespace headway::cuda {
@@ -459,6 +460,7 @@ __global__ __launch_bounds__(HopperBackwardTile::threads,
   using Memory = KeyGradientsMemory<variant>;
   extern __shared__ __align__(tile_alignment) std::uint8_t dynamic_shared[];
   auto& memory = *reinterpret_cast<Memory*>(dynamic_shared);
+  ptx::let_next_kernel_start();  // hopper_query_gradients, which reads nothing of this one's, or what waits for its end
   const auto feed = [&](int warp, int lane) {
     if (warp == 0 && lane == 0) {
       KeyGradientsProducer<Memory>(args, memory).run();

@@ -6,6 +6,7 @@
 #include "engines/cuda/kernels/hopper_backward_shared.cuh"
 #include "engines/cuda/kernels/hopper_guard.cuh"
 #include "engines/cuda/kernels/hopper_schedule.cuh"
+#include "engines/cuda/ptx/dependent_launch.cuh"
 #include "engines/cuda/ptx/tma.cuh"
 
 namespace headway::cuda {
@@ -70,6 +71,7 @@ class QueryGradientsProducer {
     ptx::barrier_wait(shared_.of(offsetof(Memory, keys_empty), stage_.slot), stage_.parity ^ 1);
     memory_.steps[stage_.slot].edges = QueryGradientsStep::stop;
     ptx::barrier_arrive(shared_.of(offsetof(Memory, keys_full), stage_.slot));
+    ptx::wait_for_kernel_before();  // hopper_key_gradients, beside which this one ran: who waits for one waits for both
   }
 
  private:

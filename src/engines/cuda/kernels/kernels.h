@@ -22,6 +22,7 @@ struct Launch {
   std::int64_t spans = 1;      // value features are split over this many blocks
   std::int64_t tasks = 0;
   std::int64_t splits = 1;  // of the keys, over blocks whose results are merged
+  int cluster = 1;          // blocks that run together and merge them
   int resident = 1;         // blocks that a multiprocessor is meant to hold
   int stages = 1;           // key tiles in flight
 };

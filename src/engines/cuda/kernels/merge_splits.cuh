@@ -7,13 +7,12 @@
 #include "engines/cuda/kernels/decode_arguments.h"
 #include "engines/cuda/kernels/plain_again.cuh"
 #include "engines/cuda/kernels/softmax.cuh"
+#include "engines/cuda/kernels/store_eight.cuh"
 #include "engines/cuda/key_range.cuh"
 #include "engines/cuda/modifiers.cuh"
 #include "engines/cuda/ptx/dependent_launch.cuh"
 
 namespace headway::cuda {
-
-constexpr int merge_threads = 256;
 
 // Combine one number of every lane, or thread; all get the result. The order is fixed.
 template <class Combine>
@@ -151,23 +150,7 @@ __global__ void __launch_bounds__(merge_threads, 6) merge_splits(const __grid_co
 
 // A block's groups of threads then have one split each at most, and their sums are added split by split.
 inline bool is_merged_by_warps(std::int64_t splits, std::int64_t value_dim) {
-  const std::int64_t quads = sum_width(value_dim) / 4;
-  return quads > 0 && splits <= 32 && splits <= merge_threads / quads;
-}
-
-template <class T>
-__device__ inline void store_four(const MergeArguments& args, T* to, std::int64_t first, const float (&values)[4]) {
-  T four[4] = {element<T>(values[0]), element<T>(values[1]), element<T>(values[2]), element<T>(values[3])};
-  if (args.out.chunks && first + 4 <= args.value_dim) {
-    *reinterpret_cast<uint2*>(to + first) = *reinterpret_cast<const uint2*>(four);
-    return;
-  }
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    if (first + e < args.value_dim) {
-      to[(first + e) * args.out.feature] = four[e];
-    }
-  }
+  return value_dim > 0 && splits <= 32 && splits <= splits_in_order(value_dim);
 }
 
 template <class T, class Stored>

@@ -1,10 +1,26 @@
-// Eight neighbouring features of an output row.
+// Four or eight neighbouring features of an output row.
 #pragma once
 
 #include "engines/cuda/arguments.h"
 #include "engines/cuda/elements.cuh"
 
 namespace headway::cuda {
+
+// From d on, a multiple of 4.
+template <class T>
+__device__ inline void store_four(const ForwardArguments& args, T* row, std::int64_t d, const float (&four)[4]) {
+  T elements[4] = {element<T>(four[0]), element<T>(four[1]), element<T>(four[2]), element<T>(four[3])};
+  if (args.out.chunks && d + 4 <= args.value_dim) {
+    *reinterpret_cast<uint2*>(row + d) = *reinterpret_cast<const uint2*>(elements);
+    return;
+  }
+#pragma unroll
+  for (int x = 0; x < 4; ++x) {
+    if (d + x < args.value_dim) {
+      row[(d + x) * args.out.feature] = elements[x];
+    }
+  }
+}
 
 // From d on, a multiple of 8.
 template <class T>
