@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <future>
 
 #include "attention/cuda_engine.h"
 #include "support/inputs.h"
@@ -261,6 +262,19 @@ TEST_F(CudaEngine, explains_its_kernel_with_tile_registers_and_shared_memory) {
 TEST_F(CudaEngine, refuses_a_device_that_is_not_there_with_its_number) {
   const TensorView q = nowhere(DType::f32, {1, 1, 1, 4}, 99);
   EXPECT_TRUE(throws<Unsupported>("explain", {"cuda:99"}, [&] { explain(q, q, q); }));
+}
+
+// It needs no workspace, so that the driver's tensor maps are the first thing on the thread.
+TEST_F(CudaEngine, takes_the_first_call_of_a_thread) {
+  const Device gpu{DeviceType::cuda, 0};
+  const Inputs inputs =
+      random_inputs({.heads = 4, .kv_heads = 4, .queries = 100, .keys = 100, .head_dim = 64}, DType::bf16);
+  const Tensor q = copied_to(inputs.q, gpu), k = copied_to(inputs.k, gpu), v = copied_to(inputs.v, gpu);
+  const Dims sizes = inputs.call({}).out_sizes();
+  Tensor here = Tensor::uninitialized(sizes, DType::bf16, gpu), there = Tensor::uninitialized(sizes, DType::bf16, gpu);
+  attention(q, k, v, here);
+  std::async(std::launch::async, [&] { attention(q, k, v, there); }).get();
+  EXPECT_TRUE(same_bits(copied_to(there, Device{}), copied_to(here, Device{})));
 }
 
 TEST_F(CudaEngine, works_again_after_running_out_of_memory) {

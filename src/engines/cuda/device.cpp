@@ -84,8 +84,27 @@ int current_device() {
   return device;
 }
 
+namespace {
+
+// A thread's current device has no context in it before the runtime's first call there, and the driver's own functions
+// (cuTensorMapEncodeTiled) need one.
+void begin_thread_on(int device) {
+  static thread_local int begun = no_scope;
+  if (begun != device) {
+    if (cudaSetDevice(device) != cudaSuccess) {  // which it is already; the call's first use of the device says so too
+      cudaGetLastError();
+    }
+    begun = device;
+  }
+}
+
+}  // namespace
+
 DeviceScope::DeviceScope(int device, std::string_view operation) : before_(scope_device) {
   if (current_device() == device) {
+    if (scope_device == no_scope) {
+      begin_thread_on(device);
+    }
     return;
   }
   CUcontext context = primary_context(device);
