@@ -267,7 +267,9 @@ class SplitGradient {
   __device__ void start_stats(std::int64_t h, std::int64_t first_query) {
     if (static_cast<int>(threadIdx.x) < queries) {
       const std::int64_t i = first_query + threadIdx.x;
-      const std::int64_t row = here().sequence.query_begin + smaller(i, here().sequence.real_queries - 1);
+      // The first, where all are padding.
+      const std::int64_t last = larger(here().sequence.real_queries, std::int64_t{1}) - 1;
+      const std::int64_t row = here().sequence.query_begin + smaller(i, last);
       Stats& next = here().next_stats[threadIdx.x];
       ptx::copy_word(ptx::shared_address(&next.lse), head_of<float>(args_.lse, b_, h) + row * args_.lse.row, 4);
       ptx::copy_word(ptx::shared_address(&next.delta), head_of<float>(args_.delta, b_, h) + row * args_.delta.row, 4);
