@@ -202,9 +202,15 @@ std::optional<std::string> split_refusal(const Problem& problem) {
   return extreme_scale(problem);
 }
 
+std::optional<std::string> hopper_chip_refusal(const Problem& problem) {
+  const DeviceProperties& device = device_of(problem);
+  return device.major == 9 ? std::optional<std::string>()
+                           : text("compute capability ", device.major, ".", device.minor, ", expected 9.0");
+}
+
 std::optional<std::string> hopper_split_refusal(const Problem& problem) {
-  if (const DeviceProperties& device = device_of(problem); device.major != 9) {
-    return text("compute capability ", device.major, ".", device.minor, ", expected 9.0");
+  if (auto reason = hopper_chip_refusal(problem)) {
+    return reason;
   }
   return split_refusal(problem);
 }

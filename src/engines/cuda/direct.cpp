@@ -151,9 +151,8 @@ TeamWork exact_work(const Problem& problem) {
 }  // namespace
 
 std::optional<std::string> exact_decode_refusal(const Problem& problem) {
-  const DeviceProperties& device = device_of(problem);
-  if (device.major != 9) {
-    return text("compute capability ", device.major, ".", device.minor, ", expected 9.0");
+  if (auto reason = hopper_chip_refusal(problem)) {
+    return reason;
   }
   if (problem.dtype() != DType::f32) {
     return text("type ", problem.dtype(), ", expected f32");
@@ -174,7 +173,7 @@ std::optional<std::string> exact_decode_refusal(const Problem& problem) {
     return text(problem.key_len, " keys, expected at least ", fewest_keys);
   }
   // More rows than one tile's read the keys again; that pays while tiles of 64 queries would leave the device idle.
-  const bool few = group_rows(problem) <= rows_of_tile || tasks_of(problem) <= device.multiprocessors;
+  const bool few = group_rows(problem) <= rows_of_tile || tasks_of(problem) <= device_of(problem).multiprocessors;
   return few ? std::optional<std::string>() : "more query rows to a kv head than its tiles of 16 are for";
 }
 

@@ -255,9 +255,8 @@ std::optional<std::string> kind_refusal(const Problem& problem) {
   if (problem.key_dtype() != problem.dtype()) {
     return text("keys of type ", problem.key_dtype());
   }
-  const DeviceProperties& device = device_of(problem);
-  if (device.major != 9) {
-    return text("compute capability ", device.major, ".", device.minor, ", expected 9.0");
+  if (auto reason = hopper_chip_refusal(problem)) {
+    return reason;
   }
   if (problem.bias && problem.bias->dtype() == DType::f64) {
     return "a bias of f64";

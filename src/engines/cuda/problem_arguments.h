@@ -23,6 +23,9 @@ bool is_half_type(DType dtype);
 // inputs, or which a float does not have: such calls are done in plain arithmetic. Nothing for ordinary ones.
 std::optional<std::string> extreme_scale(const Problem& problem);
 
+// Why kernels that use Hopper's own instructions do not take it: the chip.
+std::optional<std::string> hopper_chip_refusal(const Problem& problem);
+
 // Why the tensor core kernels do not take it: they want a half type, and heads that are not too wide.
 std::optional<std::string> tensor_core_refusal(const Problem& problem);
 
