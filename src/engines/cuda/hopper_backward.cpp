@@ -446,27 +446,40 @@ std::int64_t hopper_backward_parts(const Problem& problem) { return parts_of(pro
 
 namespace {
 
-// Up to head dim 128. Blocks that add to the same sums wait for each other, so all have to run at once: a cooperative
-// launch is one that does or fails. Others may begin before the row statistics are there.
-void launch_teams(const BackwardProblem& problem, const HopperBackwardKernel& kernel, HopperBackwardArguments& all) {
+void launch(const BackwardProblem& problem, const HopperBackwardKernel& kernel, std::int64_t tasks,
+            std::optional<cudaLaunchAttribute> attribute, HopperBackwardArguments& all, const char* what) {
   allow_shared(kernel.function, kernel.shared_bytes, problem.operation);
-  cudaLaunchAttribute attribute{};
-  if (all.whole_query_gradients) {
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-  } else {
-    attribute.id = cudaLaunchAttributeCooperative;
-    attribute.val.cooperative = 1;
-  }
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(grid_blocks(problem, all.items));
+  config.gridDim = dim3(grid_blocks(problem, tasks));
   config.blockDim = dim3(HopperBackwardTile::threads);
   config.dynamicSmemBytes = kernel.shared_bytes;
   config.stream = static_cast<cudaStream_t>(problem.stream);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attribute ? &*attribute : nullptr;
+  config.numAttrs = attribute ? 1 : 0;
   void* parameters[] = {&all};
-  check(cudaLaunchKernelExC(&config, kernel.function, parameters), problem.operation, "launching hopper_backward");
+  check(cudaLaunchKernelExC(&config, kernel.function, parameters), problem.operation, what);
+}
+
+// The kernel before may still run.
+cudaLaunchAttribute early() {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+
+cudaLaunchAttribute cooperative() {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeCooperative;
+  attribute.val.cooperative = 1;
+  return attribute;
+}
+
+// Up to head dim 128. Blocks that add to the same sums wait for each other, so all have to run at once: a cooperative
+// launch is one that does or fails. Others may begin before the row statistics are there.
+void launch_teams(const BackwardProblem& problem, const HopperBackwardKernel& kernel, HopperBackwardArguments& all) {
+  launch(problem, kernel, all.items, all.whole_query_gradients ? early() : cooperative(), all,
+         "launching hopper_backward");
 }
 
 // Several teams for a kv head, and the sums of what they find.
@@ -486,24 +499,6 @@ void launch_in_parts(const BackwardProblem& problem, const HopperBackwardKernel&
   launch_teams(problem, kernel, teams);
   check(launch_backward_parts(all, problem.dtype(), teams.parts, static_cast<cudaStream_t>(problem.stream)),
         problem.operation, "launching the sums of parts");
-}
-
-// Above it. `beside`: the kernel before may still run.
-void launch_alone(const BackwardProblem& problem, const HopperBackwardKernel& kernel, std::int64_t tasks, bool beside,
-                  HopperBackwardArguments& all, const char* what) {
-  allow_shared(kernel.function, kernel.shared_bytes, problem.operation);
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(grid_blocks(problem, tasks));
-  config.blockDim = dim3(HopperBackwardTile::threads);
-  config.dynamicSmemBytes = kernel.shared_bytes;
-  config.stream = static_cast<cudaStream_t>(problem.stream);
-  config.attrs = &attribute;
-  config.numAttrs = beside ? 1 : 0;
-  void* parameters[] = {&all};
-  check(cudaLaunchKernelExC(&config, kernel.function, parameters), problem.operation, what);
 }
 
 }  // namespace
@@ -532,11 +527,11 @@ void queue_hopper_backward(const BackwardProblem& problem, const Arguments& argu
   }
   const bool of_keys = two && (problem.dk || problem.dv);
   if (of_keys) {
-    launch_alone(problem, kernel, all.items, false, all, "launching hopper_key_gradients");
+    launch(problem, kernel, all.items, std::nullopt, all, "launching hopper_key_gradients");
   }
-  if (two && problem.dq) {
-    launch_alone(problem, hopper_query_gradients_kernel(problem.dtype(), variant_of(problem)), all.tiles, of_keys, all,
-                 "launching hopper_query_gradients");
+  if (two && problem.dq) {  // beside the kernel of the keys, if there is one
+    launch(problem, hopper_query_gradients_kernel(problem.dtype(), variant_of(problem)), all.tiles,
+           of_keys ? std::optional(early()) : std::nullopt, all, "launching hopper_query_gradients");
   }
   check(launch_backward_finish(all, problem.dtype(), kernel.tile, stream), problem.operation,
         "launching the query gradients");
